@@ -1,0 +1,40 @@
+"""Penstock: declare a network once; train it, serve it, carry it, with the same answer in each place.
+
+The public names are imported when they are first used, so that `import penstock` alone loads neither torch nor NumPy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.core.application import Application as Application
+    from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.spec import TensorSpec as TensorSpec
+    from penstock.runtime.bundle import Bundle as Bundle
+    from penstock.runtime.load import Predictor as Predictor
+    from penstock.runtime.load import load as load
+    from penstock.train.recipe import Recipe as Recipe
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "Application": "penstock.core.application",
+    "Bundle": "penstock.runtime.bundle",
+    "PenstockError": "penstock.core.errors",
+    "Predictor": "penstock.runtime.load",
+    "Recipe": "penstock.train.recipe",
+    "TensorSpec": "penstock.core.spec",
+    "load": "penstock.runtime.load",
+}
+
+__all__ = ["Application", "Bundle", "PenstockError", "Predictor", "Recipe", "TensorSpec", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

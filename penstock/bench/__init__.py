@@ -1,0 +1,1 @@
+"""Load generators and measurements behind `penstock bench`."""

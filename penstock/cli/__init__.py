@@ -1,0 +1,50 @@
+"""The command line: `penstock train | runs | bundle | inspect | apps | serve | bench`."""
+
+import sys
+from importlib import import_module
+
+import typer
+from rich.console import Console
+
+from penstock import __version__
+from penstock.core.errors import PenstockError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def build() -> typer.Typer:
+    """The command-line application with every command registered."""
+    app = typer.Typer(
+        name="penstock",
+        help="Declare a network once; train it, serve it, measure it.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+
+    @app.callback(invoke_without_command=True)
+    def penstock(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+        if version:
+            typer.echo(__version__)
+            raise typer.Exit
+
+    for part in ("train", "bundle", "serve", "bench"):
+        import_module(f"penstock.cli.{part}").register(app)
+    return app
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one sentence on stderr and exit status 2."""
+    try:
+        build()()
+    except PenstockError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]penstock:[/] {_plain(str(error))}")
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _plain(text: str) -> str:
+    # Square brackets of shapes are not Rich markup.
+    return text.replace("[", r"\[")

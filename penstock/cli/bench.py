@@ -1,0 +1,7 @@
+"""`penstock bench`."""
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""

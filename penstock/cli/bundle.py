@@ -1,0 +1,7 @@
+"""`penstock bundle`."""
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""

@@ -1,0 +1,1 @@
+"""What everything else stands on: specs, applications, bundles, errors. NumPy only, never torch."""

@@ -1,0 +1,119 @@
+"""Every error that a user can cause or meet.
+
+PenstockError                 says what, the value received, and the fix
+├── ApplicationError          an application is declared wrong, or cannot be found
+├── BundleError               a bundle cannot be used
+│   ├── BundleCorrupt         a file is missing, cut short or altered
+│   ├── SourcesChanged        the application is not the one the bundle was made with
+│   └── GoldenMismatch        the network no longer gives its recorded answers
+├── TrainError                a recipe, a run or a checkpoint is wrong
+├── BenchError                a measurement cannot be trusted, so it is not given
+├── ServeError                the server cannot start
+└── RequestError              a request gets no result; each knows its HTTP status
+    ├── InvalidInput          400
+    ├── UnknownRoute          404
+    ├── WrongMethod           405
+    ├── TooLarge              413
+    ├── UnsupportedContent    415
+    ├── ComputeFailed         500  the application's own code failed on this request
+    ├── Overloaded            503  refused now; come back after `retry_after_s`
+    └── DeadlineImpossible    504  the budget is shorter than the network's own time
+"""
+
+
+class PenstockError(Exception):
+    """A mistake or a fault that is the reader's to mend: what is wrong, the value received, and the fix."""
+
+
+class ApplicationError(PenstockError):
+    """An application is declared wrong, or cannot be found."""
+
+
+class BundleError(PenstockError):
+    """A bundle cannot be used."""
+
+
+class BundleCorrupt(BundleError):
+    """A file of a bundle is missing, cut short, altered or of another schema."""
+
+
+class SourcesChanged(BundleError):
+    """The application's sources are not those that the bundle was made with."""
+
+
+class GoldenMismatch(BundleError):
+    """The network does not give the answers that were recorded with it."""
+
+
+class TrainError(PenstockError):
+    """A recipe, a run folder or a checkpoint is wrong."""
+
+
+class BenchError(PenstockError):
+    """A measurement cannot be trusted, so no figure is given."""
+
+
+class ServeError(PenstockError):
+    """The server cannot start."""
+
+
+class RequestError(PenstockError):
+    """A request gets no result. `status` is the HTTP status that says so."""
+
+    status = 500
+
+
+class InvalidInput(RequestError):
+    """The request's content is not what the application takes."""
+
+    status = 400
+
+
+class UnknownRoute(RequestError):
+    """No such path or model."""
+
+    status = 404
+
+
+class WrongMethod(RequestError):
+    """The path exists, but not for this method. `allowed` goes into the Allow header."""
+
+    status = 405
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class TooLarge(RequestError):
+    """The request's head, body or picture is larger than what is taken."""
+
+    status = 413
+
+
+class UnsupportedContent(RequestError):
+    """A content type or encoding that the application does not read."""
+
+    status = 415
+
+
+class ComputeFailed(RequestError):
+    """The application's own code raised, or its network gave NaN, on this request alone."""
+
+    status = 500
+
+
+class Overloaded(RequestError):
+    """Refused: the answer would come too late. `retry_after_s` says when to come back, in seconds."""
+
+    status = 503
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineImpossible(RequestError):
+    """The request's budget is shorter than the network's own time, so that no load is low enough."""
+
+    status = 504

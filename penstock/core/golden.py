@@ -1,0 +1,48 @@
+"""Recorded inputs and outputs: how every place that runs a network shows that it gives the same answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.errors import GoldenMismatch
+from penstock.core.spec import Array
+
+# N examples, then the shape of one chunk
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Golden:
+    """Examples that were recorded when the bundle was written.
+
+    Args:
+        inputs: Raw inputs, `[N, *input.shape]`.
+        outputs: What the network answered, `[N, *output.shape]`.
+        tolerance: The largest absolute difference that still counts as the same answer.
+    """
+
+    inputs: Array
+    outputs: Array
+    tolerance: float
+
+    def check(self, predict: Callable[[Array], Array]) -> float:
+        """Run the examples through `predict` and return the largest absolute difference.
+
+        Raises:
+            GoldenMismatch: It is above the tolerance, or the shape differs.
+        """
+        answers = predict(self.inputs)
+        if answers.shape != self.outputs.shape:
+            raise GoldenMismatch(
+                f"the network answers with shape {list(answers.shape)} where {list(self.outputs.shape)} was recorded; "
+                f"the application changed. Train again, or use the application that wrote the bundle."
+            )
+        if not np.isfinite(answers).all():
+            raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
+        difference = float(np.abs(answers.astype(np.float64) - self.outputs.astype(np.float64)).max(initial=0.0))
+        if difference > self.tolerance:
+            raise GoldenMismatch(
+                f"the network's answers differ from the recorded ones by {difference:.3g} where {self.tolerance:.3g} is "
+                f"allowed; the application or a library changed its numbers. Train again, or go back to those versions."
+            )
+        return difference

@@ -1,0 +1,1 @@
+"""The networks that the applications and benchmarks use."""

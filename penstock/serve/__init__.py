@@ -1,0 +1,1 @@
+"""Batch Dispatch: requests of many users batched under a latency budget."""

@@ -1,0 +1,1 @@
+"""Training: a recipe, a loop that reads top to bottom, a bundle at the end."""
