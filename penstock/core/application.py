@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import Array, TensorSpec
@@ -28,9 +28,9 @@ class Application:
         name: What it is called in URLs: letters, digits, `-` and `_`.
         input: One chunk as `decode` gives it and the model takes it, raw: before any numeric preparation.
         output: One chunk as the model gives it.
-        model: Makes the `torch.nn.Module`, without arguments. Its `forward` takes a batch of raw inputs `[B, *input.shape]`
-            and is what training calls; where it has `predict`, that is what is served and recorded (logits, say, become
-            probabilities there); otherwise `forward` is.
+        model: Makes the `torch.nn.Module`, without arguments. Its `forward` takes a batch of raw inputs, shaped
+            `[B, *input.shape]`, and is what training calls; where it has `predict`, that is what is served and
+            recorded (logits, say, become probabilities there); otherwise `forward` is.
         decode: Turns a request's body and content type into one raw array of `input`. Bytes to numbers, nothing numeric
             beyond that. Raw bytes and JSON arrays of the spec need no `decode`.
         reply: Turns one output into what the client gets as JSON. By default the output as nested lists.
@@ -163,9 +163,7 @@ def find_application(reference: str) -> FoundApplication:
         module = _module_from_name(path)
     found = getattr(module, attribute, None)
     if not isinstance(found, Application):
-        raise ApplicationError(
-            f"{path} has no Application called {attribute!r}; write '{path}:name' to choose another."
-        )
+        raise ApplicationError(f"{path} has no Application called {attribute!r}; write '{path}:name' for another.")
     short = path if attribute == "app" else f"{path}:{attribute}"
     return FoundApplication(application=found, module=module, reference=short)
 
@@ -228,4 +226,4 @@ def describe(application: Application) -> dict[str, Any]:
 
 def reply_of(application: Application) -> Reply:
     """The application's `reply`, or the default: the output as nested lists."""
-    return application.reply or (lambda output: cast(Any, output.tolist()))
+    return application.reply or (lambda output: output.tolist())

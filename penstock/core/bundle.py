@@ -63,7 +63,7 @@ class Manifest:
 
     @property
     def content_hash(self) -> str:
-        """What names this bundle's content: the same weights, examples, specs and sources give the same hash anywhere."""
+        """Names the content: the same weights, examples, specs and sources give the same hash anywhere."""
         content = {key: value for key, value in self.to_json().items() if key not in ("reference", "versions")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -84,7 +84,7 @@ class Manifest:
                 f"{MANIFEST} has schema version {version!r}; this penstock reads {SCHEMA_VERSION}. "
                 f"Write the bundle again with this version."
             )
-        specs = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
+        specs: dict[str, Any] = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
         try:
             return cls(**{**fields, **specs})
         except TypeError as error:

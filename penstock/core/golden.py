@@ -42,7 +42,7 @@ class Golden:
         difference = float(np.abs(answers.astype(np.float64) - self.outputs.astype(np.float64)).max(initial=0.0))
         if difference > self.tolerance:
             raise GoldenMismatch(
-                f"the network's answers differ from the recorded ones by {difference:.3g} where {self.tolerance:.3g} is "
-                f"allowed; the application or a library changed its numbers. Train again, or go back to those versions."
+                f"the network's answers differ from the recorded ones by {difference:.3g} where {self.tolerance:.3g} "
+                f"is allowed; the application or a library changed. Train again, or go back to those versions."
             )
         return difference

@@ -60,7 +60,7 @@ class TensorSpec:
             raise ApplicationError(f"TensorSpec has shape {self.shape!r}; every size must be a whole number above 0.")
         if self.labels and (not self.shape or len(self.labels) != self.shape[-1]):
             raise ApplicationError(
-                f"TensorSpec has {len(self.labels)} labels for shape {self.shape}; give one a number of the last dimension."
+                f"{len(self.labels)} labels for shape {self.shape}; give one for each entry of the last dim."
             )
 
     @property
@@ -168,6 +168,7 @@ class TensorSpec:
             BundleCorrupt: A field is missing, unknown or wrong.
         """
         try:
-            return cls(**{**fields, "shape": tuple(fields["shape"]), "labels": tuple(fields["labels"])})
+            tuples: dict[str, Any] = {key: tuple(fields[key]) for key in ("shape", "labels")}
+            return cls(**(fields | tuples))
         except (ApplicationError, KeyError, TypeError) as error:
             raise BundleCorrupt(f"a tensor spec is not readable ({error}); write the bundle again.") from None

@@ -118,7 +118,7 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
     outputs = TorchExecutor(module, application.input, application.output).predict(inputs)
     if outputs.dtype != application.output.numpy_dtype or outputs.shape[1:] != application.output.shape:
         raise ApplicationError(
-            f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape[1:])} for one chunk, but its "
+            f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape[1:])} for a chunk, but its "
             f"output is declared as {application.output.describe()}."
         )
     if not np.isfinite(outputs).all():

@@ -1,0 +1,72 @@
+"""How long a batch takes on this machine: measured at start for every bucket, followed while serving."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from penstock.serve.slots import MAX_COSTS, SlotTable
+
+# A slower run is believed quickly and a faster one slowly: a missed deadline costs more than a refused row.
+FOLLOW_SLOWER = 0.2
+FOLLOW_FASTER = 0.02
+
+
+@final
+class Costs:
+    """The time of a batch by its rows: a polyline through measured sizes.
+
+    Args:
+        rows: Batch sizes in ascending order, the first of them 1.
+        ns: Their times in nanoseconds.
+    """
+
+    def __init__(self, rows: Sequence[int], ns: Sequence[float]) -> None:
+        assert list(rows[:1]) == [1], rows
+        assert len(rows) == len(ns) <= MAX_COSTS, (rows, ns)
+        self.rows = list(rows)
+        self._ns = [float(value) for value in ns]
+
+    @property
+    def largest(self) -> int:
+        """The largest batch worth running within the budget."""
+        return self.rows[-1]
+
+    def of(self, rows: int) -> int:
+        """The predicted time in nanoseconds of a batch of `rows`, 1 <= rows <= largest."""
+        right = bisect_left(self.rows, rows)
+        if self.rows[right] == rows:
+            return int(self._ns[right])
+        share = (rows - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
+        return int(self._ns[right - 1] * (1 - share) + self._ns[right] * share)
+
+    def observe(self, rows: int, ns: int) -> None:
+        """Let the curve follow a batch of `rows` that took `ns`."""
+        right = bisect_left(self.rows, rows)
+        left = right if self.rows[right] == rows else right - 1
+        share = 1.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
+        error = ns - self.of(rows)
+        rate = FOLLOW_SLOWER if error > 0 else FOLLOW_FASTER
+        # One surprise, a page fault or another process's turn, moves the curve by at most its own height.
+        step = rate * min(error, self.of(rows))
+        self._ns[right] += step * share
+        if left != right:
+            self._ns[left] += step * (1 - share)
+
+    def finish_ns(self, waiting: int) -> int:
+        """The predicted time until a newcomer behind `waiting` rows is answered."""
+        batches, rest = divmod(waiting, self.largest)
+        return batches * int(self._ns[-1]) + self.of(rest + 1)
+
+    def publish(self, table: SlotTable) -> None:
+        """Write the curve into the table's header, for front-ends to admit from."""
+        count = len(self.rows)
+        table.cost_ns[:count] = self._ns
+        table.cost_rows[:count] = self.rows
+
+    @classmethod
+    def published(cls, table: SlotTable) -> "Costs":
+        """The curve in the table's header."""
+        count = int(np.count_nonzero(table.cost_rows))
+        return cls(table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist())

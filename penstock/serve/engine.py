@@ -1,0 +1,262 @@
+"""The engine: owns the network and the state of every slot, and runs one batch a tick.
+
+There is no Python loop over requests: a tick makes the same number of Python calls for 1 row as for 4,096.
+Only a fault of the application's own code is looked for by halves, because it must not touch its neighbours.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ServeError
+from penstock.core.spec import Array
+from penstock.runtime.executor import Batch, Executor, Result
+from penstock.serve.costs import Costs
+from penstock.serve.scheduler import Columns, Rows, Schedule, schedule
+from penstock.serve.slots import BATCH_EDGES, EXPIRED, FAILED, NOT_FINITE, OK, TIME_EDGES_NS, SlotTable
+
+# B rows of the batch
+
+log = logging.getLogger(__name__)
+
+# A newcomer waits for the batch that is running and then for its own, so neither may take more than half the budget.
+SHARE_OF_BUDGET = 0.5
+# A larger batch must raise the rows a second by this much to be worth its latency.
+WORTHWHILE_GAIN = 1.02
+MEASURED_RUNS = 5
+MEASURING_NS = 700_000_000
+
+
+@final
+class Engine:
+    """Runs the ready slots of one table in batches.
+
+    Args:
+        executor: The network.
+        table: The slots; this engine is the one writer of its engine columns.
+        budget_ns: The latency budget of a request that names none.
+        clock_ns: A monotonic clock in nanoseconds, the one that deadlines are on.
+        max_rows: A smaller limit of the batch than the budget allows; None for no other.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        table: SlotTable,
+        *,
+        budget_ns: int,
+        clock_ns: Callable[[], int],
+        max_rows: int | None = None,
+    ) -> None:
+        self._executor = executor
+        self._table = table
+        self._budget_ns = budget_ns
+        self._clock_ns = clock_ns
+        self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
+        self._columns = Columns.of(table)
+        slots, chunks = table.slots, table.chunks
+        self._input = table.input.reshape(slots * chunks, *table.layout.input.shape)
+        self._output = table.output.reshape(slots * chunks, *table.layout.output.shape)
+        self._flat = {
+            name: getattr(table, name).reshape(-1)
+            for name in ("length", "arrival_ns", "deadline_ns", "status", "output_length")
+        }
+        self._gathered = np.zeros((self._max_rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
+        self._generation = np.zeros(slots, np.int64)
+        self._checks_finite = table.layout.output.takes_nan
+        self._costs = Costs([1], [0.0])
+
+    @property
+    def costs(self) -> Costs:
+        """The time of a batch by its rows, as measured so far."""
+        return self._costs
+
+    def measure(self, example: Array) -> Costs:
+        """Measure every bucket on this machine and choose the largest batch that is worth running.
+
+        Args:
+            example: One raw input chunk that is like real ones.
+
+        Raises:
+            ServeError: The network alone is slower than the budget.
+        """
+        self._gathered[:] = example
+        rows: list[int] = []
+        medians: list[float] = []
+        end_ns = self._clock_ns() + MEASURING_NS
+        for bucket in _buckets(self._max_rows):
+            ns = self._measured_ns(bucket)
+            if rows:
+                too_slow = ns > self._budget_ns * SHARE_OF_BUDGET
+                no_gain = bucket / ns < WORTHWHILE_GAIN * rows[-1] / medians[-1]
+                if too_slow or no_gain:
+                    break
+            rows.append(bucket)
+            medians.append(ns)
+            if self._clock_ns() > end_ns:
+                break
+        if medians[0] > self._budget_ns:
+            raise ServeError(
+                f"the network takes {medians[0] / 1e6:.1f} ms for one request on this machine, more than the latency "
+                f"budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
+            )
+        self._costs = Costs(rows, medians)
+        self._costs.publish(self._table)
+        return self._costs
+
+    def tick(self, now_ns: int) -> Schedule:
+        """Run the next batch, if there is one.
+
+        Args:
+            now_ns: The time.
+
+        Returns:
+            What was run and refused, and how many rows wait.
+        """
+        chosen = schedule(self._columns, now_ns, self._costs)
+        table = self._table
+        table.heartbeat_ns[0] = now_ns
+        table.backlog[0] = chosen.waiting
+        if chosen.expire.size:
+            self._expire(chosen)
+        if chosen.run.size:
+            self._run(chosen.run)
+        return chosen
+
+    def observe(self, rows: int, ns: int) -> None:
+        """Let the costs follow what a batch of `rows` took in all, answering included."""
+        self._costs.observe(min(rows, self._costs.largest), ns)
+        self._costs.publish(self._table)
+
+    def _run(self, rows_B: Rows) -> None:
+        table, flat = self._table, self._flat
+        chunks = table.chunks
+        busy_B = table.busy[rows_B]
+        consumed_B = table.consumed[rows_B]
+        entry_B = rows_B * chunks + (consumed_B - busy_B) % chunks
+        generation_B = table.generation[rows_B]
+        fresh_B = generation_B != self._generation[rows_B]
+        self._generation[rows_B] = generation_B
+        chunk_B = self._gathered[: rows_B.size]
+        np.take(self._input, entry_B, 0, chunk_B, "clip")
+        length_B = flat["length"][entry_B] * (1 - busy_B)
+        start_ns = self._clock_ns()
+        result, failed_B = self._stepped(Batch(slots_B=rows_B, chunk_B=chunk_B, length_B=length_B, fresh_B=fresh_B))
+        end_ns = self._clock_ns()
+        put_B = rows_B * chunks + table.produced[rows_B] % chunks
+        self._output[put_B] = result.output_B
+        status_B = np.full(rows_B.size, OK, np.int64)
+        if self._checks_finite:
+            finite_B = np.isfinite(result.output_B).reshape(rows_B.size, -1).all(1)
+            status_B[~finite_B] = NOT_FINITE
+        if failed_B is not None:
+            status_B[failed_B] = FAILED
+        flat["output_length"][put_B] = self._output[0].size if result.length_B is None else result.length_B
+        still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
+        flat["status"][put_B] = status_B
+        self._count(rows_B.size, flat["arrival_ns"][entry_B], flat["deadline_ns"][entry_B], status_B, start_ns, end_ns)
+        self._publish(rows_B, 1 - busy_B, still_busy_B)
+
+    def _stepped(self, batch: Batch) -> tuple[Result, npt.NDArray[np.bool_] | None]:
+        try:
+            return self._executor.step(batch), None
+        except Exception:
+            rows = batch.slots_B.size
+            if rows == 1:
+                log.exception("the network raised on one request; that request alone fails")
+                spec = self._table.layout.output
+                nothing = np.zeros((1, *spec.shape), spec.numpy_dtype)
+                return Result(output_B=nothing), np.ones(1, np.bool_)
+            log.warning("the network raised on a batch of %d; looking for the request that it raised on", rows)
+            return _joined([_kept(*self._stepped(half)) for half in _halves(batch)])
+
+    def _expire(self, chosen: Schedule) -> None:
+        table, rows = self._table, chosen.expire
+        put = rows * table.chunks + table.produced[rows] % table.chunks
+        self._flat["output_length"][put] = 0
+        self._flat["status"][put] = EXPIRED
+        table.outcomes[EXPIRED] += rows.size
+        self._publish(rows, 1 - table.busy[rows], np.zeros(rows.size, np.int64))
+
+    def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
+        table = self._table
+        count = table.done_count[0]
+        table.busy[rows_B] = busy_B
+        table.produced[rows_B] += 1
+        table.consumed[rows_B] += took_B
+        table.done[np.arange(count, count + rows_B.size) % table.done.size] = rows_B
+        table.done_count[0] = count + rows_B.size
+
+    def _count(
+        self, rows: int, arrival_ns_B: Rows, deadline_ns_B: Rows, status_B: Rows, start_ns: int, end_ns: int
+    ) -> None:
+        table = self._table
+        queue_B, latency_B = start_ns - arrival_ns_B, end_ns - arrival_ns_B
+        compute_ns = end_ns - start_ns
+        table.batch_counts[np.searchsorted(BATCH_EDGES, rows)] += 1
+        table.compute_counts[np.searchsorted(TIME_EDGES_NS, compute_ns)] += rows
+        for counts, times_B in ((table.queue_counts, queue_B), (table.latency_counts, latency_B)):
+            counts += np.bincount(np.searchsorted(TIME_EDGES_NS, times_B), minlength=counts.size)
+        table.sums += (rows, queue_B.sum(), compute_ns * rows, latency_B.sum())
+        table.outcomes[:4] += np.bincount(status_B, minlength=4)
+        table.outcomes[4] += np.count_nonzero(end_ns > deadline_ns_B)
+
+    def _measured_ns(self, rows: int) -> float:
+        spec = self._table.layout.input
+        batch = Batch(
+            slots_B=np.arange(rows),
+            chunk_B=self._gathered[:rows],
+            length_B=np.full(rows, spec.shape[0] if spec.shape else 1),
+            fresh_B=np.ones(rows, np.bool_),
+        )
+        self._executor.step(batch)  # the first run of a size allocates
+        times: list[int] = []
+        for _ in range(MEASURED_RUNS):
+            start_ns = self._clock_ns()
+            self._executor.step(batch)
+            times.append(self._clock_ns() - start_ns)
+        return float(np.median(times))
+
+
+def _buckets(largest: int) -> list[int]:
+    powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent <= largest]
+    return powers if powers[-1] == largest else [*powers, largest]
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    middle = batch.slots_B.size // 2
+    first, second = (
+        Batch(
+            slots_B=batch.slots_B[part],
+            chunk_B=batch.chunk_B[part],
+            length_B=batch.length_B[part],
+            fresh_B=batch.fresh_B[part],
+        )
+        for part in (slice(middle), slice(middle, None))
+    )
+    return first, second
+
+
+def _kept(result: Result, failed_B: npt.NDArray[np.bool_] | None) -> tuple[Result, npt.NDArray[np.bool_] | None]:
+    # The next step may overwrite what this one gave.
+    return replace(result, output_B=result.output_B.copy()), failed_B
+
+
+def _joined(
+    halves: list[tuple[Result, npt.NDArray[np.bool_] | None]],
+) -> tuple[Result, npt.NDArray[np.bool_]]:
+    sizes = [len(result.output_B) for result, _ in halves]
+    failed = [np.zeros(size, np.bool_) if mask is None else mask for size, (_, mask) in zip(sizes, halves, strict=True)]
+    results = [result for result, _ in halves]
+    length = [np.zeros(n, np.int64) if r.length_B is None else r.length_B for n, r in zip(sizes, results, strict=True)]
+    busy = [np.zeros(n, np.bool_) if r.busy_B is None else r.busy_B for n, r in zip(sizes, results, strict=True)]
+    whole = Result(
+        output_B=np.concatenate([result.output_B for result in results]),
+        length_B=None if all(result.length_B is None for result in results) else np.concatenate(length),
+        busy_B=None if all(result.busy_B is None for result in results) else np.concatenate(busy),
+    )
+    return whole, np.concatenate(failed)

@@ -1,0 +1,127 @@
+"""Which rows run next, and which are refused because they can no longer be answered in time.
+
+A pure function: NumPy in, NumPy out, no clock and no sockets. Earliest deadline first; the next batch starts as soon as
+the last one ends and never waits to fill. Its size is the one under which most of the waiting rows meet their
+deadlines, the larger one on a tie: while all can be kept that is the largest batch that harms nobody, and under
+overload it gives up the rows that would force small, slow batches (as Nexus's early drop does, SOSP 2019).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.serve.costs import Costs
+from penstock.serve.slots import CANCELLED_NS, PATIENT, SlotTable
+
+# R ready rows
+
+Rows = npt.NDArray[np.int64]
+
+_NOBODY: Rows = np.empty(0, np.int64)
+
+
+class Columns(NamedTuple):
+    """What the scheduler reads of the table. `[N]`, and `[N, K]` for the deadlines and flags."""
+
+    submitted: Rows
+    taken: Rows
+    consumed: Rows
+    produced: Rows
+    busy: Rows
+    deadline_ns: Rows
+    flags: Rows
+
+    @classmethod
+    def of(cls, table: SlotTable) -> "Columns":
+        """The columns of a table, as views."""
+        return cls(*(getattr(table, name) for name in cls._fields))
+
+
+class Schedule(NamedTuple):
+    """The scheduler's answer.
+
+    Args:
+        run: The slots of the next batch.
+        expire: The slots whose current chunk can no longer be answered in time.
+        waiting: How many rows stay behind.
+    """
+
+    run: Rows
+    expire: Rows
+    waiting: int
+
+
+def ready_slots(columns: Columns) -> Rows:
+    """The slots that have a step to take and room for its result."""
+    chunks = columns.deadline_ns.shape[1]
+    wanting = columns.submitted != columns.consumed
+    if chunks > 1:
+        # With one entry a slot, a busy row's own entry still counts as room taken, so it is covered by the line below.
+        wanting |= columns.busy != 0
+        wanting &= columns.produced - columns.taken < chunks
+    else:
+        wanting |= columns.busy != 0
+        wanting &= columns.produced == columns.taken
+    return wanting.nonzero()[0]
+
+
+def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
+    """Choose the next batch.
+
+    Args:
+        columns: The table's columns.
+        now_ns: The time, on the clock of the deadlines.
+        costs: The measured time of every batch size.
+
+    Returns:
+        The slots to run, those to refuse, and how many wait.
+    """
+    rows_R = ready_slots(columns)
+    if rows_R.size == 0:
+        return Schedule(_NOBODY, _NOBODY, 0)
+    chunks = columns.deadline_ns.shape[1]
+    # A busy row still works on the chunk before the next one.
+    entry_R = (columns.consumed[rows_R] - columns.busy[rows_R]) % chunks
+    slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
+    if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
+        return Schedule(rows_R, _NOBODY, 0)
+    return _under_pressure(rows_R, slack_R, columns.flags[rows_R, entry_R] & PATIENT != 0, costs)
+
+
+def _under_pressure(rows_R: Rows, slack_R: Rows, patient_R: npt.NDArray[np.bool_], costs: Costs) -> Schedule:
+    impossible_R = slack_R < costs.of(1)
+    overdue_R = impossible_R & patient_R & (slack_R > CANCELLED_NS // 2)
+    hopeless = rows_R[impossible_R & ~overdue_R]
+    overdue = rows_R[overdue_R]
+    hopeful_R = ~impossible_R
+    order = np.argsort(slack_R[hopeful_R], kind="stable")
+    rows, slack = rows_R[hopeful_R][order], slack_R[hopeful_R][order]
+    patient = patient_R[hopeful_R][order]
+    size, start = _best_size(slack, overdue.size, costs)
+    # Rows before `start` cannot make a batch of this size; the patient among them come along all the same.
+    given_up = ~patient[:start]
+    queue = np.concatenate([overdue, rows[:start][~given_up], rows[start:]])
+    expire = np.concatenate([hopeless, rows[:start][given_up]])
+    return Schedule(queue[:size], expire, max(queue.size - size, 0))
+
+
+def _best_size(slack: Rows, overdue: int, costs: Costs) -> tuple[int, int]:
+    """The batch size under which most rows meet their deadlines, and the first row that such a batch can still serve.
+
+    Args:
+        slack: Time left of each row in nanoseconds, ascending.
+        overdue: Rows that run first whatever their deadline.
+        costs: The measured time of every batch size.
+    """
+    most = min(slack.size + overdue, costs.largest)
+    best = (-1, 0, 1)  # rows that meet their deadlines, minus the rows given up, the size
+    for size in {most, *costs.rows} if most else ():
+        if size > most:
+            continue
+        cost = costs.of(size)
+        start = int(np.searchsorted(slack, cost))
+        behind = np.arange(overdue, overdue + slack.size - start)
+        met = int(np.count_nonzero(slack[start:] >= cost * (1 + behind // size)))
+        best = max(best, (met, -start, size))
+    return best[2], -best[1]

@@ -1,0 +1,182 @@
+"""The slot table: everything that front-ends and the engine say to each other, and nothing else.
+
+A struct of arrays over N slots and K ring entries in one buffer. Each column has one writer, so there is nothing to
+lock. Counters are written last: they publish what was written before them (x86-64 keeps stores in order).
+
+A slot is *ready* when (`submitted != consumed` or `busy`) and `produced - taken < K`. It is free again when
+`submitted == consumed`, `produced == taken` and not `busy`. Every step of a row gives exactly one result, with
+`output_length` 0 where it has nothing to say yet; a `busy` row takes another step without a new chunk.
+
+The ring entry of the chunk that is being worked on stays as it is until the row is no longer busy: a front-end has at
+most K entries ahead, the one in progress included.
+"""
+
+import mmap
+import platform
+from dataclasses import dataclass
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ServeError
+from penstock.core.spec import Array, TensorSpec
+
+# N slots, K chunks in a slot's ring
+
+# status
+OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
+
+# flags
+FIRST = 1  # the first chunk of a stream
+LAST = 2  # the last chunk of a stream
+PATIENT = 4  # still worth answering after its deadline: a live stream catches up, it never loses a chunk
+
+CANCELLED_NS = -(1 << 61)  # a deadline so far in the past that no patience covers it
+
+# Upper edges of the time histograms, four to an octave from 50 us to 13 s; one more bin holds what is longer.
+TIME_EDGES_NS: npt.NDArray[np.int64] = (50_000 * 2 ** (np.arange(73) / 4)).astype(np.int64)
+# Upper edges of the batch-size histogram; one more bin holds what is larger.
+BATCH_EDGES: npt.NDArray[np.int64] = 2 ** np.arange(14, dtype=np.int64)
+MAX_COSTS = 16
+
+Writer = Literal["front-end", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table and who alone writes it."""
+
+    name: str
+    writer: Writer
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableLayout:
+    """How many slots of which chunks: what both sides need to find the columns in the buffer.
+
+    Args:
+        slots: N.
+        chunks: K, 1 for one-shot requests.
+        input: One raw input chunk.
+        output: One output chunk.
+    """
+
+    slots: int
+    chunks: int
+    input: TensorSpec
+    output: TensorSpec
+
+    def columns(self) -> tuple[Column, ...]:
+        """Every column, in the order of the buffer."""
+        n, k = self.slots, self.chunks
+        times, batches = len(TIME_EDGES_NS) + 1, len(BATCH_EDGES) + 1
+        return (
+            Column("submitted", "front-end", "int64", (n,)),  # chunks put into the input ring
+            Column("taken", "front-end", "int64", (n,)),  # results taken out
+            Column("consumed", "engine", "int64", (n,)),  # chunks taken in
+            Column("produced", "engine", "int64", (n,)),  # results put out
+            Column("busy", "engine", "int64", (n,)),  # 1: the state wants another step without new input
+            Column("generation", "front-end", "int64", (n,)),  # which stream owns the slot
+            Column("input", "front-end", self.input.dtype, (n, k, *self.input.shape)),
+            Column("length", "front-end", "int64", (n, k)),  # how much of the chunk is valid
+            Column("deadline_ns", "front-end", "int64", (n, k)),  # when it must be answered
+            Column("arrival_ns", "front-end", "int64", (n, k)),  # when it came
+            Column("flags", "front-end", "int64", (n, k)),
+            Column("output", "engine", self.output.dtype, (n, k, *self.output.shape)),
+            Column("output_length", "engine", "int64", (n, k)),
+            Column("status", "engine", "int64", (n, k)),
+            # The slots of results as they are put out, so that front-ends need not scan. At most K a slot are
+            # outstanding, so a ring of N * K never overruns its reader.
+            Column("done", "engine", "int64", (n * k,)),
+            Column("done_count", "engine", "int64", (1,)),
+            # Header: what front-ends admit from.
+            Column("heartbeat_ns", "engine", "int64", (1,)),
+            Column("backlog", "engine", "int64", (1,)),  # rows left waiting by the last tick
+            Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
+            Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
+            # Statistics, cumulative.
+            Column("batch_counts", "engine", "int64", (batches,)),
+            Column("queue_counts", "engine", "int64", (times,)),
+            Column("compute_counts", "engine", "int64", (times,)),
+            Column("latency_counts", "engine", "int64", (times,)),
+            Column("sums", "engine", "int64", (4,)),  # rows, queue ns, compute ns, latency ns
+            Column("outcomes", "engine", "int64", (5,)),  # by status, then answered but late
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return sum(_aligned(_nbytes(column)) for column in self.columns())
+
+
+@final
+class SlotTable:
+    """The columns as NumPy arrays over one buffer.
+
+    Args:
+        layout: How many slots of which chunks.
+        buffer: Zeroed memory of `layout.nbytes` bytes; shared memory where front-ends are processes of their own.
+    """
+
+    submitted: npt.NDArray[np.int64]
+    taken: npt.NDArray[np.int64]
+    consumed: npt.NDArray[np.int64]
+    produced: npt.NDArray[np.int64]
+    busy: npt.NDArray[np.int64]
+    generation: npt.NDArray[np.int64]
+    input: Array
+    length: npt.NDArray[np.int64]
+    deadline_ns: npt.NDArray[np.int64]
+    arrival_ns: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.int64]
+    output: Array
+    output_length: npt.NDArray[np.int64]
+    status: npt.NDArray[np.int64]
+    done: npt.NDArray[np.int64]
+    done_count: npt.NDArray[np.int64]
+    heartbeat_ns: npt.NDArray[np.int64]
+    backlog: npt.NDArray[np.int64]
+    cost_rows: npt.NDArray[np.int64]
+    cost_ns: npt.NDArray[np.int64]
+    batch_counts: npt.NDArray[np.int64]
+    queue_counts: npt.NDArray[np.int64]
+    compute_counts: npt.NDArray[np.int64]
+    latency_counts: npt.NDArray[np.int64]
+    sums: npt.NDArray[np.int64]
+    outcomes: npt.NDArray[np.int64]
+
+    def __init__(self, layout: TableLayout, buffer: Any) -> None:
+        self.layout = layout
+        self.slots = layout.slots
+        self.chunks = layout.chunks
+        offset = 0
+        for column in layout.columns():
+            count = int(np.prod(column.shape))
+            array = np.frombuffer(buffer, column.dtype, count, offset).reshape(column.shape)
+            setattr(self, column.name, array)
+            offset += _aligned(_nbytes(column))
+
+    @classmethod
+    def private(cls, layout: TableLayout) -> Self:
+        """A table in this process's own memory.
+
+        Raises:
+            ServeError: A processor that does not keep stores in order.
+        """
+        if platform.machine() not in ("x86_64", "AMD64"):
+            raise ServeError(
+                f"the slot table needs a processor that keeps stores in order, x86-64; this is {platform.machine()}."
+            )
+        return cls(layout, mmap.mmap(-1, layout.nbytes))
+
+
+def _nbytes(column: Column) -> int:
+    return int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize
+
+
+def _aligned(nbytes: int) -> int:
+    # Whole cache lines, so that columns of different writers never share one.
+    return -(-nbytes // 64) * 64
