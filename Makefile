@@ -1,0 +1,57 @@
+# Every command sets itself up first: a virtual environment in .venv with the versions of constraints.txt.
+# Another Python than python3: make PYTHON=python3.12 demo
+
+PYTHON ?= python3
+CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
+BIN := .venv/bin
+# More arguments for pytest: make unit ARGS='-k scheduler -x'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test browser lint types imports docs unit property integration format serve-docs constraints clean
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+setup: ## Make or refresh the virtual environment
+	@command -v $(PYTHON) >/dev/null || { echo "penstock: There is no '$(PYTHON)' here: install Python 3.11 or newer, or name one with PYTHON=its-path." >&2; exit 1; }
+	@$(PYTHON) bootstrap.py $(CHOSEN)
+
+demo: setup ## Train, bundle, serve and measure the digits network; then keep serving its page
+	@$(BIN)/python -m penstock.bench.demo
+
+test: setup browser lint types imports docs ## Run every check and every test
+	$(BIN)/pytest $(ARGS)
+
+browser: setup
+	@$(BIN)/python bootstrap.py browser
+
+lint: setup ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check the types
+	$(BIN)/pyright
+
+imports: setup ## Check that imports point one way
+	$(BIN)/lint-imports
+
+docs: setup ## Build the documentation, strictly, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+unit property integration: setup ## Run one kind of test: make unit, make property, make integration
+	$(BIN)/pytest tests/$@ $(ARGS)
+
+format: setup ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+serve-docs: setup ## Serve the documentation while it is written
+	$(BIN)/mkdocs serve
+
+constraints: setup ## Write constraints.txt from what .venv holds now
+	@{ sed '/^[^#]/,$$d' constraints.txt; $(BIN)/pip freeze --all --exclude-editable | sed -e 's/+.*//' -e '/^pip==/d'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean: ## Remove the environment, caches, runs and built documentation
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache site build dist runs *.egg-info
