@@ -64,6 +64,7 @@ class Costs:
         count = len(self.rows)
         table.cost_ns[:count] = self._ns
         table.cost_rows[:count] = self.rows
+        table.cost_rows[count:] = 0
 
     @classmethod
     def published(cls, table: SlotTable) -> "Costs":

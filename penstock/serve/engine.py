@@ -162,17 +162,18 @@ class Engine:
         self._publish(rows_B, 1 - busy_B, still_busy_B)
 
     def _stepped(self, batch: Batch) -> tuple[Result, npt.NDArray[np.bool_] | None]:
+        rows = batch.slots_B.size
         try:
             return self._executor.step(batch), None
         except Exception:
-            rows = batch.slots_B.size
             if rows == 1:
                 log.exception("the network raised on one request; that request alone fails")
-                spec = self._table.layout.output
-                nothing = np.zeros((1, *spec.shape), spec.numpy_dtype)
-                return Result(output_B=nothing), np.ones(1, np.bool_)
-            log.warning("the network raised on a batch of %d; looking for the request that it raised on", rows)
+            else:
+                log.warning("the network raised on a batch of %d; looking for the request that it raised on", rows)
+        if rows > 1:
             return _joined([_kept(*self._stepped(half)) for half in _halves(batch)])
+        spec = self._table.layout.output
+        return Result(output_B=np.zeros((1, *spec.shape), spec.numpy_dtype)), np.ones(1, np.bool_)
 
     def _expire(self, chosen: Schedule) -> None:
         table, rows = self._table, chosen.expire

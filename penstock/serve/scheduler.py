@@ -90,14 +90,12 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
 
 
 def _under_pressure(rows_R: Rows, slack_R: Rows, patient_R: npt.NDArray[np.bool_], costs: Costs) -> Schedule:
-    impossible_R = slack_R < costs.of(1)
-    overdue_R = impossible_R & patient_R & (slack_R > CANCELLED_NS // 2)
-    hopeless = rows_R[impossible_R & ~overdue_R]
-    overdue = rows_R[overdue_R]
-    hopeful_R = ~impossible_R
-    order = np.argsort(slack_R[hopeful_R], kind="stable")
-    rows, slack = rows_R[hopeful_R][order], slack_R[hopeful_R][order]
-    patient = patient_R[hopeful_R][order]
+    order = np.argsort(slack_R, kind="stable")
+    rows_R, slack_R, patient_R = rows_R[order], slack_R[order], patient_R[order]
+    hopeful = int(np.searchsorted(slack_R, costs.of(1)))
+    overdue_R = patient_R[:hopeful] & (slack_R[:hopeful] > CANCELLED_NS // 2)
+    overdue, hopeless = rows_R[:hopeful][overdue_R], rows_R[:hopeful][~overdue_R]
+    rows, slack, patient = rows_R[hopeful:], slack_R[hopeful:], patient_R[hopeful:]
     size, start = _best_size(slack, overdue.size, costs)
     # Rows before `start` cannot make a batch of this size; the patient among them come along all the same.
     given_up = ~patient[:start]

@@ -1,0 +1,332 @@
+"""The engine and the front-end over one table, with clocks and clients that a test makes up."""
+
+import itertools
+import logging
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import DeadlineImpossible, Overloaded, ServeError
+from penstock.runtime.executor import Batch, Executor, Result
+from penstock.serve.costs import Costs
+from penstock.serve.engine import Engine
+from penstock.serve.frontend import Frontend, Ticket
+from penstock.serve.slots import EXPIRED, FAILED, FIRST, LAST, NOT_FINITE, OK, PATIENT, SlotTable, TableLayout
+from tests.support.toys import POINT, TOTAL, Countdown, Doubler, RunningSum
+
+MS = 1_000_000
+BUDGET_NS = 50 * MS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = 1_000 * MS
+
+    def __call__(self) -> int:
+        self.ns += 1_000
+        return self.ns
+
+
+class Server:
+    """Engine and front-end together, the network taking a millisecond."""
+
+    def __init__(self, executor: Executor, slots: int = 32, chunks: int = 1, curve: Costs | None = None) -> None:
+        self.clock = Clock()
+        self.table = SlotTable.private(TableLayout(slots=slots, chunks=chunks, input=POINT, output=TOTAL))
+        self.engine = Engine(executor, self.table, budget_ns=BUDGET_NS, clock_ns=self.clock)
+        self.engine.measure(np.zeros(2, np.float32))
+        if curve is not None:
+            self.engine._costs = curve
+            curve.publish(self.table)
+        self.frontend = Frontend(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
+        self.answers: dict[int, list[tuple[int, list[float], bool]]] = defaultdict(list)
+
+    def ask(self, key: int, value: float, **options: int) -> Ticket:
+        def done(status: int, output: np.ndarray, last: bool) -> None:
+            self.answers[key].append((status, output.tolist(), last))
+
+        chunk = np.full(2, value, np.float32)
+        return self.frontend.submit(chunk, done=done, arrival_ns=self.clock(), **options)
+
+    def tick(self) -> int:
+        chosen = self.engine.tick(self.clock())
+        self.frontend.collect()
+        return chosen.run.size + chosen.expire.size
+
+    def drain(self) -> None:
+        for _ in range(1_000):
+            if not self.tick():
+                return
+        raise AssertionError("never idle")
+
+
+@given(st.lists(st.integers(0, 20), max_size=60), st.integers(0, 2**31))
+@settings(max_examples=100, deadline=None)
+def test_everyone_gets_the_answer_to_their_own_question_once(values: list[int], seed: int) -> None:
+    logging.disable(logging.CRITICAL)
+    server = Server(Doubler(), slots=8)
+    rng = np.random.default_rng(seed)
+    refused = set()
+    for key, value in enumerate(values):
+        try:
+            server.ask(key, value)
+        except Overloaded:
+            refused.add(key)
+        if rng.random() < 0.4:
+            server.tick()
+    server.drain()
+    logging.disable(logging.NOTSET)
+    for key, value in enumerate(values):
+        if key in refused:
+            assert key not in server.answers
+            continue
+        ((status, output, last),) = server.answers[key]
+        assert last
+        expected = {13: FAILED, 17: NOT_FINITE}.get(value, OK)
+        assert status == expected
+        if status == OK:
+            assert output == [2.0 * value] * 2
+    assert server.frontend.in_use == 0
+
+
+def test_one_request_that_raises_fails_alone_and_is_found_by_halves(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Doubler()
+    server = Server(executor)
+    executor.batches.clear()
+    for key in range(16):
+        server.ask(key, 13 if key == 5 else 100 + key)
+    server.drain()
+    assert {key for key, [(status, _, _)] in server.answers.items() if status == FAILED} == {5}
+    assert all(server.answers[key] == [(OK, [200.0 + 2 * key] * 2, True)] for key in range(16) if key != 5)
+    assert len(executor.batches) == 1 + 2 * 4
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+
+
+def test_a_late_request_is_refused_and_never_run() -> None:
+    executor = Doubler()
+    server = Server(executor)
+    executor.batches.clear()
+    server.ask(0, 1)
+    server.clock.ns += 60 * MS
+    server.drain()
+    assert server.answers[0] == [(EXPIRED, [], True)]
+    assert executor.batches == []
+    assert server.frontend.in_use == 0
+
+
+def test_a_cancelled_request_does_not_run_and_its_slot_comes_back() -> None:
+    executor = Doubler()
+    server = Server(executor)
+    executor.batches.clear()
+    ticket = server.ask(0, 1)
+    server.frontend.cancel(ticket)
+    assert server.frontend.in_use == 1
+    server.drain()
+    assert server.answers == {}
+    assert executor.batches == []
+    assert server.frontend.in_use == 0
+    server.frontend.cancel(ticket)
+    assert server.frontend.in_use == 0
+
+
+def test_admission_refuses_what_would_be_late_and_says_when_to_come_back() -> None:
+    server = Server(Doubler(), slots=32, curve=Costs([1, 2], [10 * MS, 12 * MS]))
+    with pytest.raises(DeadlineImpossible, match="A budget of 5 ms"):
+        server.ask(0, 1, budget_ns=5 * MS)
+    for key in range(8):
+        server.ask(key, 1)
+    with pytest.raises(Overloaded) as refusal:
+        server.ask(9, 1)
+    assert 0.05 < refusal.value.retry_after_s < 0.1
+    server.tick()
+    server.ask(9, 1)
+
+
+def test_no_free_slot_is_a_refusal() -> None:
+    server = Server(Doubler(), slots=2)
+    server.ask(0, 1)
+    server.ask(1, 1)
+    with pytest.raises(Overloaded, match="All 2 slots"):
+        server.ask(2, 1)
+
+
+def test_a_network_slower_than_the_budget_is_refused_at_start() -> None:
+    table = SlotTable.private(TableLayout(slots=4, chunks=1, input=POINT, output=TOTAL))
+    clock = Clock()
+
+    class Slow(Executor):
+        input, output, max_rows = POINT, TOTAL, 4
+
+        def step(self, batch: Batch) -> Result:
+            clock.ns += 80 * MS
+            return Result(output_B=batch.chunk_B)
+
+    with pytest.raises(ServeError, match=r"80\.0 ms for one request.*budget of 50 ms"):
+        Engine(Slow(), table, budget_ns=BUDGET_NS, clock_ns=clock).measure(np.zeros(2, np.float32))
+
+
+def test_the_largest_bucket_takes_at_most_half_the_budget_and_must_pay() -> None:
+    clock = Clock()
+
+    class Linear(Executor):
+        input, output, max_rows = POINT, TOTAL, 4096
+
+        def __init__(self, per_batch_ns: int, per_row_ns: int) -> None:
+            self.per_batch_ns, self.per_row_ns = per_batch_ns, per_row_ns
+
+        def step(self, batch: Batch) -> Result:
+            clock.ns += self.per_batch_ns + self.per_row_ns * batch.slots_B.size
+            return Result(output_B=batch.chunk_B)
+
+    def measured(per_batch_ns: int, per_row_ns: int) -> Costs:
+        table = SlotTable.private(TableLayout(slots=4096, chunks=1, input=POINT, output=TOTAL))
+        engine = Engine(Linear(per_batch_ns, per_row_ns), table, budget_ns=BUDGET_NS, clock_ns=clock)
+        return engine.measure(np.zeros(2, np.float32))
+
+    assert measured(1 * MS, MS // 10).rows[-1] == 128
+    assert measured(10_000, 1 * MS).rows[-1] == 1
+    assert measured(1 * MS, 1).rows[-1] == 4096
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_streams_keep_their_state_apart_in_any_interleaving(seed: int, chunks: int, slots: int) -> None:
+    """Streams open, push, end and leave at random over few slots; each sees the running sum of its own chunks only."""
+    rng = np.random.default_rng(seed)
+    server = Server(RunningSum(slots), slots=slots, chunks=chunks)
+    keys = itertools.count()
+    live: dict[int, tuple[Ticket, list[float]]] = {}
+    sent: dict[int, list[float]] = {}
+    seen: dict[int, list[float]] = defaultdict(list)
+
+    def open_one() -> None:
+        key = next(keys)
+
+        def done(status: int, output: np.ndarray, last: bool) -> None:
+            assert status == OK
+            seen[key].append(float(output[0]))
+
+        live[key] = (server.frontend.open(done), [])
+        sent[key] = live[key][1]
+
+    gone = set()
+    for _ in range(120):
+        action = rng.random()
+        if action < 0.2 and server.frontend.in_use < slots:
+            open_one()
+        elif action < 0.7 and live:
+            key = int(rng.choice(list(live)))
+            ticket, values = live[key]
+            if server.frontend.room(ticket) > 0:
+                value = float(rng.integers(1, 100))
+                last = rng.random() < 0.2
+                flags = PATIENT | (FIRST if not values else 0) | (LAST if last else 0)
+                values.append(value)
+                server.frontend.push(
+                    ticket,
+                    np.array([value, 7], np.float32),
+                    deadline_ns=server.clock() + int(rng.integers(-5, 20)) * MS,
+                    arrival_ns=server.clock(),
+                    flags=flags,
+                )
+                if last:
+                    del live[key]
+        elif action < 0.75 and live:
+            key = int(rng.choice(list(live)))
+            server.frontend.cancel(live.pop(key)[0])
+            gone.add(key)
+        else:
+            server.tick()
+    server.drain()
+    for key, values in sent.items():
+        sums = np.cumsum(values).tolist()
+        if key in gone:
+            assert seen[key] == sums[: len(seen[key])]
+        else:
+            assert seen[key] == sums
+    for ticket, _ in live.values():
+        server.frontend.cancel(ticket)
+    assert server.frontend.in_use == 0
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_a_busy_row_steps_on_without_input_until_it_is_done(values: list[int]) -> None:
+    server = Server(Countdown(16), slots=16)
+    for key, value in enumerate(values):
+        server.ask(key, value)
+    server.drain()
+    for key, value in enumerate(values):
+        results = server.answers[key]
+        assert [output[0] for _, output, _ in results] == list(range(value, -1, -1))
+        assert [len(output) for _, output, _ in results] == [2 if n % 2 == 0 else 1 for n in range(value, -1, -1)]
+        assert [last for _, _, last in results] == [False] * value + [True]
+    assert server.frontend.in_use == 0
+
+
+def test_a_busy_row_that_is_cancelled_stops() -> None:
+    server = Server(Countdown(4), slots=4)
+    ticket = server.ask(0, 1_000_000)
+    server.tick()
+    server.tick()
+    server.frontend.cancel(ticket)
+    server.drain()
+    assert len(server.answers[0]) == 2
+    assert server.frontend.in_use == 0
+
+
+def test_a_row_waits_while_nobody_takes_its_results() -> None:
+    server = Server(Countdown(4), slots=4)
+    server.ask(0, 5)
+    server.engine.tick(server.clock())
+    assert server.engine.tick(server.clock()).run.size == 0
+    server.frontend.collect()
+    assert server.engine.tick(server.clock()).run.size == 1
+
+
+def test_statistics_add_up() -> None:
+    server = Server(Doubler())
+    for key in range(5):
+        server.ask(key, key)
+    server.tick()
+    server.ask(9, 1)
+    server.clock.ns += 70 * MS
+    server.drain()
+    table = server.table
+    assert table.outcomes.tolist() == [5, 1, 0, 0, 0]
+    assert table.batch_counts.sum() == 1
+    assert table.queue_counts.sum() == table.latency_counts.sum() == table.compute_counts.sum() == 5
+    assert table.sums[0] == 5
+    assert table.sums[3] >= table.sums[1] + table.sums[2]
+
+
+def test_a_tick_makes_as_many_python_calls_for_one_row_as_for_many() -> None:
+    import sys
+
+    class Silent(Executor):
+        input, output, max_rows = POINT, TOTAL, 512
+        answer = np.zeros((512, 2), np.float32)
+
+        def step(self, batch: Batch) -> Result:
+            return Result(output_B=self.answer[: batch.slots_B.size])
+
+    def calls(rows: int) -> int:
+        server = Server(Silent(), slots=512, curve=Costs([1, 512], [1_000.0, 2_000.0]))
+        for key in range(rows):
+            server.ask(key, key)
+        count = 0
+
+        def profile(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        now = server.clock()
+        sys.setprofile(profile)
+        server.engine.tick(now)
+        sys.setprofile(None)
+        return count
+
+    assert calls(1) == calls(512)
