@@ -1,0 +1,65 @@
+"""Engine and front-end on one event loop: a turn after every poll in which something came.
+
+A turn runs one batch and answers it. The loop then reads every socket that became readable meanwhile, and what came is
+the next batch: no timers, no threads, no fixed wait.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+from penstock.serve.engine import Engine
+from penstock.serve.frontend import Frontend
+
+
+@final
+class Turns:
+    """Takes a turn after each poll, as long as there is work.
+
+    Args:
+        engine: Runs the batches.
+        call_soon: The event loop's: calls a function after the next poll.
+        clock_ns: The clock that deadlines are on.
+    """
+
+    def __init__(
+        self, engine: Engine, *, call_soon: Callable[[Callable[[], None]], object], clock_ns: Callable[[], int]
+    ):
+        self._engine = engine
+        self._frontend: Frontend | None = None
+        self._call_soon = call_soon
+        self._clock_ns = clock_ns
+        self._due = False
+        self._blind_since_ns: int | None = None
+
+    def attach(self, frontend: Frontend) -> None:
+        """Name the front-end whose results each turn hands out; it was made with this object's `wake`."""
+        self._frontend = frontend
+
+    def wake(self) -> None:
+        """Something is new in the table: take a turn after this poll."""
+        if not self._due:
+            self._due = True
+            self._call_soon(self._turn)
+
+    def arrival_ns(self) -> int:
+        """The earliest moment at which what is being read now can have arrived.
+
+        During a turn the sockets are not read. What is found right after it may have come at its very beginning, and
+        its budget is counted from there: a deadline kept by this count is kept for the client.
+        """
+        return self._clock_ns() if self._blind_since_ns is None else self._blind_since_ns
+
+    def _turn(self) -> None:
+        assert self._frontend is not None
+        start_ns = self._clock_ns()
+        chosen = self._engine.tick(start_ns)
+        self._frontend.collect()
+        self._due = False
+        self._blind_since_ns = None
+        if chosen.run.size or chosen.expire.size:
+            if chosen.run.size:
+                self._engine.observe(chosen.run.size, self._clock_ns() - start_ns)
+                self._frontend.refresh()
+            self._blind_since_ns = start_ns
+            # One more turn follows always: it finds what is left, or that the loop is idle again.
+            self.wake()
