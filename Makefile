@@ -50,7 +50,7 @@ serve-docs: setup ## Serve the documentation while it is written
 	$(BIN)/mkdocs serve
 
 constraints: setup ## Write constraints.txt from what .venv holds now
-	@{ sed '/^[^#]/,$$d' constraints.txt; $(BIN)/pip freeze --all --exclude-editable | sed -e 's/+.*//' -e '/^pip==/d'; } > constraints.new
+	@{ sed '/^[^#]/,$$d' constraints.txt; $(BIN)/pip freeze --all --exclude-editable | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt
 
 clean: ## Remove the environment, caches, runs and built documentation

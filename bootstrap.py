@@ -163,11 +163,13 @@ def make_venv():
 
 
 def install():
-    """Fill .venv: the build tool first, then penstock, editable, with everything that its tests need."""
-    pip = [PYTHON, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--constraint", CONSTRAINTS]
+    """Fill .venv: the tools that install first, then penstock, editable, with everything that its tests need."""
+    # Modules are compiled when they are first imported: compiling all of them here takes longer than the rest.
+    pip = [PYTHON, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
+    pip += ["--constraint", CONSTRAINTS]
     say("Installing the dependencies that constraints.txt pins (some minutes the first time)")
     started = time.time()
-    run([*pip, "setuptools"])
+    run([*pip, "pip", "setuptools"])
     run([*pip, "--no-build-isolation", "--editable", ROOT + "[dev]"])
     say(f"The environment is ready ({time.time() - started:.0f} s)")
 
