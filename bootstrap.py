@@ -41,7 +41,7 @@ CAUSES = (
         "and run the command again.",
     ),
     (
-        r"No matching distribution found for (?P<package>\S+)",
+        r"(No matching distribution found for|The user requested \(constraint\)) (?P<package>\S+)",
         "pip found no {package} for this Python ({python}): allow it a package index (pip config list shows its "
         "settings), or choose another Python with PYTHON=python3.12.",
     ),
