@@ -1,0 +1,81 @@
+"""What an import costs: fresh interpreters in which heavy libraries must not turn up."""
+
+import ast
+import inspect
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import penstock
+import penstock.core
+import penstock.serve.protocols
+
+FRONT_END = [
+    "penstock.serve.frontend",
+    "penstock.serve.http",
+    "penstock.serve.protocols",
+    "penstock.serve.scheduler",
+    "penstock.serve.slots",
+]
+
+
+def below(package: ModuleType) -> list[str]:
+    """The modules of a package, at any depth."""
+    return [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter holds after a statement."""
+    code = f"{statement}\nimport sys; print(sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(ast.literal_eval(done.stdout))
+
+
+def test_penstock_alone_loads_neither_torch_nor_numpy() -> None:
+    assert loaded_by("import penstock").isdisjoint({"torch", "numpy", "sklearn", "matplotlib", "PIL", "typer", "rich"})
+
+
+def test_the_check_sees_what_is_loaded() -> None:
+    assert {"numpy", "penstock"} <= loaded_by("import penstock.core.spec")
+
+
+@pytest.mark.parametrize("module", [*below(penstock.core), *FRONT_END, *below(penstock.serve.protocols)])
+def test_core_and_front_end_load_no_torch(module: str) -> None:
+    assert "torch" not in loaded_by(f"import {module}")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "serve --help", "train --help"])
+def test_help_loads_nothing_heavy(arguments: str) -> None:
+    statement = (
+        f"import sys; sys.argv = ['penstock', *{arguments.split()!r}]\n"
+        "import contextlib, io\nfrom penstock.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()"
+    )
+    assert loaded_by(statement).isdisjoint({"torch", "sklearn", "matplotlib", "PIL"})
+
+
+@pytest.mark.parametrize("name", ["digits"])
+def test_reading_an_application_loads_no_torch(name: str) -> None:
+    statement = f"from penstock.core.application import find_application\nfind_application({name!r})"
+    assert "torch" not in loaded_by(statement)
+
+
+@pytest.mark.parametrize("name", penstock.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(penstock, name).__name__ == name
+
+
+def test_all_is_complete() -> None:
+    assert penstock.__all__ == sorted(penstock.__all__)
+    assert set(dir(penstock)) == {*penstock.__all__, "__version__"}
+    tree = ast.parse(inspect.getsource(penstock))
+    typed = {alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed - {None} == set(penstock.__all__), "the names for type checkers and those for users differ"
+
+
+def test_an_unknown_name_says_which_there_are() -> None:
+    with pytest.raises(AttributeError, match="it has Application, Bundle"):
+        _ = penstock.Sandwich
