@@ -37,7 +37,7 @@ imports: setup ## Check that imports point one way
 	$(BIN)/lint-imports
 
 docs: setup ## Build the documentation, strictly, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 unit property integration: setup ## Run one kind of test: make unit, make property, make integration
 	$(BIN)/pytest tests/$@ $(ARGS)

@@ -1,0 +1,53 @@
+"""What the documentation takes from the project itself, so that it cannot fall behind."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.main import get_command
+
+from penstock.cli import build
+
+DOCS = Path(__file__).parent
+
+
+def on_config(config: Any) -> Any:
+    """Put every page of a folder where the navigation names the folder: `decisions/`."""
+    config.nav = [_expanded(entry) for entry in config.nav]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Write the commands of `penstock` where the page asks for them."""
+    if "<!-- commands -->" not in markdown:
+        return markdown
+    return markdown.replace("<!-- commands -->", "\n\n".join(_described(get_command(build()), "penstock")))
+
+
+def _expanded(entry: Any) -> Any:
+    if isinstance(entry, dict):
+        return {title: _expanded(value) for title, value in entry.items()}
+    if isinstance(entry, list):
+        return [_expanded(value) for value in entry]
+    if entry.endswith("/"):
+        return [f"{entry}{file.name}" for file in sorted((DOCS / entry).glob("*.md"))]
+    return entry
+
+
+def _described(command: Any, path: str) -> list[str]:
+    """The help of a command and of those below it, as Markdown."""
+    subcommands = {name: sub for name, sub in getattr(command, "commands", {}).items() if not sub.hidden}
+    if subcommands:
+        own = [] if path == "penstock" else [f"## `{path}`", command.help or ""]
+        return own + [part for name, sub in subcommands.items() for part in _described(sub, f"{path} {name}")]
+    usage = command.get_usage(typer.Context(command, info_name=path)).removeprefix("Usage: ")
+    parts = [f"## `{path}`", command.help or "", f"```text\n{usage}\n```"]
+    rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return [*parts, "\n".join(["| | | default |", "| --- | --- | --- |", *rows])] if rows else parts
+
+
+def _row(parameter: Any) -> str:
+    name = parameter.human_readable_name if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
+    default = parameter.default
+    shown = "" if default is None or parameter.required or callable(default) else f"`{default}`"
+    return f"| `{name}` | {' '.join((parameter.help or '').split()).replace('|', chr(92) + '|')} | {shown} |"

@@ -1,0 +1,186 @@
+"""Every example of the README and the documentation, run.
+
+A document is run from top to bottom in a folder of its own, which holds the README's `app.py` and its run, `runs/iris`:
+
+    ```python title="x.py"    becomes that file
+    ```python                 is executed
+    ```console                its `$ ` lines are run by bash and must print what follows them, where `...` stands for
+                              anything; `penstock serve` stays up, on a free port that stands in for the one in the text
+    ```text, ```json, ...     are not examples to run
+"""
+
+import doctest
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.abstract.codeblock import AbstractCodeBlockParser
+from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+INERT = {"text", "json", "toml", "yaml", "dockerfile"}
+ANNOUNCEMENT = re.compile(r"Serving \S+ at (http://127\.0\.0\.1:\d+)/")
+URL_IN_TEXT = "http://127.0.0.1:8000"
+FENCE = re.compile(r"(?P<language>[a-z]*)(?: title=\"(?P<title>[\w./-]+)\")?[ \t]*\n")
+
+
+class Shell:
+    """Runs the commands of a document in a folder, and stops what they leave running."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.servers: list[subprocess.Popen[str]] = []
+        self.url = URL_IN_TEXT
+        self.environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "100",
+            "NO_COLOR": "1",
+        }
+
+    def run(self, command: str, expected: str) -> None:
+        """Run one command and compare what it prints."""
+        if command.startswith("make "):
+            subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, check=True)
+        elif command.startswith("penstock serve"):
+            self.serve(command)
+        else:
+            command = command.replace(URL_IN_TEXT, self.url)
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=120,
+            )
+            refused = expected.startswith("penstock: ")
+            assert (done.returncode != 0) == refused, f"$ {command}\n{done.stdout}"
+            assert not expected or matches(expected, done.stdout), f"$ {command}\n{done.stdout}\ninstead of\n{expected}"
+
+    def serve(self, command: str) -> None:
+        """Start a server and wait until it says where it is."""
+        self.stop()
+        command = re.sub(r" --port \d+", "", command)
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {command} --port 0"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.servers.append(server)
+        assert server.stdout is not None
+        said: list[str] = []
+        for line in server.stdout:
+            said.append(line)
+            if found := ANNOUNCEMENT.search(line):
+                self.url = found[1]
+                return
+        raise AssertionError(f"$ {command}\n{''.join(said)}")
+
+    def stop(self) -> None:
+        """Stop the servers as an operator would, and see that they end well."""
+        for server in self.servers:
+            server.send_signal(signal.SIGTERM)
+        codes = [server.wait(30) for server in self.servers]
+        for server in self.servers:
+            assert server.stdout is not None
+            server.stdout.close()
+        self.servers.clear()
+        assert not any(codes), codes
+
+
+def matches(expected: str, got: str) -> bool:
+    """Whether an output is the one in the text, where `...` stands for anything."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(expected.strip(), got.strip(), flags)
+
+
+def commands(source: str) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with the output that the text shows for it."""
+    for part in re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]:
+        lines = part.replace("\\\n", " ").splitlines()
+        yield lines[0], "\n".join(lines[1:])
+
+
+def blocks(language: str, evaluate: Callable[[Example], None]) -> AbstractCodeBlockParser:
+    lexer = RawFencedCodeBlockLexer(info_pattern=FENCE)
+    return AbstractCodeBlockParser([lexer], language, evaluate, language_lexeme_name="language")
+
+
+def evaluate_python(example: Example) -> None:
+    source = str(example.parsed)
+    if title := example.region.lexemes["title"]:
+        file = Path.cwd() / title
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+        return
+    code = compile("\n" * (example.line + example.parsed.line_offset) + source, example.path, "exec")
+    exec(code, example.namespace)
+
+
+def evaluate_console(example: Example) -> None:
+    found = list(commands(str(example.parsed)))
+    assert found, f"line {example.line}: a console block without a command"
+    for command, expected in found:
+        example.namespace["shell"].run(command, expected)
+
+
+EXAMPLES = Sybil([blocks("python", evaluate_python), blocks("console", evaluate_console)])
+
+
+def name_of(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's application and its run."""
+    folder = tmp_path_factory.mktemp("trained")
+    readme = (ROOT / "README.md").read_text()
+    source = re.search(r'```python title="app.py"\n(.*?)```', readme, re.DOTALL)
+    assert source, "the README shows no app.py"
+    (folder / "app.py").write_text(source[1])
+    Shell(folder).run("penstock train app.py --out runs/iris", "")
+    return folder
+
+
+@pytest.fixture
+def shell(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path)
+    yield shell
+    shell.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if EXAMPLES.parse(d).examples()], ids=name_of)
+def test_every_example_runs(document: Path, shell: Shell) -> None:
+    parsed = EXAMPLES.parse(document)
+    parsed.namespace["shell"] = shell
+    for example in parsed.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_block_says_whether_it_is_run(document: Path) -> None:
+    fences = re.findall(r"^[ \t]*```([^\n]*)$", document.read_text(), re.MULTILINE)
+    languages = {fence.split()[0] if fence else "" for fence in fences[::2]}
+    assert languages <= {"python", "console"} | INERT
+
+
+def test_a_wrong_output_is_seen() -> None:
+    assert matches("a ... d\n", "a b c d\n")
+    assert not matches("a\n", "b\n")
+    assert list(commands("$ a \\\n  b\nx\ny\n$ c\n")) == [("a    b", "x\ny"), ("c", "")]
