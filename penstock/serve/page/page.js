@@ -1,0 +1,84 @@
+// Penstock's page: what the server's applications say, tried by hand, and how the server does meanwhile.
+
+import { byId, element, shown, sleep, write } from "./dom.js";
+import { showStats } from "./live.js";
+import { Gone, Refusal, getJson } from "./server.js";
+import { tryPanel } from "./try.js";
+
+const POLL_MS = 500;
+const RETRY_MS = 1000;
+
+/** Whether the server answers, and who waits for it to do so again. */
+class Connection {
+  #waiting = [];
+  state = "waiting";
+
+  /** The server answered. */
+  works() {
+    this.#set("works", "connected", "");
+    for (const resolve of this.#waiting.splice(0)) resolve();
+  }
+
+  /** It did not. */
+  lost() {
+    const sentence = `The server at ${location.host} does not answer. Trying again every second; no need to reload.`;
+    this.#set("lost", "no answer", sentence);
+  }
+
+  /** Resolves when it answers again. */
+  back() {
+    return new Promise((resolve) => this.#waiting.push(resolve));
+  }
+
+  #set(state, word, sentence) {
+    this.state = state;
+    const sign = byId("connection");
+    sign.dataset.state = state;
+    write(sign, word);
+    write(byId("notice"), sentence);
+    byId("notice").hidden = sentence === "";
+    byId("live").toggleAttribute("data-stale", state !== "works");
+  }
+}
+
+const connection = new Connection();
+let offered = "";
+
+/** Shows the applications, unless they are shown already. */
+async function showApps() {
+  const { apps } = await getJson("v1/apps");
+  if (JSON.stringify(apps) === offered) return;
+  offered = JSON.stringify(apps);
+  const choice = byId("apps");
+  choice.replaceChildren(...apps.map((app) => element("option", { value: app.name }, app.name)));
+  choice.hidden = choice.labels[0].hidden = apps.length < 2;
+  byId("app-name").classList.toggle("unseen", apps.length > 1);
+  choice.onchange = () => showApp(apps.find((app) => app.name === choice.value));
+  showApp(apps[0]);
+}
+
+function showApp(app) {
+  write(byId("app-name"), app.name);
+  write(byId("app-description"), app.description);
+  document.title = `${app.name} · Penstock`;
+  byId("try").replaceChildren(tryPanel(app, connection));
+}
+
+async function poll() {
+  if (connection.state !== "works") await showApps();
+  showStats(await getJson("v1/stats"));
+  connection.works();
+}
+
+for (;;) {
+  await shown();
+  const start = performance.now();
+  try {
+    await poll();
+  } catch (error) {
+    if (!(error instanceof Gone || error instanceof Refusal)) throw error;
+    connection.lost();
+  }
+  const every = connection.state === "works" ? POLL_MS : RETRY_MS;
+  await sleep(Math.max(50, every - (performance.now() - start)));
+}

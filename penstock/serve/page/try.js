@@ -1,0 +1,164 @@
+// The half where one tries an application: something to give it, by its input's spec, and what it answers.
+
+import { Answer } from "./answer.js";
+import { element, sleep } from "./dom.js";
+import { Drawing } from "./draw.js";
+import { Gone, ask } from "./server.js";
+
+const LARGEST_PREVIEW = 64;
+const LARGEST_EXAMPLE = 256;
+const LONGEST_WAIT_MS = 5000;
+
+/** The panel of an application. `connection` says when a lost server is back. */
+export function tryPanel(app, connection) {
+  const answer = new Answer(app.output);
+  const sender = new Sender(app, connection, answer);
+  const { shape, dtype } = app.input;
+  const isImage = shape.length === 2 && dtype === "uint8";
+  const input = isImage ? drawingInput(app, sender) : otherInput(app, sender);
+  return element("div", { className: "try" }, ...input, answer.view, sameFromAShell(app, isImage));
+}
+
+/** Sends at most one request at a time; of those that come meanwhile, only the latest is sent. */
+class Sender {
+  #wanted = null;
+  #busy = false;
+
+  constructor(app, connection, answer) {
+    Object.assign(this, { app, connection, answer });
+  }
+
+  /** `make` gives the body and its content type when it is this request's turn. */
+  async send(make) {
+    this.#wanted = make;
+    if (this.#busy) return;
+    this.#busy = true;
+    while (this.#wanted) {
+      const turn = this.#wanted;
+      this.#wanted = null;
+      await this.#sendOne(turn);
+    }
+    this.#busy = false;
+  }
+
+  /** Nothing is to be answered any more. */
+  forget() {
+    this.#wanted = null;
+    this.forgotten = (this.forgotten ?? 0) + 1;
+    this.answer.clear();
+  }
+
+  async #sendOne(make) {
+    const forgotten = this.forgotten;
+    try {
+      const { body, type } = await make();
+      const answer = await ask(this.app, body, type);
+      if (forgotten !== this.forgotten) return;
+      this.answer.show(answer);
+    } catch (error) {
+      if (forgotten === this.forgotten) await this.#explain(error, make, forgotten);
+    }
+  }
+
+  async #explain(error, make, forgotten) {
+    if (error instanceof Gone) {
+      this.connection.lost();
+      this.answer.say("No answer; asking again when the server is back.");
+      await this.connection.back();
+    } else if (error.status === 503) {
+      this.answer.say(`Refused: ${error.message} Asking again.`);
+      await sleep(Math.min(error.retryAfterMs, LONGEST_WAIT_MS));
+    } else {
+      this.answer.clear();
+      this.answer.say(error.message);
+      return;
+    }
+    if (forgotten === this.forgotten) this.#wanted ??= make;
+  }
+}
+
+function drawingInput(app, sender) {
+  const [height, width] = app.input.shape;
+  const label = `Drawing area for the ${app.input.name}: ${app.input.meaning}`;
+  const canvas = element("canvas", { tabIndex: 0, role: "application", aria: { label, describedby: "draw-help" } });
+  const hint = element("p", { className: "draw-hint", aria: { hidden: true } }, "draw here");
+  const preview = element("canvas", { width, height, className: "preview", aria: { hidden: true } });
+  const clear = element("button", { type: "button" }, "Clear");
+  const undo = element("button", { type: "button" }, "Undo");
+  const drawing = new Drawing(canvas, [height, width], () => {
+    for (const button of [clear, undo]) button.disabled = drawing.empty;
+    hint.hidden = !drawing.empty;
+    showPixels(preview, drawing);
+    if (drawing.empty) sender.forget();
+    else sender.send(() => drawn(app, drawing));
+  });
+  clear.disabled = undo.disabled = true;
+  clear.addEventListener("click", () => drawing.clear());
+  undo.addEventListener("click", () => drawing.undo());
+  const seen = element("p", { className: "seen" }, `${width} × ${height}, as the network gets it`, preview);
+  seen.hidden = Math.max(height, width) > LARGEST_PREVIEW;
+  showPixels(preview, drawing);
+  const help = "Arrow keys move the pen, Shift makes longer steps, Space puts it down or lifts it, " +
+    "Delete clears, Control and Z undo the last stroke.";
+  return [
+    element("div", { className: "draw" }, canvas, hint),
+    element("p", { id: "draw-help", className: "draw-help" }, help),
+    element("div", { className: "draw-tools" }, clear, undo, seen),
+  ];
+}
+
+async function drawn(app, drawing) {
+  if (app.accepts.includes("image/png")) return { body: await drawing.png(), type: "image/png" };
+  return { body: drawing.pixels(), type: "application/octet-stream" };
+}
+
+function showPixels(preview, drawing) {
+  const rgba = Uint8ClampedArray.from({ length: 4 * drawing.height * drawing.width }, () => 255);
+  drawing.pixels().forEach((value, index) => rgba.fill(value, 4 * index, 4 * index + 3));
+  preview.getContext("2d").putImageData(new ImageData(rgba, drawing.width, drawing.height), 0, 0);
+}
+
+function otherInput(app, sender) {
+  const spec = app.input;
+  const size = spec.shape.reduce((product, length) => product * length, 1);
+  const says = `${spec.name}: ${spec.dtype}[${spec.shape.join(", ")}], ${spec.meaning}${spec.units && ` (${spec.units})`}`;
+  const files = app.accepts.filter((type) => type !== "application/json");
+  const file = element("input", { type: "file", id: "file", accept: files.filter((type) => !type.startsWith("application/")).join() });
+  file.addEventListener("change", () => file.files.length && sendFile(app, sender, file.files[0]));
+  const json = element("textarea", { id: "json", rows: 6, spellcheck: false, value: size <= LARGEST_EXAMPLE ? zeros(spec.shape) : "" });
+  const send = element("button", { type: "submit" }, "Send");
+  const form = element("form", {}, element("label", { htmlFor: "json" }, "or the numbers as JSON"), json, send);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    sender.send(() => ({ body: json.value, type: "application/json" }));
+  });
+  json.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
+  return [element("p", { className: "spec" }, says), element("label", { htmlFor: "file" }, "A file"), file, form];
+}
+
+function sendFile(app, sender, file) {
+  if (file.size > app.max_body_bytes) {
+    const most = app.max_body_bytes.toLocaleString("en");
+    sender.forget();
+    sender.answer.say(`The file has ${file.size.toLocaleString("en")} bytes; at most ${most} are taken.`);
+    return;
+  }
+  const known = app.accepts.includes(file.type);
+  sender.send(() => ({ body: file, type: known ? file.type : "application/octet-stream" }));
+}
+
+const zeros = (shape) =>
+  shape.length === 0 ? "0" : `[${Array.from({ length: shape[0] }, () => zeros(shape.slice(1))).join(", ")}]`;
+
+function sameFromAShell(app, isImage) {
+  const type = app.accepts[0];
+  const url = new URL(`v1/apps/${app.name}`, document.baseURI);
+  const extension = type === "application/octet-stream" ? "bin" : type.split("/").pop();
+  const command = `curl --data-binary @${isImage ? "drawing" : "input"}.${extension} -H 'Content-Type: ${type}' ${url}`;
+  return element(
+    "details",
+    { className: "shell" },
+    element("summary", {}, "The same from a shell"),
+    element("code", { tabIndex: 0 }, command),
+  );
+}
