@@ -1,0 +1,332 @@
+"""Training, from top to bottom: set up or resume, step, validate, checkpoint, and a bundle at the end.
+
+One step is a function of the step's number: which examples, which augmentation and which units drop out all follow from
+(seed, step), so that a run goes on exactly from its parameters, its optimizer and one number.
+"""
+
+import json
+import math
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.application import FoundApplication
+from penstock.core.bundle import read_bundle
+from penstock.core.errors import TrainError
+from penstock.core.spec import Array
+from penstock.runtime.bundle import Bundle, library_versions
+from penstock.train.checkpoint import Checkpoint, newest_checkpoint, parameter_hash, save_checkpoint
+from penstock.train.data import batch_indices
+from penstock.train.interrupt import Interrupt
+from penstock.train.progress import Progress
+from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.report import Log, draw_curves
+
+# B examples of a batch
+
+RUN_FILE = "run.json"
+EVALUATED_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What a finished run is known by.
+
+    Args:
+        folder: RUN; its bundle is in `folder / "bundle"`.
+        metrics: The validation metrics of the best weights, and `test_...` where there is a test set.
+        best_step: After how many steps those were reached.
+        seconds: Wall time of the training, over all resumptions.
+        parameter_hash: Of the last weights: equal for equal seeds on the same machine, resumed or not.
+    """
+
+    folder: Path
+    metrics: dict[str, float]
+    best_step: int
+    seconds: float
+    parameter_hash: str
+
+
+def train(
+    found: FoundApplication, folder: Path, recipe: Recipe, *, overrides: dict[str, Any], quiet: bool = False
+) -> RunResult:
+    """Train an application's network into a run folder, or go on with the run that is there.
+
+    Args:
+        found: The application.
+        folder: RUN: run.json, metrics.jsonl, TensorBoard events, curves.png, checkpoints/, and bundle/ at the end.
+        recipe: How, with the overrides already in it.
+        overrides: What was changed of the application's own recipe, for run.json.
+        quiet: Print nothing.
+
+    Raises:
+        TrainError: The loss is not finite, or a checkpoint is damaged.
+        KeyboardInterrupt: The user asked to stop; a checkpoint was written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    data = recipe.data()
+    total = recipe.total_steps(len(data.train))
+    with _deterministic(recipe.seed):
+        trainer = Trainer(found.model(), recipe, total)
+        checkpoint = newest_checkpoint(folder / "checkpoints")
+        history = trainer.restore(checkpoint) if checkpoint else History()
+        log = Log(folder, from_step=history.step)
+        _write_run(folder, found, recipe, overrides, {"state": "running", "total_steps": total})
+        with Interrupt() as interrupt, Progress(found.application.name, total, history.step, quiet=quiet) as progress:
+            _run(trainer, data.train, data.validation, history, folder, log, progress, interrupt)
+        log.close()
+        draw_curves(folder)
+        return _finish(trainer, found, data, history, folder, recipe, overrides)
+
+
+@dataclass(slots=True)
+class History:
+    """How far a run is and the best it has seen."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_step: int = 0
+    best_value: float | None = None
+    best_metrics: dict[str, float] | None = None
+    best_weights: dict[str, Tensor] | None = None
+
+
+@final
+class Trainer:
+    """A network, its optimizer and schedule, and the one step that moves them.
+
+    Args:
+        module: The network.
+        recipe: How it is trained.
+        total_steps: How many steps the schedule spans.
+    """
+
+    def __init__(self, module: nn.Module, recipe: Recipe, total_steps: int) -> None:
+        self.module = module
+        self.recipe = recipe
+        self.total_steps = total_steps
+        self.optimizer = recipe.optimizer(module.parameters())
+        self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
+
+    def step(self, examples: ArraySet, step: int) -> Tensor:
+        """Take one step, a function of its number alone; returns the loss, a scalar still on its device."""
+        recipe = self.recipe
+        indices_B = batch_indices(recipe.seed, step * recipe.batch_size, recipe.batch_size, len(examples))
+        inputs_B, targets_B = _tensors(examples.inputs[indices_B], examples.targets[indices_B])
+        generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step))
+        torch.manual_seed(_step_seed(recipe.seed, step))  # dropout has no generator of its own
+        if recipe.augment is not None:
+            inputs_B, targets_B = recipe.augment(inputs_B, targets_B, generator)
+        self.module.train()
+        with self._autocast():
+            loss = recipe.loss(self.module(inputs_B), targets_B)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        return loss.detach()
+
+    def validate(self, examples: ArraySet) -> dict[str, float]:
+        """The loss and every metric over a whole set."""
+        self.module.eval()
+        inputs, targets = _tensors(examples.inputs, examples.targets)
+        with torch.inference_mode(), self._autocast():
+            outputs = torch.cat([self.module(part) for part in inputs.split(EVALUATED_AT_ONCE)]).float()
+            metrics = {"loss": self.recipe.loss(outputs, targets).item()}
+        return metrics | {name: metric(outputs, targets) for name, metric in self.recipe.metrics.items()}
+
+    def save(self, folder: Path, history: History) -> Path:
+        """Write a checkpoint of all that the next step depends on."""
+        state = {
+            "model": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
+            "seconds": history.seconds,
+            "best": {
+                "step": history.best_step,
+                "value": history.best_value,
+                "metrics": history.best_metrics,
+                "weights": history.best_weights,
+            },
+        }
+        return save_checkpoint(folder, Checkpoint(step=history.step, state=state))
+
+    def restore(self, checkpoint: Checkpoint) -> History:
+        """Go back to where a checkpoint was written."""
+        state, best = checkpoint.state, checkpoint.state["best"]
+        try:
+            self.module.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        return History(
+            step=checkpoint.step,
+            seconds=state["seconds"],
+            best_step=best["step"],
+            best_value=best["value"],
+            best_metrics=best["metrics"],
+            best_weights=best["weights"],
+        )
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.precision == "bf16")
+
+
+def _run(
+    trainer: Trainer,
+    examples: ArraySet,
+    held_out: ArraySet,
+    history: History,
+    folder: Path,
+    log: Log,
+    progress: Progress,
+    interrupt: Interrupt,
+) -> None:
+    recipe, total = trainer.recipe, trainer.total_steps
+    validated_every = max(1, round(recipe.validate_every_epochs * len(examples) / recipe.batch_size))
+    saved = started = time.monotonic()
+    seconds_before = history.seconds
+    while history.step < total:
+        loss = trainer.step(examples, history.step)
+        history.step += 1
+        history.seconds = seconds_before + time.monotonic() - started
+        loss_value = loss.item()
+        if not math.isfinite(loss_value):
+            raise TrainError(
+                f"the loss is {loss_value} at step {history.step}; lower the learning rate or check the data."
+            )
+        progress.advance(loss_value, recipe.batch_size)
+        if history.step % validated_every == 0 or history.step == total:
+            _validate(trainer, held_out, history, log, loss_value)
+            progress.note(history.best_metrics or {})
+        due = (
+            history.step % recipe.checkpoint_every_steps == 0
+            if recipe.checkpoint_every_steps
+            else time.monotonic() - saved > recipe.checkpoint_every_s
+        )
+        if due or interrupt.asked or history.step == total:
+            trainer.save(folder / "checkpoints", history)
+            saved = time.monotonic()
+        if interrupt.asked and history.step < total:
+            progress.say(f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {folder}")
+            raise KeyboardInterrupt
+
+
+def _validate(trainer: Trainer, held_out: ArraySet, history: History, log: Log, train_loss: float) -> None:
+    recipe = trainer.recipe
+    metrics = trainer.validate(held_out)
+    rate = trainer.optimizer.param_groups[0]["lr"]
+    log.write(
+        {
+            "step": history.step,
+            "seconds": round(history.seconds, 3),
+            "samples": history.step * recipe.batch_size,
+            "train_loss": train_loss,
+            "learning_rate": float(rate),
+            **{f"validation_{name}": value for name, value in metrics.items()},
+        }
+    )
+    if recipe.is_better(metrics[recipe.best], history.best_value):
+        history.best_step, history.best_value, history.best_metrics = history.step, metrics[recipe.best], metrics
+        history.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.module.state_dict().items()}
+
+
+def _finish(
+    trainer: Trainer,
+    found: FoundApplication,
+    data: Data,
+    history: History,
+    folder: Path,
+    recipe: Recipe,
+    overrides: dict[str, Any],
+) -> RunResult:
+    assert history.best_weights is not None, history.step
+    assert history.best_metrics is not None, history.step
+    last_hash = parameter_hash(trainer.module)
+    trainer.module.load_state_dict(history.best_weights)
+    metrics = dict(history.best_metrics)
+    if data.test is not None:
+        metrics |= {f"test_{name}": value for name, value in trainer.validate(data.test).items()}
+    Bundle.write(found, trainer.module, data.validation.inputs, to=folder / "bundle", metrics=metrics)
+    result = RunResult(
+        folder=folder,
+        metrics=metrics,
+        best_step=history.best_step,
+        seconds=history.seconds,
+        parameter_hash=last_hash,
+    )
+    done = {
+        "state": "finished",
+        "total_steps": trainer.total_steps,
+        "metrics": result.metrics,
+        "best_step": result.best_step,
+        "seconds": round(result.seconds, 3),
+        "parameter_hash": result.parameter_hash,
+        "bundle": read_bundle(folder / "bundle").manifest.content_hash,
+    }
+    _write_run(folder, found, recipe, overrides, done)
+    return result
+
+
+def _write_run(
+    folder: Path, found: FoundApplication, recipe: Recipe, overrides: dict[str, Any], more: dict[str, Any]
+) -> None:
+    fields = {
+        "application": found.reference,
+        "name": found.application.name,
+        "sources": found.source_sha256(),
+        "overrides": overrides,
+        "recipe": {
+            "batch_size": recipe.batch_size,
+            "epochs": recipe.epochs,
+            "steps": recipe.steps,
+            "precision": recipe.precision,
+            "seed": recipe.seed,
+            "best": recipe.best,
+            "best_mode": recipe.best_mode,
+        },
+        "versions": library_versions(),
+        "threads": torch.get_num_threads(),
+        **more,
+    }
+    beside = folder / f".{RUN_FILE}"
+    beside.write_text(json.dumps(fields, indent=2) + "\n")
+    beside.replace(folder / RUN_FILE)
+
+
+@contextmanager
+def _deterministic(seed: int) -> Generator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    # Filling new memory first would cost a tenth of the step and make nothing more deterministic here.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+def _step_seed(seed: int, step: int) -> int:
+    # Neighbouring seeds and steps must not share their chance: spread both over 64 bits (splitmix64's constants).
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return mixed ^ (mixed >> 31)
+
+
+def _tensors(inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    # A schedule's state names its functions and its optimizer's hooks; numbers, texts and lists of them are the state.
+    return {name: value for name, value in state.items() if isinstance(value, int | float | str | list | bool | None)}

@@ -1,0 +1,138 @@
+"""How a network is trained: one frozen record, which a function of the application's recipe module returns."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from penstock.core.errors import TrainError
+from penstock.core.spec import Array
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor], float]
+Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySet:
+    """Examples in memory.
+
+    Args:
+        inputs: Raw inputs as `decode` would give them, `[n, *input.shape]`.
+        targets: What the loss compares the network's outputs with, `[n]` or `[n, ...]`.
+    """
+
+    inputs: Array
+    targets: Array
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
+            raise TrainError(
+                f"the data has {len(self.inputs):,} inputs and {len(self.targets):,} targets; "
+                f"give one target for each input, and at least one."
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """The examples.
+
+    Args:
+        train: Learned from.
+        validation: Held out to choose the best weights by.
+        test: Held out from that choice too, and run once, at the end; None where there is none.
+    """
+
+    train: ArraySet
+    validation: ArraySet
+    test: ArraySet | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a network is trained. Vary one with `dataclasses.replace(recipe, batch_size=512)`.
+
+    Args:
+        data: Gives the examples.
+        loss: `loss(network(inputs), targets)`, the mean over the batch.
+        optimizer: Makes the optimizer of the parameters.
+        schedule: Makes the learning-rate schedule of an optimizer and the count of steps; it moves once a step.
+        metrics: By name, functions of the outputs and targets of the whole validation set.
+        best: The metric by which the best weights are chosen; `"loss"` is there always.
+        best_mode: Whether the larger (`"max"`) or the smaller (`"min"`) is better.
+        batch_size: Examples a step, over all devices together.
+        epochs: How often every example is seen; a fraction is allowed. Exactly one of `epochs` and `steps`.
+        steps: How many steps are taken.
+        augment: Changes a training batch at random; all its chance must come from the generator it is given.
+        precision: `"fp32"`, or `"bf16"` for autocast with fp32 weights.
+        seed: Of the weights, the order of the examples, the augmentation and dropout.
+        validate_every_epochs: How often the validation set is run.
+        checkpoint_every_s: Seconds between checkpoints.
+        checkpoint_every_steps: Steps between checkpoints, instead of seconds.
+
+    Raises:
+        TrainError: A field is out of range or contradicts another.
+    """
+
+    data: Callable[[], Data]
+    loss: Loss
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    schedule: Callable[[Optimizer, int], LRScheduler] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    best: str = "loss"
+    best_mode: Literal["max", "min"] = "min"
+    batch_size: int = 64
+    epochs: float | None = None
+    steps: int | None = None
+    augment: Augment | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = 0
+    validate_every_epochs: float = 1.0
+    checkpoint_every_s: float = 30.0
+    checkpoint_every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise TrainError(f"the recipe has epochs={self.epochs} and steps={self.steps}; give exactly one of them.")
+        length = self.epochs if self.epochs is not None else self.steps
+        for name, value in {
+            "the length": length,
+            "batch_size": self.batch_size,
+            "validate_every_epochs": self.validate_every_epochs,
+            "checkpoint_every_s": self.checkpoint_every_s,
+            "checkpoint_every_steps": self.checkpoint_every_steps or 1,
+        }.items():
+            if not value or value <= 0:
+                raise TrainError(f"the recipe has {name} {value}; it must be above 0.")
+        if self.precision not in ("fp32", "bf16"):
+            raise TrainError(f"the recipe has precision {self.precision!r}; choose 'fp32' or 'bf16'.")
+        if self.best_mode not in ("max", "min"):
+            raise TrainError(f"the recipe has best_mode {self.best_mode!r}; choose 'max' or 'min'.")
+        if self.best != "loss" and self.best not in self.metrics:
+            raise TrainError(f"the recipe chooses by {self.best!r}, which is not one of {['loss', *self.metrics]}.")
+
+    def total_steps(self, examples: int) -> int:
+        """How many steps are taken over a training set of so many examples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * examples / self.batch_size))
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether a value of the choosing metric beats the best so far."""
+        if than is None:
+            return True
+        return value > than if self.best_mode == "max" else value < than
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """The share of rows whose largest output is at the target: outputs `[n, classes]`, targets `[n]` or one-hot."""
+    labels = targets if targets.ndim == 1 else targets.argmax(1)
+    return (outputs.argmax(1) == labels).double().mean().item()
