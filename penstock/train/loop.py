@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -305,16 +305,17 @@ def _write_run(
 
 @contextmanager
 def _deterministic(seed: int) -> Generator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    memory = cast(Any, torch.utils.deterministic)
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # Filling new memory first would cost a tenth of the step and make nothing more deterministic here.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # Filling all new memory first costs time at every step and makes nothing here more deterministic.
+    memory.fill_uninitialized_memory = False
     torch.manual_seed(seed)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        memory.fill_uninitialized_memory = before[1]
 
 
 def _step_seed(seed: int, step: int) -> int:

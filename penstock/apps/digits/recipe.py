@@ -29,8 +29,8 @@ def recipe() -> Recipe:
         optimizer=sgd,
         schedule=one_cycle,
         metrics={"accuracy": accuracy},
-        best="accuracy",
-        best_mode="max",
+        best="loss",
+        best_mode="min",
         batch_size=64,
         epochs=40,
         augment=augment,
@@ -38,7 +38,7 @@ def recipe() -> Recipe:
 
 
 def digits() -> Data:
-    """A fixed third held out as the test; of the rest, a tenth to choose the weights by and the others to learn from."""
+    """A fixed third held out as the test; of the rest, a tenth to choose the weights by, the others to learn from."""
     inputs, targets = digit_images()
     rest, test = split(targets, HELD_OUT)
     train, validation = (rest[part] for part in split(targets[rest], CHOSEN_BY))
