@@ -1,7 +1,7 @@
 // A surface to draw a grey image on: white ink on black, by mouse, finger, pen or keyboard.
 // Strokes are kept as points in the image's own pixels, and painted at any resolution.
 
-const PEN = 0.085; // width of the pen, as a share of the image's shorter side
+const PEN = 0.11; // width of the pen, as a share of the image's shorter side
 const SHOWN_PIXELS = 720; // resolution of what is seen
 const SENT_PIXELS = 128; // and of what is sent: the server averages it to the image's size
 const KEY_STEP = 0.02;

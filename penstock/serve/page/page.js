@@ -21,7 +21,7 @@ class Connection {
 
   /** It did not. */
   lost() {
-    const sentence = `The server at ${location.host} does not answer. Trying again every second; no need to reload.`;
+    const sentence = `The server at ${location.host} does not answer. Trying again every second.`;
     this.#set("lost", "no answer", sentence);
   }
 

@@ -16,7 +16,7 @@ export function tryPanel(app, connection) {
   const { shape, dtype } = app.input;
   const isImage = shape.length === 2 && dtype === "uint8";
   const input = isImage ? drawingInput(app, sender) : otherInput(app, sender);
-  return element("div", { className: "try" }, ...input, answer.view, sameFromAShell(app, isImage));
+  return element("div", { className: "try" }, element("div", {}, ...input), answer.view, sameFromAShell(app, isImage));
 }
 
 /** Sends at most one request at a time; of those that come meanwhile, only the latest is sent. */
