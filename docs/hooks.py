@@ -47,7 +47,8 @@ def _described(command: Any, path: str) -> list[str]:
 
 
 def _row(parameter: Any) -> str:
-    name = parameter.human_readable_name if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
+    argument = parameter.param_type_name == "argument"
+    name = (parameter.metavar or parameter.name.upper()) if argument else ", ".join(parameter.opts)
     default = parameter.default
     shown = "" if default is None or parameter.required or callable(default) else f"`{default}`"
     return f"| `{name}` | {' '.join((parameter.help or '').split()).replace('|', chr(92) + '|')} | {shown} |"
