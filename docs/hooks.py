@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer.main import get_command
 
 from penstock.cli import build
@@ -40,15 +39,21 @@ def _described(command: Any, path: str) -> list[str]:
     if subcommands:
         own = [] if path == "penstock" else [f"## `{path}`", command.help or ""]
         return own + [part for name, sub in subcommands.items() for part in _described(sub, f"{path} {name}")]
-    usage = command.get_usage(typer.Context(command, info_name=path)).removeprefix("Usage: ")
-    parts = [f"## `{path}`", command.help or "", f"```text\n{usage}\n```"]
+    names = [_name(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
+    parts = [f"## `{path}`", command.help or "", f"```text\n{' '.join([path, *names, '[OPTIONS]'])}\n```"]
     rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     return [*parts, "\n".join(["| | | default |", "| --- | --- | --- |", *rows])] if rows else parts
 
 
+def _name(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return parameter.metavar or parameter.name.upper()
+    return ", ".join(parameter.opts)
+
+
 def _row(parameter: Any) -> str:
-    argument = parameter.param_type_name == "argument"
-    name = (parameter.metavar or parameter.name.upper()) if argument else ", ".join(parameter.opts)
     default = parameter.default
     shown = "" if default is None or parameter.required or callable(default) else f"`{default}`"
-    return f"| `{name}` | {' '.join((parameter.help or '').split()).replace('|', chr(92) + '|')} | {shown} |"
+    return (
+        f"| `{_name(parameter)}` | {' '.join((parameter.help or '').split()).replace('|', chr(92) + '|')} | {shown} |"
+    )
