@@ -5,12 +5,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from penstock.core.errors import ApplicationError
+from penstock.core.sources import modules_beside, refuse_strangers
 from penstock.core.spec import Array, TensorSpec
 
 Decode = Callable[[bytes, str], Array]
@@ -57,10 +58,9 @@ class Application:
     description: str = ""
 
     def __post_init__(self) -> None:
-        if not self.name or not all(c.isascii() and (c.isalnum() or c in "-_") for c in self.name):
+        if not isinstance(self.name, str) or not _stands_in_a_url(self.name):
             raise ApplicationError(f"Application has name {self.name!r}; use letters, digits, '-' and '_'.")
-        if self.chunks < 1:
-            raise ApplicationError(f"Application {self.name!r} has chunks={self.chunks}; it must be at least 1.")
+        self._check_fields()
         if self.max_body_bytes < self.input.nbytes:
             raise ApplicationError(
                 f"Application {self.name!r} has max_body_bytes={self.max_body_bytes:,}, less than one chunk "
@@ -71,10 +71,36 @@ class Application:
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
             )
 
+    def _check_fields(self) -> None:
+        types = isinstance(self.accepts, tuple) and all(map(_is_content_type, self.accepts))
+        made = isinstance(self.model, str) or (callable(self.model) and not hasattr(self.model, "state_dict"))
+        made = made or isinstance(self.model, type)
+        for name, good, fix in (
+            ("input", isinstance(self.input, TensorSpec), "a TensorSpec"),
+            ("output", isinstance(self.output, TensorSpec), "a TensorSpec"),
+            ("model", made, "a class or function that makes the network, or its import path, not the network itself"),
+            ("decode", self.decode is None or callable(self.decode), "a function of a request's body and content type"),
+            ("reply", self.reply is None or callable(self.reply), "a function of one output"),
+            ("accepts", types, "a tuple of content types in lower case, such as ('image/png',)"),
+            ("chunks", type(self.chunks) is int and self.chunks >= 1, "a whole number, at least 1"),
+            ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
+        ):
+            if not good:
+                value = " ".join(repr(getattr(self, name)).split())[:80]
+                raise ApplicationError(f"Application {self.name!r} has {name}={value}; it must be {fix}.")
+
+
+def _stands_in_a_url(name: str) -> bool:
+    return name != "" and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
+
+
+def _is_content_type(value: object) -> bool:
+    return isinstance(value, str) and value.count("/") == 1 and value == value.lower().strip()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundApplication:
-    """An application and where it was found.
+    """An application, where it was found, and what its sources were then.
 
     Args:
         application: The record.
@@ -85,6 +111,24 @@ class FoundApplication:
     application: Application
     module: ModuleType
     reference: str
+    _modules: dict[str, Path] = field(init=False, repr=False, compare=False)
+    _sha256: dict[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        file = getattr(self.module, "__file__", None)
+        modules: dict[str, Path] = {}
+        sha256: dict[str, str] = {}
+        if file is not None:
+            home = Path(file).resolve()
+            paths = (self.application.model, self.application.recipe)
+            roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
+            modules = modules_beside(home, self.module.__package__ or "", roots)
+            # Now, not when it is asked for: what is edited during a long training was not what trained.
+            for source in sorted({home, *modules.values()}):
+                if source.is_relative_to(home.parent):
+                    sha256[source.relative_to(home.parent).as_posix()] = _digest(source)
+        object.__setattr__(self, "_modules", modules)
+        object.__setattr__(self, "_sha256", sha256)
 
     def model(self) -> Any:
         """A new network (a `torch.nn.Module`) with untrained weights."""
@@ -101,47 +145,45 @@ class FoundApplication:
         return self._made(self.application.recipe, "recipe")
 
     def source_sha256(self) -> dict[str, str]:
-        """The SHA-256 of each source file of the application, by its path beside the declaring file.
+        """The SHA-256 of each source file, as it was when the application was found, by its path beside the first.
 
-        Sources are the declaring file and, of the modules that `model` and `recipe` name, those in its folder or below.
+        Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
+        `model` or `recipe` name.
         """
-        home = Path(self.module.__file__ or "").resolve()
-        files = {home}
-        for field in (self.application.model, self.application.recipe):
-            file = self._file_of(field)
-            if file is not None:
-                files.add(Path(file).resolve())
-        return {
-            file.relative_to(home.parent).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in sorted(files)
-            if file.is_relative_to(home.parent)
-        }
+        return dict(self._sha256)
 
     def _made(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
             value = self._looked_up(value, field)
-        return value() if callable(value) else value
+        if not callable(value):
+            return value
+        try:
+            return value()
+        except TypeError as error:
+            raise ApplicationError(
+                f"The {field} of application {self.application.name!r} cannot be made ({error}); it is called without "
+                f"arguments."
+            ) from error
 
     def _looked_up(self, path: str, field: str) -> Any:
         module_name, _, attribute = path.partition(":")
+        refuse_strangers(self._modules)
+        if "/" in self.reference:
+            _put_first(str(Path(self.reference).parent))
         try:
             module = importlib.import_module(module_name) if module_name else self.module
-            return getattr(module, attribute)
-        except (ImportError, AttributeError) as error:
+            made = getattr(module, attribute)
+        except Exception as error:
             raise ApplicationError(
-                f"Application {self.application.name!r} has {field} {path!r}, which cannot be imported ({error}); "
-                f"write ':Name' for this file or 'package.module:Name'."
+                f"Application {self.application.name!r} has {field} {path!r}, which cannot be imported "
+                f"({_cause(error)}); write ':Name' for this file or 'package.module:Name'."
             ) from error
+        refuse_strangers(self._modules)
+        return made
 
-    def _file_of(self, value: Any) -> str | None:
-        if not isinstance(value, str):
-            module = sys.modules.get(getattr(value, "__module__", ""))
-            return getattr(module, "__file__", None)
-        module_name = value.partition(":")[0]
-        if not module_name:
-            return self.module.__file__
-        spec = importlib.util.find_spec(module_name)
-        return spec.origin if spec else None
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def find_application(reference: str) -> FoundApplication:
@@ -154,16 +196,20 @@ def find_application(reference: str) -> FoundApplication:
     Raises:
         ApplicationError: Nothing is there, it does not import, or it is not an `Application`.
     """
-    path, _, attribute = reference.partition(":")
+    path, colon, attribute = reference.rpartition(":")
+    if not colon or "/" in attribute or attribute.endswith(".py"):
+        path, attribute = reference, ""
     attribute = attribute or "app"
     if path.endswith(".py") or "/" in path:
-        module = _module_from_file(Path(path))
-        path = str(Path(path).resolve())
+        module = _module_from_file(Path(path).expanduser())
+        path = str(Path(path).expanduser().resolve())
     else:
         module = _module_from_name(path)
     found = getattr(module, attribute, None)
     if not isinstance(found, Application):
-        raise ApplicationError(f"{path} has no Application called {attribute!r}; write '{path}:name' for another.")
+        others = [name for name, value in vars(module).items() if isinstance(value, Application)]
+        fix = f"it has {', '.join(others)}: write '{path}:{others[0]}'" if others else "declare it as 'app'"
+        raise ApplicationError(f"{path} has no Application called {attribute!r}; {fix}.")
     short = path if attribute == "app" else f"{path}:{attribute}"
     return FoundApplication(application=found, module=module, reference=short)
 
@@ -179,37 +225,53 @@ def _module_from_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(dotted)
     except ModuleNotFoundError as error:
-        if error.name is None or not dotted.startswith(error.name):
+        if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
             raise ApplicationError(f"Application {name!r} needs the module {error.name!r}; install it.") from error
         raise ApplicationError(
             f"There is no application {name!r}; use one of {', '.join(application_names())}, "
             f"an import path or a path to an app.py."
         ) from error
-    except (ValueError, TypeError) as error:
-        raise ApplicationError(f"{name!r} is not an application's name, import path or file.") from error
+    except ApplicationError:
+        raise
+    except Exception as error:
+        raise ApplicationError(f"Application {name!r} does not import: {_cause(error)}.") from error
 
 
 def _module_from_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
-    name = f"penstock_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    # Named by its content too: a file that is edited and found again is another module, not the old one.
+    digest = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()
+    name = f"penstock_user_{file.stem}_{digest[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ApplicationError(f"{file} is not a Python file.")
+        raise ApplicationError(f"{file} is not a Python file; give the path of an app.py.")
+    refuse_strangers(modules_beside(file, "", ()))
     module = importlib.util.module_from_spec(spec)
-    # As when Python runs a file: the modules beside it can be imported.
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
+    _put_first(str(file.parent))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ApplicationError(f"{file} does not import: {type(error).__name__}: {error}") from error
+        if isinstance(error, ApplicationError):
+            raise
+        raise ApplicationError(f"{file} does not import: {_cause(error)}.") from error
     return module
+
+
+def _put_first(folder: str) -> None:
+    # As when Python runs a file: the modules beside it can be imported.
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")
 
 
 def describe(application: Application) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What one chunk looks like: the one declaration that decoding, the slot table, protocols and training all read."""
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from math import prod
 from typing import Any, Self
 
@@ -10,6 +11,9 @@ import numpy.typing as npt
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
 
 Array = npt.NDArray[Any]
+
+_NUMBERS = {bool, int, float}
+_LISTS = {list, tuple}
 
 # The datatype names of the Open Inference Protocol, version 2.
 PROTOCOL_DATATYPES = {
@@ -41,7 +45,8 @@ class TensorSpec:
         name: The tensor's name in the Open Inference Protocol.
 
     Raises:
-        ApplicationError: The dtype is unknown, the shape is not of positive whole numbers, or the labels do not fit.
+        ApplicationError: The dtype is unknown, the shape is not a tuple of positive whole numbers, or the labels do not
+            fit.
     """
 
     dtype: str
@@ -56,8 +61,16 @@ class TensorSpec:
             raise ApplicationError(
                 f"TensorSpec has dtype {self.dtype!r}; it must be one of {', '.join(PROTOCOL_DATATYPES)}."
             )
-        if not all(isinstance(size, int) and size > 0 for size in self.shape):
-            raise ApplicationError(f"TensorSpec has shape {self.shape!r}; every size must be a whole number above 0.")
+        if not isinstance(self.shape, tuple) or not all(type(size) is int and size > 0 for size in self.shape):
+            raise ApplicationError(
+                f"TensorSpec has shape {self.shape!r}; it must be a tuple of whole numbers above 0, such as (28, 28)."
+            )
+        if not self.name or not isinstance(self.name, str):
+            raise ApplicationError(f"TensorSpec has name {self.name!r}; give the tensor a name, such as 'image'.")
+        if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):
+            raise ApplicationError(
+                f"TensorSpec has labels {self.labels!r}; they must be a tuple of names, such as ('cat', 'dog')."
+            )
         if self.labels and (not self.shape or len(self.labels) != self.shape[-1]):
             raise ApplicationError(
                 f"{len(self.labels)} labels for shape {self.shape}; give one for each entry of the last dim."
@@ -88,6 +101,11 @@ class TensorSpec:
         """Whether the dtype can hold NaN or infinity at all, so that a check is due."""
         return self.dtype.startswith("float")
 
+    @property
+    def takes_any_bytes(self) -> bool:
+        """Whether raw bytes of the right count are always a chunk; a float can be NaN, and a bool is 0 or 1."""
+        return self.numpy_dtype.kind in "iu"
+
     def describe(self) -> str:
         """`uint8[28, 28]`, for messages."""
         return f"{self.dtype}{list(self.shape)}"
@@ -96,8 +114,10 @@ class TensorSpec:
         """The array itself if it is one chunk of this spec.
 
         Raises:
-            InvalidInput: Another dtype or shape, or a float that is NaN or infinite.
+            InvalidInput: Not an array, another dtype or shape, or a float that is NaN or infinite.
         """
+        if not isinstance(array, np.ndarray):
+            raise InvalidInput(f"{self.name} is a {type(array).__name__}; it must be an array, {self.describe()}.")
         if array.dtype != self.numpy_dtype or array.shape != self.shape:
             raise InvalidInput(
                 f"{self.name} is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
@@ -114,13 +134,16 @@ class TensorSpec:
         """One chunk from its raw little-endian bytes.
 
         Raises:
-            InvalidInput: The wrong count of bytes, or a float that is NaN or infinite.
+            InvalidInput: The wrong count of bytes, a float that is NaN or infinite, or a bool that is neither 0 nor 1.
         """
-        if len(body) != self.nbytes:
+        count = memoryview(body).nbytes
+        if count != self.nbytes:
             raise InvalidInput(
-                f"The body has {len(body):,} bytes; {self.describe()} takes exactly {self.nbytes:,} raw bytes."
+                f"The body has {count:,} bytes; {self.describe()} takes exactly {self.nbytes:,} raw bytes."
             )
         array = np.frombuffer(body, self.numpy_dtype).reshape(self.shape)
+        if self.dtype == "bool" and (array.view(np.uint8) > 1).any():
+            raise InvalidInput(f"{self.name} holds a byte above 1; each bool is one byte, 0 or 1.")
         self.check_finite(array)
         return array
 
@@ -130,31 +153,84 @@ class TensorSpec:
         Raises:
             InvalidInput: Not numbers, ragged, another shape, out of the dtype's range, or fractions for whole numbers.
         """
-        try:
-            wide = np.array(numbers)
-        except (ValueError, OverflowError):
-            raise InvalidInput(f"{self.name} is ragged; it must be nested lists of shape {list(self.shape)}.") from None
-        if wide.dtype.kind not in "biuf":
-            raise InvalidInput(f"{self.name} holds something other than numbers; it must be {self.describe()}.")
-        if wide.shape != self.shape:
-            raise InvalidInput(f"{self.name} has shape {list(wide.shape)}; it must be {list(self.shape)}.")
-        return self.cast(wide)
+        return self._from_flat(self._flat(numbers, self.shape)).reshape(self.shape)
+
+    def from_rows(self, numbers: object, rows: int) -> Array:
+        """Several chunks, `[rows, *shape]`, from lists of numbers that are nested or flat.
+
+        Raises:
+            InvalidInput: As `from_numbers`.
+        """
+        flat = isinstance(numbers, list) and not set(map(type, numbers)) & _LISTS
+        shape = (rows * self.size,) if flat else (rows, *self.shape)
+        return self._from_flat(self._flat(numbers, shape)).reshape(rows, *self.shape)
 
     def cast(self, wide: Array) -> Array:
         """Numbers of another dtype as this spec's dtype, if none of them changes by it (floats may round).
 
         Raises:
-            InvalidInput: A number does not fit the dtype.
+            InvalidInput: Not numbers, or one that does not fit the dtype.
         """
+        if wide.dtype.kind not in "biuf":
+            raise self._not_numbers(str(wide.dtype))
         if wide.dtype == self.numpy_dtype:
             self.check_finite(wide)
             return wide
-        with np.errstate(invalid="ignore", over="ignore"):
+        if wide.dtype.kind == "f" and self.numpy_dtype.kind in "iu":
+            # Out of range, what a float becomes as an integer is up to the processor.
+            limits = np.iinfo(self.numpy_dtype)
+            with np.errstate(over="ignore"):
+                fits = (wide >= float(limits.min)) & (wide < float(limits.max + 1))
+            if not fits.all():
+                raise self._does_not_fit()
+        with np.errstate(over="ignore"):
             narrow = wide.astype(self.numpy_dtype)
-        self.check_finite(narrow)
+        self.check_finite(wide)
+        if self.takes_nan and not np.isfinite(narrow).all():
+            raise self._does_not_fit()
         if narrow.dtype.kind != "f" and not np.array_equal(narrow, wide):
-            raise InvalidInput(f"{self.name} holds a number that {self.dtype} cannot: send whole numbers in its range.")
+            raise self._does_not_fit()
         return narrow
+
+    def _flat(self, numbers: object, shape: tuple[int, ...]) -> list[Any]:
+        # Never more than the shape's own count of numbers is held, whatever was sent. np.array would look for a dtype
+        # that holds everything: one long string among short ones asks for gigabytes.
+        level: list[Any] = [numbers]
+        for size in shape:
+            if not set(map(type, level)) <= _LISTS or set(map(len, level)) != {size}:
+                wrong = next(item for item in level if type(item) not in _LISTS or len(item) != size)
+                raise self._not_nested(wrong, f"a list of {size:,} belongs", shape)
+            level = list(chain.from_iterable(level))
+        kinds = set(map(type, level))
+        if kinds & _LISTS:
+            wrong = next(item for item in level if type(item) in _LISTS)
+            raise self._not_nested(wrong, "a number belongs", shape)
+        if not kinds <= _NUMBERS:
+            raise self._not_numbers(", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS)))
+        return level
+
+    def _from_flat(self, numbers: list[Any]) -> Array:
+        try:
+            if self.takes_nan:
+                return self.cast(np.array(numbers, np.float64))
+            whole = [int(number) for number in numbers] if float in set(map(type, numbers)) else numbers
+            if whole != numbers or (self.dtype == "bool" and not set(numbers) <= {0, 1}):
+                raise self._does_not_fit()
+            return np.array(whole, self.numpy_dtype)
+        except (OverflowError, ValueError):
+            raise self._does_not_fit() from None
+
+    def _does_not_fit(self) -> InvalidInput:
+        taken = "finite numbers" if self.takes_nan else "0 or 1" if self.dtype == "bool" else "whole numbers"
+        return InvalidInput(f"{self.name} holds a number that {self.dtype} cannot; send {taken} in its range.")
+
+    def _not_numbers(self, found: str) -> InvalidInput:
+        return InvalidInput(f"{self.name} holds {found}, not only numbers; it must be {self.describe()}.")
+
+    def _not_nested(self, item: Any, belongs: str, shape: tuple[int, ...]) -> InvalidInput:
+        found = f"a list of {len(item):,}" if type(item) in _LISTS else f"a {type(item).__name__}"
+        wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
+        return InvalidInput(f"{self.name} has {found} where {belongs}; it must be {wanted}.")
 
     def to_json(self) -> dict[str, Any]:
         """The spec as plain JSON values."""
