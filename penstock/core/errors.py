@@ -13,6 +13,7 @@ PenstockError                 says what, the value received, and the fix
     ├── InvalidInput          400
     ├── UnknownRoute          404
     ├── WrongMethod           405
+    ├── TooSlow               408
     ├── TooLarge              413
     ├── UnsupportedContent    415
     ├── ComputeFailed         500  the application's own code failed on this request
@@ -83,6 +84,12 @@ class WrongMethod(RequestError):
     def __init__(self, message: str, allowed: str) -> None:
         super().__init__(message)
         self.allowed = allowed
+
+
+class TooSlow(RequestError):
+    """The client began a request and fell silent."""
+
+    status = 408
 
 
 class TooLarge(RequestError):

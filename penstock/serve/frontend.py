@@ -1,7 +1,7 @@
 """A front-end's side of the slot table: chunks in, results out. It never loads torch.
 
-It owns its slots and their free list. What it admits is decided from the measured costs in the table's header: what would
-be answered too late is refused at once, so that those already admitted keep their budget.
+It owns its slots and their free list. What it admits is decided from the measured costs in the table's header: what
+would be answered too late is refused at once, so that those already admitted keep their budget.
 """
 
 from collections.abc import Callable

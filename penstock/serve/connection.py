@@ -1,0 +1,192 @@
+"""One client's connection: requests in order, answers in order, and nothing kept for a client that is gone."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+import orjson
+
+from penstock.core.errors import Overloaded, RequestError, WrongMethod
+from penstock.serve.wire import Request, RequestReader, Response, serialised
+
+# A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
+PIPELINED = 16
+# Bytes of answers that a client has not read, past which its requests are not read either.
+UNREAD_BYTES = 1 << 20
+
+Answer = Callable[[Response], None]
+# Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
+Handler = Callable[[Request, Answer], Callable[[], None] | None]
+
+
+@final
+class Connection(asyncio.Protocol):
+    """Speaks HTTP/1.1 with one client.
+
+    Args:
+        handle: What answers a request.
+        open_connections: All of the server's; this one adds and removes itself.
+        max_body_bytes: The largest body of any route.
+        clock_s: A monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        handle: Handler,
+        open_connections: "set[Connection]",
+        max_body_bytes: int,
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._handle = handle
+        self._open = open_connections
+        self._reader = RequestReader(max_body_bytes)
+        self._clock_s = clock_s
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[Request] = deque()
+        self._current: Request | None = None
+        self._cancel: Callable[[], None] | None = None
+        self._refusal: RequestError | None = None
+        self._paused = self._closing = self._deferred = False
+        self._ended = False  # the client sends no more
+        self._unwanted = False  # nothing more is wanted from the client
+        self._continued = False
+        self.heard_s = clock_s()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request of this client is begun, waiting or being answered."""
+        return self._current is None and not self._waiting and not self._reader.begun
+
+    @property
+    def answering(self) -> bool:
+        """Whether a whole request waits for its answer, so that silence is not the client's fault."""
+        return self._current is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio's: the client is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(UNREAD_BYTES)
+        self._open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's: the client sent something."""
+        self.heard_s = self._clock_s()
+        requests, refusal = self._reader.feed(data)
+        if requests:
+            self._waiting.extend(requests)
+        if refusal is not None and self._refusal is None:
+            self._refusal = refusal
+            self._pause()
+        elif len(self._waiting) > PIPELINED:
+            self._pause()
+        elif self._reader.expects_continue and not self._continued and self._current is None and not self._waiting:
+            self._continued = True
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._proceed()
+
+    def eof_received(self) -> bool:
+        """asyncio's: the client sends no more, but may still read the answers to what it sent."""
+        self._ended = True
+        self._proceed()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's: the client is gone; what it asked for need not run."""
+        self._open.discard(self)
+        self._transport = None
+        self._waiting.clear()
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def pause_writing(self) -> None:
+        """asyncio's: the client does not read its answers."""
+        self._pause()
+
+    def resume_writing(self) -> None:
+        """asyncio's: the client reads again."""
+        self._resume()
+        self._proceed()
+
+    def close_after_next(self) -> None:
+        """The server is going down: the next answer is this connection's last."""
+        self._closing = True
+
+    def close_when_idle(self) -> None:
+        """Close now, or as soon as what was begun is answered."""
+        self._closing = self._unwanted = True
+        self._proceed()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def refuse(self, error: RequestError) -> None:
+        """End the connection with a refusal, unless an answer is under way."""
+        if self._refusal is None and self._current is None:
+            self._refusal = error
+            self._proceed()
+
+    def _proceed(self) -> None:
+        # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead.
+        while self._current is None and self._waiting and self._transport is not None:
+            request = self._current = self._waiting.popleft()
+            self._continued = False
+            answered = False
+
+            def answer(response: Response, request: Request = request) -> None:
+                nonlocal answered
+                answered = True
+                self._answer(request, response)
+
+            cancel = self._handle(request, answer)
+            if not answered:
+                self._deferred, self._cancel = True, cancel
+                return
+        if self._transport is None or self._current is not None:
+            return
+        if self._refusal is not None:
+            self._write(serialised(refused(self._refusal), None, close=True))
+            self._transport.close()
+        elif self._ended or (self._unwanted and not self._reader.begun):
+            self._transport.close()
+        else:
+            self._resume()
+
+    def _answer(self, request: Request, response: Response) -> None:
+        deferred, self._deferred = self._deferred, False
+        self._cancel = self._current = None
+        close = not request.keep_alive or (self._closing and not self._waiting)
+        self._write(serialised(response, request, close=close))
+        if close and self._transport is not None:
+            self._waiting.clear()
+            self._transport.close()
+        elif deferred:
+            self._proceed()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+
+def refused(error: RequestError) -> Response:
+    """The response that says why a request got no result."""
+    headers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded):
+        headers = (("Retry-After", str(max(1, round(error.retry_after_s)))),)
+    elif isinstance(error, WrongMethod):
+        headers = (("Allow", error.allowed),)
+    return Response(error.status, orjson.dumps({"error": str(error)}), headers=headers)

@@ -1,0 +1,234 @@
+"""One process that serves a bundle: load, measure, listen, and at the end drain.
+
+The engine and the front-end share this process's event loop; the table is in its private memory.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+import uvloop
+
+from penstock.core.errors import ServeError, TooSlow
+from penstock.runtime.load import Predictor, load
+from penstock.serve.connection import Connection
+from penstock.serve.engine import Engine
+from penstock.serve.frontend import Frontend
+from penstock.serve.routes import Routes
+from penstock.serve.served import Served
+from penstock.serve.slots import SlotTable, TableLayout
+from penstock.serve.turns import Turns
+from penstock.serve.wire import MAX_HEAD_BYTES
+
+log = logging.getLogger(__name__)
+
+# The table takes at most this much memory, and never more slots than this.
+TABLE_BYTES = 256 << 20
+MOST_SLOTS = 4096
+# A client must send on within this time: a begun request, or the next one.
+BEGUN_S = 20.0
+IDLE_S = 120.0
+SWEEP_S = 1.0
+# How long a drained server waits for requests that are in the sockets already.
+GRACE_S = 0.25
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How a bundle is served.
+
+    Args:
+        bundle: Its folder.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        latency_ms: The budget of a request that names none, in milliseconds.
+        max_batch: A limit of the batch below what the budget allows; None for no other.
+        app: Where the application is now, if it moved.
+        accept_changed_app: Take an application whose sources changed, as long as the golden examples agree.
+        drain_s: How long accepted requests may take after SIGTERM, in seconds.
+    """
+
+    bundle: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    latency_ms: float = 50.0
+    max_batch: int | None = None
+    app: str | None = None
+    accept_changed_app: bool = False
+    drain_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.latency_ms <= 600_000:
+            raise ServeError(f"--latency-ms is {self.latency_ms:g}; it must be from above 0 to 600,000.")
+        if self.max_batch is not None and self.max_batch < 1:
+            raise ServeError(f"--max-batch is {self.max_batch}; it must be at least 1.")
+        if not 0 <= self.port <= 65535:
+            raise ServeError(f"--port is {self.port}; it must be from 0 to 65535.")
+
+
+def serve(settings: Settings) -> None:
+    """Serve a bundle until SIGTERM or SIGINT.
+
+    Raises:
+        PenstockError: The bundle cannot be loaded, the network is slower than the budget, or the port is taken.
+    """
+    listener = _listener(settings.host, settings.port)
+    predictor = load(
+        settings.bundle,
+        app=settings.app,
+        accept_changed=settings.accept_changed_app,
+        threads=len(os.sched_getaffinity(0)),
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Server(settings, predictor, listener).run())
+
+
+@final
+class _Server:
+    def __init__(self, settings: Settings, predictor: Predictor, listener: socket.socket) -> None:
+        self._settings = settings
+        self._application = predictor.application
+        self._listener = listener
+        self._connections: set[Connection] = set()
+        self._stop = asyncio.Event()
+        self._signals = 0
+        budget_ns = int(settings.latency_ms * 1e6)
+        layout = _layout(predictor)
+        self._table = SlotTable.private(layout)
+        self._engine = Engine(
+            predictor.executor,
+            self._table,
+            budget_ns=budget_ns,
+            clock_ns=time.monotonic_ns,
+            max_rows=settings.max_batch,
+        )
+        costs = self._engine.measure(predictor.files.golden.inputs[0])
+        log.info(
+            "measured on %d threads: 1 row %.2f ms, %d rows %.2f ms, the largest batch within %g ms",
+            torch.get_num_threads(),
+            costs.of(1) / 1e6,
+            costs.largest,
+            costs.of(costs.largest) / 1e6,
+            settings.latency_ms,
+        )
+        self._turns = Turns(
+            self._engine, call_soon=lambda turn: asyncio.get_running_loop().call_soon(turn), clock_ns=time.monotonic_ns
+        )
+        frontend = Frontend(self._table, budget_ns=budget_ns, wake=self._turns.wake)
+        self._turns.attach(frontend)
+        self._served = Served(
+            predictor.application,
+            predictor.files.manifest,
+            frontend,
+            self._table,
+            budget_ns=budget_ns,
+            arrival_ns=self._turns.arrival_ns,
+            now_ns=time.monotonic_ns,
+        )
+        started = time.monotonic()
+        self._routes = Routes(
+            {predictor.application.name: self._served},
+            max_batch_rows=max(1, layout.slots // 4),
+            uptime_s=lambda: time.monotonic() - started,
+        )
+
+    async def run(self) -> None:
+        """Listen until a signal comes, then drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        server = await loop.create_server(self._connection, sock=self._listener, backlog=BACKLOG)
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"Serving {self._application.name} at http://{shown}:{port}/", flush=True)
+        sweeper = asyncio.create_task(self._sweep())
+        await self._stop.wait()
+        log.info("draining: %d requests are being answered", self._served.frontend.in_use)
+        self._routes.draining = True
+        await self._drain(server)
+        sweeper.cancel()
+        log.info("drained")
+
+    async def _drain(self, server: asyncio.Server) -> None:
+        end_s = time.monotonic() + self._settings.drain_s
+        for connection in list(self._connections):
+            connection.close_after_next()
+        # Clients and balancers see that it is not ready any more, and those that talk on learn it from their answers.
+        await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
+        await self._accept_the_rest()
+        server.close()
+        await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
+        for connection in list(self._connections):
+            connection.close_when_idle()
+        while self._connections and time.monotonic() < end_s and self._signals < 2:
+            await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _accept_the_rest(self) -> None:
+        # A listener that closes resets the connections that wait in it: take them all first.
+        loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        while True:
+            try:
+                waiting, _ = self._listener.accept()
+            except OSError:
+                return
+            _, connection = await loop.connect_accepted_socket(self._connection, waiting)
+            connection.close_after_next()
+
+    def _connection(self) -> Connection:
+        # The parser keeps a body only up to the largest that any route takes.
+        most = self._application.max_body_bytes + MAX_HEAD_BYTES
+        return Connection(self._routes.handle, self._connections, most, time.monotonic)
+
+    async def _sweep(self) -> None:
+        """End connections whose clients fell silent."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for connection in list(self._connections):
+                silent_s = now - connection.heard_s
+                if connection.idle and silent_s > IDLE_S:
+                    connection.close_when_idle()
+                elif not connection.idle and not connection.answering and silent_s > BEGUN_S:
+                    connection.refuse(
+                        TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go.")
+                    )
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._stop.set()
+
+
+def _layout(predictor: Predictor) -> TableLayout:
+    application = predictor.application
+    chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
+    slots = min(MOST_SLOTS, TABLE_BYTES // chunk_bytes)
+    if slots < 1:
+        raise ServeError(
+            f"one chunk of {application.input.describe()} takes {chunk_bytes / 1e6:,.0f} MB, more than the slot table "
+            f"may have ({TABLE_BYTES >> 20} MB)."
+        )
+    return TableLayout(slots=slots, chunks=application.chunks, input=application.input, output=application.output)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port."
+        ) from None
+    return listener

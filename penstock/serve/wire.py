@@ -1,0 +1,224 @@
+"""HTTP/1.1 without sockets: bytes in, complete requests out, or the one refusal after which the connection ends."""
+
+import zlib
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import final
+from urllib.parse import unquote
+
+import httptools
+
+from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedContent
+
+MAX_HEAD_BYTES = 16_384
+MAX_HEADERS = 64
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _REASONS.items()}
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, whole.
+
+    Args:
+        method: `"POST"`.
+        path: Decoded, without the query.
+        headers: By lower-case name; of a header that comes twice, the last.
+        body: Decompressed.
+        keep_alive: Whether the client wants the connection to stay.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    keep_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What goes back.
+
+    Args:
+        status: The HTTP status.
+        body: Its bytes.
+        content_type: Of the body.
+        headers: More headers, each name and value without line ends.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _Pending:
+    method: str = ""
+    path: str = ""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    parts: list[bytes] = field(default_factory=list[bytes])
+    body_bytes: int = 0
+    head_bytes: int = 0
+    count: int = 0
+
+
+@final
+class RequestReader:
+    """Assembles requests from the bytes of one connection.
+
+    Args:
+        max_body_bytes: A larger body is refused before it is kept.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._parser = httptools.HttpRequestParser(self)
+        self._now = _Pending()
+        self._complete: list[Request] = []
+        self._refusal: RequestError | None = None
+        self.expects_continue = False
+        self.begun = False
+
+    def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
+        """Take bytes in.
+
+        Returns:
+            The requests that are whole now, in order, and the refusal that ends the connection, if there is one.
+        """
+        if self._refusal is None:
+            self.begun = True
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade:
+                self._refuse(
+                    InvalidInput("This server speaks HTTP/1.1 without upgrades; leave out the Upgrade header.")
+                )
+            except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
+                self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
+            if self._now.head_bytes + (0 if self._now.method else len(data)) > MAX_HEAD_BYTES:
+                self._refuse(
+                    TooLarge(f"The request's head is larger than {MAX_HEAD_BYTES:,} bytes; send fewer headers.")
+                )
+        complete, self._complete = self._complete, []
+        return complete, self._refusal
+
+    def on_message_begin(self) -> None:
+        """httptools': a request begins."""
+        self._now = _Pending()
+        self.begun = True
+
+    def on_url(self, url: bytes) -> None:
+        """httptools': a part of the target."""
+        self._now.path += url.decode("ascii")
+        self._grow_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools': one header."""
+        now = self._now
+        now.count += 1
+        self._grow_head(len(name) + len(value) + 4)
+        if now.count > MAX_HEADERS:
+            self._refuse(TooLarge(f"The request has more than {MAX_HEADERS} headers; send fewer."))
+            return
+        now.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        """httptools': the head is whole."""
+        now = self._now
+        now.method = self._parser.get_method().decode("ascii")
+        length = now.headers.get("content-length")
+        if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
+            self._refuse(self._body_too_large(int(length)))
+        self.expects_continue = now.headers.get("expect", "").lower() == "100-continue"
+
+    def on_body(self, part: bytes) -> None:
+        """httptools': a part of the body."""
+        now = self._now
+        now.body_bytes += len(part)
+        if now.body_bytes > self._max_body_bytes:
+            self._refuse(self._body_too_large(now.body_bytes))
+            now.parts.clear()
+        elif self._refusal is None:
+            now.parts.append(part)
+
+    def on_message_complete(self) -> None:
+        """httptools': the request is whole."""
+        self.expects_continue = self.begun = False
+        if self._refusal is not None:
+            return
+        now = self._now
+        body = now.parts[0] if len(now.parts) == 1 else b"".join(now.parts)
+        encoding = now.headers.get("content-encoding")
+        if encoding:
+            try:
+                body = decompressed(body, encoding, self._max_body_bytes)
+            except RequestError as error:
+                self._refuse(error)
+                return
+        path = now.path.partition("?")[0]
+        if "%" in path:
+            path = unquote(path)
+        self._complete.append(Request(now.method, path, now.headers, body, self._parser.should_keep_alive()))
+
+    def _grow_head(self, count: int) -> None:
+        self._now.head_bytes += count
+        if self._now.head_bytes > MAX_HEAD_BYTES:
+            self._refuse(TooLarge(f"The request's head is larger than {MAX_HEAD_BYTES:,} bytes; send fewer headers."))
+
+    def _body_too_large(self, count: int) -> TooLarge:
+        return TooLarge(f"The body has {count:,} bytes or more; at most {self._max_body_bytes:,} are taken.")
+
+    def _refuse(self, error: RequestError) -> None:
+        if self._refusal is None:
+            self._refusal = error
+
+
+def decompressed(body: bytes, encoding: str, most: int) -> bytes:
+    """A gzip or deflate body, in bounded memory.
+
+    Raises:
+        UnsupportedContent: Another encoding.
+        InvalidInput: Not what the encoding says, or cut short.
+        TooLarge: More than `most` bytes come out.
+    """
+    if encoding == "identity":
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise UnsupportedContent(f"Content-Encoding {encoding!r} is not read here; use gzip or deflate.")
+    engine = zlib.decompressobj(wbits=47)  # either wrapping, told from the first bytes
+    try:
+        plain = engine.decompress(body, most + 1)
+    except zlib.error:
+        raise InvalidInput(f"The body is not {encoding}; send what Content-Encoding says.") from None
+    if len(plain) > most:
+        raise TooLarge(f"The body has more than {most:,} bytes once it is unpacked; that is the most taken.")
+    if not engine.eof:
+        raise InvalidInput(f"The {encoding} body is cut short; send it whole.")
+    return plain
+
+
+def serialised(response: Response, request: Request | None, *, close: bool) -> bytes:
+    """The bytes of a response to a request (None where none could be read)."""
+    body = response.body
+    parts = [_STATUS_LINES.get(response.status) or f"HTTP/1.1 {response.status} \r\n".encode()]
+    accepts = request.headers.get("accept-encoding") if request is not None else None
+    if accepts and len(body) > 256:
+        body, encoding = _compressed(body, accepts)
+        if encoding:
+            parts.append(f"Content-Encoding: {encoding}\r\nVary: Accept-Encoding\r\n".encode())
+    parts.append(f"Content-Type: {response.content_type}\r\nContent-Length: {len(body)}\r\n".encode())
+    parts.extend(f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers)
+    parts.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
+    if request is None or request.method != "HEAD":
+        parts.append(body)
+    return b"".join(parts)
+
+
+def _compressed(body: bytes, accepts: str) -> tuple[bytes, str]:
+    for name, wbits in (("gzip", 31), ("deflate", 15)):
+        if name in accepts:
+            engine = zlib.compressobj(1, wbits=wbits)
+            return engine.compress(body) + engine.flush(), name
+    return body, ""
