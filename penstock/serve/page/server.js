@@ -1,6 +1,7 @@
 // What the page says to the server, and what it makes of the answers.
 
-const PATIENCE_MS = 4000;
+const POLL_PATIENCE_MS = 4000;
+const PATIENCE_MS = 60_000;
 
 /** The server does not answer at all. */
 export class Gone extends Error {}
@@ -14,10 +15,10 @@ export class Refusal extends Error {
   }
 }
 
-async function request(path, options = {}) {
+async function request(path, patienceMs, options = {}) {
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS), ...options });
+    response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(patienceMs), ...options });
     if (response.ok) return [response, await response.arrayBuffer()];
   } catch (error) {
     throw new Gone(error.message);
@@ -36,7 +37,7 @@ async function refusal(response) {
 
 /** The JSON of a route, such as `v1/stats`. Throws `Gone` or `Refusal`. */
 export async function getJson(path) {
-  const [, body] = await request(path);
+  const [, body] = await request(path, POLL_PATIENCE_MS);
   return JSON.parse(new TextDecoder().decode(body));
 }
 
@@ -48,7 +49,7 @@ export async function ask(app, body, contentType) {
   const labelled = hasLabels(app.output);
   const headers = { "Content-Type": contentType, Accept: labelled ? "application/octet-stream" : "application/json" };
   const start = performance.now();
-  const [, answer] = await request(`v1/apps/${app.name}`, { method: "POST", headers, body });
+  const [, answer] = await request(`v1/apps/${app.name}`, PATIENCE_MS, { method: "POST", headers, body });
   const roundTripMs = performance.now() - start;
   if (labelled) return { values: numbers(app.output.dtype, answer), roundTripMs };
   return { reply: JSON.parse(new TextDecoder().decode(answer)), roundTripMs };

@@ -23,6 +23,7 @@ export function tryPanel(app, connection) {
 class Sender {
   #wanted = null;
   #busy = false;
+  #obstacle = ""; // why the request whose turn it is has to wait
 
   constructor(app, connection, answer) {
     Object.assign(this, { app, connection, answer });
@@ -31,6 +32,7 @@ class Sender {
   /** `make` gives the body and its content type when it is this request's turn. */
   async send(make) {
     this.#wanted = make;
+    if (this.#obstacle) this.answer.say(this.#obstacle);
     if (this.#busy) return;
     this.#busy = true;
     while (this.#wanted) {
@@ -63,17 +65,22 @@ class Sender {
   async #explain(error, make, forgotten) {
     if (error instanceof Gone) {
       this.connection.lost();
-      this.answer.say("No answer; asking again when the server is back.");
-      await this.connection.back();
+      await this.#wait("No answer; asking again when the server is back.", this.connection.back());
     } else if (error.status === 503) {
-      this.answer.say(`Refused: ${error.message} Asking again.`);
-      await sleep(Math.min(error.retryAfterMs, LONGEST_WAIT_MS));
+      await this.#wait(`Refused: ${error.message} Asking again.`, sleep(Math.min(error.retryAfterMs, LONGEST_WAIT_MS)));
     } else {
       this.answer.clear();
       this.answer.say(error.message);
       return;
     }
     if (forgotten === this.forgotten) this.#wanted ??= make;
+  }
+
+  async #wait(sentence, over) {
+    this.#obstacle = sentence;
+    this.answer.say(sentence);
+    await over;
+    this.#obstacle = "";
   }
 }
 
