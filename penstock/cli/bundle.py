@@ -1,7 +1,273 @@
-"""`penstock bundle`."""
+"""`penstock bundle`, `penstock inspect` and `penstock apps`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from penstock.core.errors import ApplicationError, BundleError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.core.application import FoundApplication
+    from penstock.core.bundle import BundleFiles
+    from penstock.core.spec import Array, TensorSpec
+
+EXAMPLES_SEED = 0
+RANDOM_EXAMPLES = 32
+RANDOM_WHOLE_BELOW = 128
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    app.command()(bundle)
+    app.command()(inspect)
+    app.command()(apps)
+
+
+def bundle(
+    application: Annotated[str, typer.Argument(metavar="APP", help="A name (digits), an import path, or your app.py.")],
+    weights: Annotated[Path, typer.Option(help="A safetensors file with the names of the network's state_dict.")],
+    to: Annotated[Path, typer.Option("--to", "--out", help="The bundle's folder; a bundle there is replaced.")],
+    examples: Annotated[
+        Path | None, typer.Option(help="Raw inputs [N, ...] in an .npy or .npz file, to record golden examples from.")
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A validation metric to record; may be repeated.")
+    ] = None,
+) -> None:
+    """Make a bundle of a network that was trained elsewhere."""
+    from penstock.core.application import find_application
+
+    measured = dict(map(_metric, metrics or []))
+    _refuse_pickle(weights)
+    found = find_application(application)
+    inputs, origin = _examples(found, examples)
+
+    from penstock.runtime.bundle import Bundle
+    from penstock.runtime.load import load_weights, network_of
+
+    network = network_of(found)
+    load_weights(network, weights)
+    written = Bundle.write(found, network, inputs, to=to, metrics=measured)
+    typer.echo(f"Golden examples: {len(written.files.golden.inputs)}, {origin}.")
+    typer.echo(f"Bundle: {to}  Content: {written.manifest.content_hash}")
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, such as RUN/bundle.")],
+    app: Annotated[str | None, typer.Option(help="Where the application is now, if it moved.")] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the network on its golden examples.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Verify a bundle and show what is in it. Damage or another answer ends with status 2."""
+    import json
+
+    from penstock.core.bundle import read_bundle
+
+    files = read_bundle(folder)
+    report = _report(files)
+    problem: PenstockError | None = None
+    try:
+        found = _found(files, app)
+        files.check_specs(found.application)
+        report["application"]["changed"] = files.changed_sources(found)
+        if run:
+            report["golden"]["difference"] = _largest_difference(files, found)
+    except BundleError as error:
+        problem = error
+        report["problem"] = str(error)
+    except ApplicationError as error:
+        # Not the bundle's fault: it is whole, but its network cannot be made here.
+        report["application"]["missing"] = str(error)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _show(files, report)
+    if problem is not None:
+        raise problem
+
+
+def apps() -> None:
+    """List the applications that come with penstock."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.core.application import application_names, find_application
+
+    table = Table("name", "what it does", "input", "output")
+    for name in application_names():
+        application = find_application(name).application
+        cells = (name, application.description, _described(application.input), _described(application.output))
+        table.add_row(*map(Text, cells))
+    Console().print(table)
+
+
+def _metric(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        equals, number = "", 0.0
+    if not name or not equals:
+        raise BundleError(f"--metrics has {text!r}; write NAME=NUMBER, such as accuracy=0.97.")
+    return name, number
+
+
+def _refuse_pickle(weights: Path) -> None:
+    try:
+        with weights.open("rb") as source:
+            head = source.read(9)
+    except OSError as error:
+        raise BundleError(f"{weights} cannot be read ({error.strerror}); give a safetensors file.") from None
+    # What torch.save leaves is a zip or a bare pickle; a safetensors file is a length in 8 bytes and then JSON.
+    if head.startswith((b"PK\x03\x04", b"\x80")) and head[8:] != b"{":
+        raise BundleError(
+            f"{weights} is a pickle, which can run any code when it is read, so penstock never does; where you trust "
+            f"it, load it yourself and write its state_dict with safetensors.torch.save_file(state_dict, "
+            f"'{weights.stem}.safetensors')."
+        )
+    if head[8:] != b"{":
+        raise BundleError(
+            f"{weights} is not a safetensors file; write one with safetensors.torch.save_file(network.state_dict(), "
+            f"'{weights.stem}.safetensors')."
+        )
+
+
+def _examples(found: "FoundApplication", file: Path | None) -> "tuple[Array, str]":
+    if file is not None:
+        return _array(file), f"from {file}"
+    if found.application.recipe is None:
+        return _random(found.application.input), (
+            f"random numbers (seed {EXAMPLES_SEED}), because {found.application.name!r} has no recipe with data; "
+            f"real inputs are better: --examples FILE.npy"
+        )
+    try:
+        return found.recipe().data().validation.inputs, "from the recipe's validation data"
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise ApplicationError(
+            f"the recipe of {found.application.name!r} does not give its data ({type(error).__name__}: {error}); "
+            f"give some raw inputs with --examples FILE.npy."
+        ) from error
+
+
+def _array(file: Path) -> "Array":
+    import numpy as np
+
+    try:
+        loaded: Any = np.load(file, mmap_mode="r", allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            names = list(loaded.files)
+            name = "inputs" if "inputs" in names else names[0] if len(names) == 1 else None
+            if name is not None:
+                return loaded[name]
+    except (OSError, ValueError, EOFError) as error:
+        raise BundleError(f"{file} is not an array that can be read ({error}); write it with numpy.save.") from None
+    raise BundleError(f"{file} holds {', '.join(names) or 'nothing'}; call the array of raw inputs 'inputs'.")
+
+
+def _random(spec: "TensorSpec") -> "Array":
+    import numpy as np
+
+    chance = np.random.default_rng(EXAMPLES_SEED)
+    shape = (RANDOM_EXAMPLES, *spec.shape)
+    if spec.dtype == "bool":
+        return chance.random(shape) < 0.5
+    if spec.takes_nan:
+        return chance.standard_normal(shape).astype(spec.numpy_dtype)
+    limits = np.iinfo(spec.numpy_dtype)
+    if limits.bits <= 16:
+        return chance.integers(limits.min, limits.max, shape, dtype=spec.dtype, endpoint=True)
+    # Wide whole numbers are names of things more often than measurements, and few vocabularies are smaller.
+    return chance.integers(0, RANDOM_WHOLE_BELOW, shape, dtype=spec.dtype)
+
+
+def _report(files: "BundleFiles") -> dict[str, Any]:
+    manifest = files.manifest
+    fields = manifest.to_json()
+    sha256 = fields.pop("files")
+    return {
+        "name": fields.pop("name"),
+        "content_hash": manifest.content_hash,
+        "application": {"reference": fields.pop("reference"), "sources": fields.pop("sources"), "changed": None},
+        **fields,
+        "files": {
+            file.name: {"bytes": file.stat().st_size, "sha256": sha256.get(file.name)}
+            for file in sorted(files.folder.iterdir())
+        },
+        "golden": {"examples": len(files.golden.inputs), "difference": None},
+    }
+
+
+def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
+    from penstock.core.application import find_application
+
+    reference = app or files.manifest.reference
+    if not reference:
+        raise ApplicationError("the bundle was made of an object and does not say where it is; name it with --app.")
+    return find_application(reference)
+
+
+def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
+    from penstock.runtime.executor import TorchExecutor
+    from penstock.runtime.load import load_weights, network_of
+
+    network = network_of(found)
+    load_weights(network, files.weights)
+    return files.golden.check(TorchExecutor(network, found.application.input, found.application.output).predict)
+
+
+def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    manifest, application = files.manifest, report["application"]
+    table = Table(show_header=False, title=f"Bundle {manifest.name}", title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = {
+        "content hash": manifest.content_hash,
+        "application": application["reference"] or "an object, in a notebook say",
+        "its sources": _sources_in_words(files, application),
+        "input": _described(manifest.input),
+        "output": _described(manifest.output),
+        "metrics": "\n".join(f"{name} {value:g}" for name, value in sorted(manifest.metrics.items()))
+        or "none recorded",
+        "parameters": f"{manifest.parameters:,}",
+        "golden examples": _golden_in_words(report),
+        "files": "\n".join(f"{name}  {entry['bytes']:,} bytes" for name, entry in report["files"].items()),
+        "written with": ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
+    }
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    Console().print(table)
+
+
+def _sources_in_words(files: "BundleFiles", application: dict[str, Any]) -> str:
+    if "missing" in application:
+        return f"not compared: {application['missing']}"
+    if application["changed"] is None:
+        return "not compared"
+    if not files.manifest.sources:
+        return "none were recorded"
+    changed = application["changed"]
+    return f"changed since: {', '.join(changed)}" if changed else f"unchanged ({', '.join(files.manifest.sources)})"
+
+
+def _golden_in_words(report: dict[str, Any]) -> str:
+    golden = report["golden"]
+    count = f"{golden['examples']:,}"
+    if golden["difference"] is not None:
+        allowed = f"{report['tolerance']:.3g} is allowed"
+        return f"{count}, all answered as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
+    return f"{count}, not answered as recorded" if "problem" in report else f"{count}, not run"
+
+
+def _described(spec: "TensorSpec") -> str:
+    units = f", {spec.units}" if spec.units else ""
+    return f"{spec.name}: {spec.describe()}, {spec.meaning}{units}"

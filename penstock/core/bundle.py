@@ -1,17 +1,20 @@
 """The folder that training leaves and everything else takes: written whole or not at all, verified whenever it is read.
 
-    manifest.json         what it is, and the SHA-256 of the other files
+    manifest.json         what it is, and the SHA-256 of the other files and of itself
     weights.safetensors   the network's parameters and buffers
     golden.safetensors    recorded `inputs` and `outputs`
 
 No pickle, no code. This module knows files and arrays; `penstock.runtime.bundle` adds the network.
 """
 
+import ctypes
+import errno
 import hashlib
 import json
+import math
 import os
+import secrets
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from penstock.core.application import FoundApplication
+from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
@@ -29,6 +32,11 @@ SCHEMA_VERSION = 1
 WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 MANIFEST = "manifest.json"
+_SEAL = "sha256"
+_KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} | dict.fromkeys(
+    ("sources", "files", "metrics", "versions"), dict
+)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +51,7 @@ class Manifest:
         output: One output chunk.
         files: The SHA-256 of each file beside the manifest.
         tolerance: The largest difference allowed on the golden examples.
-        metrics: Validation metrics by name.
+        metrics: Validation metrics by name; in JSON, one that is NaN or infinite is null.
         versions: The libraries that wrote it.
         parameters: How many numbers the network learned.
         schema_version: The layout of this record.
@@ -69,7 +77,8 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain JSON values."""
-        return asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json()}
+        metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        return asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
 
     @classmethod
     def from_json(cls, fields: Any) -> Self:
@@ -84,11 +93,17 @@ class Manifest:
                 f"{MANIFEST} has schema version {version!r}; this penstock reads {SCHEMA_VERSION}. "
                 f"Write the bundle again with this version."
             )
-        specs: dict[str, Any] = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
+        read: dict[str, Any] = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
         try:
-            return cls(**{**fields, **specs})
-        except TypeError as error:
+            read["metrics"] = {
+                name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()
+            }
+            manifest = cls(**{**fields, **read})
+            if not all(isinstance(getattr(manifest, name), kind) for name, kind in _KINDS.items()):
+                raise TypeError("a field is of another type")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BundleCorrupt(f"{MANIFEST} is not readable ({error}); write the bundle again.") from None
+        return manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +125,31 @@ class BundleFiles:
         """The file of weights, in safetensors."""
         return self.folder / WEIGHTS
 
+    def check_specs(self, application: Application) -> None:
+        """Refuse an application that declares other specs than the bundle was made with.
+
+        Raises:
+            BundleError: It does, which cannot be accepted.
+        """
+        manifest = self.manifest
+        for side, now, then in (
+            ("input", application.input, manifest.input),
+            ("output", application.output, manifest.output),
+        ):
+            if now != then:
+                fields = [name for name, value in now.to_json().items() if value != then.to_json()[name]]
+                raise BundleError(
+                    f"the bundle's {side} is {then.describe()}, but application {application.name!r} now declares "
+                    f"{now.describe()} with another {' and '.join(fields)}; train it again."
+                )
+
+    def changed_sources(self, found: FoundApplication) -> list[str]:
+        """The source files that were changed, added or taken away since the bundle was made."""
+        if not self.manifest.reference:
+            return []
+        now, then = found.source_sha256(), self.manifest.sources
+        return sorted(file for file in now.keys() | then.keys() if now.get(file) != then.get(file))
+
     def check_sources(self, found: FoundApplication, *, accept_changed: bool = False) -> None:
         """Refuse an application whose sources or specs are not those that the bundle was made with.
 
@@ -117,19 +157,11 @@ class BundleFiles:
             SourcesChanged: A source file differs and `accept_changed` is false.
             BundleError: The specs differ, which cannot be accepted.
         """
-        application, manifest = found.application, self.manifest
-        if (application.input, application.output) != (manifest.input, manifest.output):
-            raise BundleError(
-                f"the bundle takes {manifest.input.describe()} and gives {manifest.output.describe()}, but application "
-                f"{application.name!r} now declares other specs; train it again."
-            )
-        now = found.source_sha256()
-        changed = sorted(
-            file for file in now.keys() | manifest.sources.keys() if now.get(file) != manifest.sources.get(file)
-        )
-        if changed and manifest.reference and not accept_changed:
+        self.check_specs(found.application)
+        changed = self.changed_sources(found)
+        if changed and not accept_changed:
             raise SourcesChanged(
-                f"{', '.join(changed)} of application {application.name!r} changed since the bundle was made; "
+                f"{', '.join(changed)} of application {found.application.name!r} changed since the bundle was made; "
                 f"train again, or pass --accept-changed-app (accept_changed=True) if the network is the same."
             )
 
@@ -150,48 +182,95 @@ def read_bundle(folder: str | Path) -> BundleFiles:
             else "; 'penstock train' writes one to RUN/bundle"
         )
         raise BundleError(f"{folder} is not a bundle (no {MANIFEST}){hint}.")
-    try:
-        manifest = Manifest.from_json(json.loads((folder / MANIFEST).read_bytes()))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BundleCorrupt(f"{folder / MANIFEST} is not JSON ({error}); copy the bundle again.") from None
-    contents = {name: _verified(folder / name, manifest.files.get(name)) for name in (WEIGHTS, GOLDEN)}
-    return BundleFiles(folder=folder, manifest=manifest, golden=_golden(contents[GOLDEN], manifest))
+    manifest = _manifest(folder / MANIFEST)
+    _verify(folder / WEIGHTS, manifest)
+    _verify(folder / GOLDEN, manifest)
+    return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
 
 
 def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden) -> BundleFiles:
     """Write a bundle beside its place and rename it there, so that nobody ever sees half of one.
 
+    A bundle that is already there is exchanged for the new one in one step: at every instant, and after a crash or a
+    loss of power, either the old one or the new one is there whole. Only where the file system cannot exchange two
+    folders, a crash between two renames leaves none, and the old one beside in a hidden folder.
+
     Args:
-        folder: Where it goes; a bundle that is already there is replaced.
+        folder: Where it goes.
         manifest: All but its `files`, which are filled in here.
         weights: A safetensors file's bytes.
         golden: The recorded examples.
 
     Raises:
-        BundleError: The place is taken by something that is not a bundle.
+        BundleError: The place is taken by something that is not a bundle, or cannot be written.
     """
-    folder = Path(folder)
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise BundleError(f"{folder} is there already and is not a bundle; choose another place.")
+    # A link to a bundle stays; what it points to is replaced.
+    place = Path(os.path.realpath(folder))
     contents = {WEIGHTS: weights, GOLDEN: save_arrays({"inputs": golden.inputs, "outputs": golden.outputs})}
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
-    contents[MANIFEST] = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    contents[MANIFEST] = _sealed(fields)
     try:
-        beside.chmod(0o755)
-        for name, data in contents.items():
-            _write_through(beside / name, data)
-        if folder.exists():
-            old = beside.with_name(beside.name + "-old")
-            folder.rename(old)
-            beside.rename(folder)
-            shutil.rmtree(old)
-        else:
-            beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        _refuse_taken(place)
+        beside = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.mkdir()
+            for name, data in contents.items():
+                _write_through(beside / name, data)
+            _sync(beside)
+            _put(beside, place)
+            _sync(place.parent)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise BundleError(
+            f"{folder} cannot be written ({error.strerror or error}); mend that or choose another place."
+        ) from error
     return read_bundle(folder)
+
+
+def _refuse_taken(place: Path) -> None:
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise BundleError(f"{place} is a file; choose another place for the bundle.")
+    # Nothing but what penstock wrote is ever deleted: other things have a manifest.json too.
+    names = {entry.name for entry in place.iterdir()}
+    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN})
+    if foreign:
+        raise BundleError(f"{place} holds {foreign[0]!r}, so it is not a bundle to be replaced; choose another place.")
+    if names and not {MANIFEST, WEIGHTS} <= names:
+        raise BundleError(f"{place} holds only part of a bundle ({', '.join(sorted(names))}); choose another place.")
+
+
+def _put(beside: Path, place: Path) -> None:
+    """Rename `beside` to `place`; what was there is at `beside` then, or gone."""
+    try:
+        beside.rename(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return
+    try:
+        _exchange(beside, place)
+    except (AttributeError, OSError):
+        old = beside.with_name(f"{beside.name}-old")
+        place.rename(old)
+        try:
+            beside.rename(place)
+        except BaseException:
+            old.rename(place)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange two folders in one step, where the C library and the file system can (Linux, `renameat2`)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _write_through(file: Path, data: bytes) -> None:
@@ -201,21 +280,71 @@ def _write_through(file: Path, data: bytes) -> None:
         os.fsync(sink.fileno())
 
 
-def _verified(file: Path, sha256: str | None) -> bytes:
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _dumped(fields: dict[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _sealed(fields: dict[str, Any]) -> bytes:
+    return _dumped(fields | {_SEAL: hashlib.sha256(_dumped(fields)).hexdigest()})
+
+
+def _manifest(file: Path) -> Manifest:
+    data = _read(file)
+    try:
+        fields: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BundleCorrupt(f"{file} is not JSON ({error}); copy the bundle again.") from None
+    known: dict[str, Any] = {key: fields[key] for key in fields if key != _SEAL} if isinstance(fields, dict) else {}
+    manifest = Manifest.from_json(known)
+    try:
+        altered = _sealed(manifest.to_json()) != data
+    except (TypeError, ValueError):
+        altered = True
+    if altered:
+        raise BundleCorrupt(f"{file} is not the file that was written ({len(data):,} bytes); copy the bundle again.")
+    return manifest
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise BundleCorrupt(f"{file} is missing; copy the bundle again.") from None
+    except OSError as error:
+        raise BundleCorrupt(f"{file} cannot be read ({error.strerror}); copy the bundle again.") from None
+
+
+def _verify(file: Path, manifest: Manifest) -> None:
+    sha256 = manifest.files.get(file.name)
     if sha256 is None:
         raise BundleCorrupt(f"{file.parent / MANIFEST} does not name {file.name}; write the bundle again.")
     try:
-        data = file.read_bytes()
+        with file.open("rb") as source:
+            found = hashlib.file_digest(source, "sha256").hexdigest()
+            size = source.tell()
     except FileNotFoundError:
         raise BundleCorrupt(f"{file} is missing; copy the bundle again.") from None
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise BundleCorrupt(f"{file} is not the file that was written ({len(data):,} bytes); copy the bundle again.")
-    return data
+    except OSError as error:
+        raise BundleCorrupt(f"{file} cannot be read ({error.strerror}); copy the bundle again.") from None
+    if found != sha256:
+        raise BundleCorrupt(f"{file} is not the file that was written ({size:,} bytes); copy the bundle again.")
 
 
-def _golden(data: bytes, manifest: Manifest) -> Golden:
+def _golden(file: Path, manifest: Manifest) -> Golden:
     try:
-        arrays: dict[str, Array] = load_arrays(data)
-        return Golden(inputs=arrays["inputs"], outputs=arrays["outputs"], tolerance=manifest.tolerance)
+        arrays: dict[str, Array] = load_arrays(_read(file))
+        golden = Golden(inputs=arrays["inputs"], outputs=arrays["outputs"], tolerance=manifest.tolerance)
     except (SafetensorError, KeyError) as error:
-        raise BundleCorrupt(f"{GOLDEN} is not readable ({error}); write the bundle again.") from None
+        raise BundleCorrupt(f"{file} is not readable ({error}); write the bundle again.") from None
+    for spec, array in ((manifest.input, golden.inputs), (manifest.output, golden.outputs)):
+        if array.dtype != spec.numpy_dtype or array.shape[1:] != spec.shape or len(golden.inputs) != len(array):
+            raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")
+    return golden

@@ -2,53 +2,84 @@
 
 import io
 import warnings
+from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
 from penstock.core.spec import Array
 
+# Not all that Pillow reads: some of its formats start other programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
-def decode_image(body: bytes, *, mode: str, size: tuple[int, int] | None = None, max_pixels: int = 1 << 22) -> Array:
-    """The pixels of a PNG, JPEG or other picture as uint8, `[H, W]` for mode `"L"` and `[H, W, 3]` for `"RGB"`.
 
+def decode_image(
+    body: bytes, *, mode: Literal["L", "RGB"], size: tuple[int, int] | None = None, max_pixels: int = 1 << 22
+) -> Array:
+    """The pixels of a picture as uint8, `[H, W]` for mode `"L"` and `[H, W, 3]` for `"RGB"`.
+
+    PNG, JPEG, WebP, GIF (its first frame) and BMP are read, turned as their orientation tag says, as a browser does.
     The header is read first: a picture of too many pixels is refused before any of them is decoded.
 
     Args:
         body: The file's bytes.
-        mode: `"L"` for grey, `"RGB"` for colour. Transparent parts become black.
+        mode: `"L"` for grey, `"RGB"` for colour. Transparent parts become black, 16 bits become the upper 8.
         size: The sensor's height and width in pixels; another size is averaged or interpolated to it.
         max_pixels: The most pixels that are decoded.
 
     Raises:
         InvalidInput: Not a picture, or one that is cut short.
         TooLarge: More than `max_pixels`.
+        ApplicationError: The mode is another.
     """
-    from PIL import Image, UnidentifiedImageError
+    if mode not in ("L", "RGB"):
+        raise ApplicationError(f"decode_image has mode {mode!r}; choose 'L' or 'RGB'.")
+    with warnings.catch_warnings():
+        # Pillow warns of many a harmless oddity; the server's log is not the place for what a client sends.
+        warnings.simplefilter("ignore")
+        image = _opened(body, max_pixels)
+        try:
+            return np.asarray(_resized(_plain(image, mode), size), np.uint8)
+        except Exception as error:
+            # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
+            raise InvalidInput("The picture is cut short or damaged; send the whole file.") from error
+
+
+def _opened(body: bytes, max_pixels: int) -> Any:
+    from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(body))
+        image = Image.open(io.BytesIO(body), formats=FORMATS)
     except Image.DecompressionBombError:
         raise TooLarge(
             f"The picture has far too many pixels; at most {max_pixels:,} are taken. Scale it down."
         ) from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
-        raise InvalidInput("The body is not a picture that can be read; send a PNG or JPEG file's bytes.") from None
+    except Exception as error:
+        raise InvalidInput("The body is not a picture that can be read; send a PNG or JPEG file's bytes.") from error
     width, height = image.size
     if width * height > max_pixels:
         raise TooLarge(
             f"The picture has {width:,} x {height:,} pixels; at most {max_pixels:,} are taken. Scale it down."
         )
-    try:
-        if "A" in image.getbands() or "transparency" in image.info:
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
-        image = image.convert(mode)
-    except (OSError, ValueError, SyntaxError):
-        raise InvalidInput("The picture is cut short or damaged; send the whole file.") from None
-    if size is not None and (height, width) != size:
-        image = image.resize(
-            (size[1], size[0]), Image.Resampling.BOX if width >= size[1] else Image.Resampling.BILINEAR
-        )
-    return np.asarray(image, np.uint8)
+    return image
+
+
+def _plain(image: Any, mode: str) -> Any:
+    from PIL import Image, ImageOps
+
+    if image.mode.startswith("I"):
+        # Pillow would cut 16-bit grey off at 255.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = ImageOps.exif_transpose(image)
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
+    return image.convert(mode)
+
+
+def _resized(image: Any, size: tuple[int, int] | None) -> Any:
+    from PIL import Image
+
+    if size is None or (image.height, image.width) == size:
+        return image
+    smaller = size[0] <= image.height and size[1] <= image.width
+    return image.resize((size[1], size[0]), Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR)

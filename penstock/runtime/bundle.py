@@ -1,10 +1,12 @@
 """A network into a bundle: its weights, and the answers it gives to its golden examples."""
 
+import math
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -13,10 +15,11 @@ from torch import nn
 
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
-from penstock.core.errors import ApplicationError, BundleError
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.runtime.executor import TorchExecutor
+from penstock.runtime.load import as_found, network_of
 
 TOLERANCE_FP32 = 1e-4
 GOLDEN_EXAMPLES = 32
@@ -57,50 +60,58 @@ class Bundle:
         cls,
         application: Application | FoundApplication,
         module: nn.Module,
-        examples: Array,
+        examples: Any,
         *,
         to: str | Path,
-        metrics: dict[str, float] | None = None,
-        tolerance: float = TOLERANCE_FP32,
+        metrics: Mapping[str, float] | None = None,
+        tolerance: float | None = None,
     ) -> Self:
         """Record what a network answers and write its bundle.
+
+        Before it is written, a new network of the application is given the weights and must answer the same: what could
+        not be loaded is not written.
 
         Args:
             application: What it is for.
             module: The network with its weights, on the CPU; it is put into evaluation mode.
             examples: Raw inputs `[N, *input.shape]`, N >= 1; the first 32 become the golden examples.
-            to: The bundle's folder.
+            to: The bundle's folder. A bundle that is there already is replaced.
             metrics: Validation metrics by name.
-            tolerance: The largest difference that other places may show on the examples.
+            tolerance: The largest difference that other places may show on the examples; by default 1e-4 of the largest
+                recorded output, or 1e-4 where that is below 1.
 
         Raises:
-            ApplicationError: The examples or the network's outputs do not have the declared specs.
-            BundleError: The place is taken by something that is not a bundle.
+            ApplicationError: The examples or the network's outputs do not have the declared specs, or the application's
+                `model` makes another network than `module`.
+            BundleError: The place is taken by something that is not a bundle, or cannot be written.
         """
-        found = application if isinstance(application, FoundApplication) else None
-        declared = found.application if found else application
-        assert isinstance(declared, Application)
-        inputs = np.ascontiguousarray(examples[:GOLDEN_EXAMPLES])
-        if len(inputs) == 0 or inputs.dtype != declared.input.numpy_dtype or inputs.shape[1:] != declared.input.shape:
-            raise ApplicationError(
-                f"the examples are {inputs.dtype}{list(inputs.shape)}; {declared.name!r} needs at least one, "
-                f"{declared.input.dtype}{['N', *declared.input.shape]}."
-            )
+        found = as_found(application) if isinstance(application, Application) else application
+        if not isinstance(found, FoundApplication):
+            raise ApplicationError(f"{application!r} is no Application; give the record, or find_application('name').")
+        declared = found.application
+        inputs = _examples(declared, examples)
         module.eval()
+        tensors = _own_tensors(module)
+        outputs = _answers(declared, module, inputs)
+        if tolerance is None:
+            tolerance = TOLERANCE_FP32 * max(1.0, float(np.abs(outputs.astype(np.float64)).max()))
+        if not 0 <= tolerance < math.inf:
+            raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
+        golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance))
+        _check_reproduced(found, tensors, golden)
         manifest = Manifest(
             name=declared.name,
-            reference=found.reference if found else "",
-            sources=found.source_sha256() if found else {},
+            reference=found.reference,
+            sources=found.source_sha256() if found.reference else {},
             input=declared.input,
             output=declared.output,
             files={},
-            tolerance=tolerance,
-            metrics=metrics or {},
+            tolerance=golden.tolerance,
+            metrics={name: float(value) for name, value in (metrics or {}).items()},
             versions=library_versions(),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
         )
-        golden = Golden(inputs=inputs, outputs=_answers(declared, module, inputs), tolerance=tolerance)
-        return cls(files=write_bundle(to, manifest, save(_own_tensors(module)), golden))
+        return cls(files=write_bundle(to, manifest, save(tensors), golden))
 
 
 def library_versions() -> dict[str, str]:
@@ -114,18 +125,64 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
+def _examples(application: Application, examples: Any) -> Array:
+    spec = application.input
+    fix = f"{application.name!r} needs at least one, {spec.dtype}[N{''.join(f', {size}' for size in spec.shape)}]"
+    try:
+        given = np.asarray(examples[:GOLDEN_EXAMPLES])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ApplicationError(f"the examples are not an array ({error}); {fix}.") from None
+    if len(given) == 0 or given.shape[1:] != spec.shape:
+        raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)}; {fix}.")
+    try:
+        return np.array(spec.cast(given), order="C")
+    except InvalidInput as error:
+        raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)} ({error}); {fix}.") from None
+
+
 def _answers(application: Application, module: nn.Module, inputs: Array) -> Array:
-    outputs = TorchExecutor(module, application.input, application.output).predict(inputs)
-    if outputs.dtype != application.output.numpy_dtype or outputs.shape[1:] != application.output.shape:
+    predict = TorchExecutor(module, application.input, application.output).predict
+    try:
+        outputs = predict(inputs.copy())
+    except Exception as error:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
         raise ApplicationError(
-            f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape[1:])} for a chunk, but its "
-            f"output is declared as {application.output.describe()}."
+            f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
+            f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
+        ) from error
+    expected = (len(inputs), *application.output.shape)
+    if outputs.dtype != application.output.numpy_dtype or outputs.shape != expected:
+        raise ApplicationError(
+            f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape)} for {len(inputs)} chunks, "
+            f"but its output is declared as {application.output.describe()}."
         )
     if not np.isfinite(outputs).all():
         raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
-    return np.ascontiguousarray(outputs)
+    return np.array(outputs, order="C")
+
+
+def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor], golden: Golden) -> None:
+    application = found.application
+    with torch.random.fork_rng(devices=[]):
+        fresh = network_of(found)
+    try:
+        fresh.load_state_dict(tensors)
+        golden.check(TorchExecutor(fresh, application.input, application.output).predict)
+    except (RuntimeError, GoldenMismatch) as error:
+        cause = " ".join(str(error).split())[:300].rstrip(".")
+        raise ApplicationError(
+            f"a new network of {application.name!r} with these weights is not the one given ({cause}); give the "
+            f"network that its `model` makes, and keep what it learned in parameters and buffers."
+        ) from error
 
 
 def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The state dict with tied tensors written twice, since safetensors stores no sharing."""
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in module.state_dict().items()}
+    state: dict[str, Any] = module.state_dict()
+    strange = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if strange:
+        raise ApplicationError(
+            f"the network's state holds {strange[0]!r}, a {type(state[strange[0]]).__name__}; a bundle carries tensors "
+            f"only, so keep it in a buffer or in the application."
+        )
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}

@@ -1,19 +1,24 @@
 """A bundle made runnable in this process."""
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from penstock.core.application import Application, FoundApplication, find_application, reply_of
 from penstock.core.bundle import BundleFiles, read_bundle
-from penstock.core.errors import BundleCorrupt, BundleError, InvalidInput
-from penstock.core.spec import Array
+from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
+from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.executor import TorchExecutor
+
+_DIFFERENCES_NAMED = 3
 
 
 @final
@@ -37,20 +42,21 @@ class Predictor:
         """The network's answer to raw inputs.
 
         Args:
-            inputs: One chunk of the application's input spec, or a batch of them with a dimension in front.
+            inputs: One chunk of the application's input spec, or a batch of them with a dimension in front: an array or
+                nested lists of numbers. It is not changed.
 
         Returns:
             One output chunk, or a batch of them.
 
         Raises:
-            InvalidInput: Another shape, or numbers that the dtype cannot hold.
+            InvalidInput: Another shape, not numbers, or numbers that the dtype cannot hold.
         """
-        spec = self.application.input
-        chunks = np.asarray(inputs)
-        single = chunks.ndim == len(spec.shape)
-        if chunks.shape[chunks.ndim - len(spec.shape) :] != spec.shape or chunks.ndim > len(spec.shape) + 1:
-            raise InvalidInput(f"inputs have shape {list(chunks.shape)}; give {list(spec.shape)} or a batch of those.")
-        outputs = self.executor.predict(np.ascontiguousarray(spec.cast(chunks[None] if single else chunks)))
+        chunks, single = _chunks(self.application.input, inputs)
+        if len(chunks) == 0:
+            return np.empty((0, *self.application.output.shape), self.application.output.numpy_dtype)
+        rows = self.executor.max_rows
+        parts = [self.executor.predict(chunks[start : start + rows]) for start in range(0, len(chunks), rows)]
+        outputs = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return outputs[0] if single else outputs
 
     def answer(self, body: bytes, content_type: str = "") -> Any:
@@ -72,7 +78,7 @@ class Predictor:
 def load(
     folder: str | Path,
     *,
-    app: str | Application | None = None,
+    app: str | Path | Application | None = None,
     accept_changed: bool = False,
     threads: int | None = None,
 ) -> Predictor:
@@ -89,9 +95,17 @@ def load(
         ApplicationError: Its application cannot be found.
     """
     files = read_bundle(folder)
-    module, application = _network(files, app, accept_changed)
+    if isinstance(app, Application):
+        files.check_specs(app)
+        found = as_found(app)
+    else:
+        found = found_for(files, None if app is None else str(app))
+        files.check_sources(found, accept_changed=accept_changed)
     if threads is not None:
         torch.set_num_threads(threads)
+    module = network_of(found)
+    load_weights(module, files.weights)
+    application = found.application
     executor = TorchExecutor(module, application.input, application.output)
     files.golden.check(executor.predict)
     return Predictor(application=application, files=files, module=module, executor=executor)
@@ -107,30 +121,87 @@ def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
     reference = app or files.manifest.reference
     if not reference:
         raise BundleError("the bundle does not say where its application is; name it with --app (app=...).")
-    return find_application(reference)
+    try:
+        return find_application(reference)
+    except ApplicationError as error:
+        if app:
+            raise
+        raise ApplicationError(f"{error} If the application is elsewhere now, name it with --app (app=...).") from error
 
 
-def _network(files: BundleFiles, app: str | Application | None, accept_changed: bool) -> tuple[nn.Module, Application]:
-    if isinstance(app, Application):
-        if isinstance(app.model, str):
-            raise BundleError("an application given as an object needs its model as an object too, not an import path.")
-        module, application = app.model(), app
-    else:
-        found = found_for(files, app)
-        files.check_sources(found, accept_changed=accept_changed)
-        module, application = found.model(), found.application
-    load_weights(module, files.weights)
-    return module.eval(), application
+def as_found(application: Application) -> FoundApplication:
+    """An application that is only an object, in a notebook say; `":Net"` is looked up where the program began."""
+    return FoundApplication(application=application, module=sys.modules["__main__"], reference="")
+
+
+def network_of(found: FoundApplication) -> nn.Module:
+    """A new network of an application, in evaluation mode.
+
+    Raises:
+        ApplicationError: Its `model` cannot be made, or is no `torch.nn.Module`.
+    """
+    module = found.model()
+    if not isinstance(module, nn.Module):
+        raise ApplicationError(
+            f"The model of application {found.application.name!r} gives a {type(module).__name__}; it must make a "
+            f"torch.nn.Module."
+        )
+    return module.eval()
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
     """Fill a network with the weights of a safetensors file.
 
+    A name that is missing is taken from the one that it is tied to, since safetensors stores shared weights once.
+
     Raises:
-        BundleCorrupt: A name or shape in the file does not fit the network.
+        BundleError: A name or shape in the file does not fit the network, or whole numbers stand for fractions.
+        BundleCorrupt: It is not a safetensors file.
     """
     try:
-        module.load_state_dict(load_file(file))
-    except RuntimeError as error:
-        first_lines = " ".join(str(error).split())[:300]
-        raise BundleCorrupt(f"the weights in {file} do not fit the network: {first_lines}") from None
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise BundleCorrupt(f"{file} is not a readable safetensors file ({error}); write it again.") from None
+    own = module.state_dict(keep_vars=True)
+    present = {id(own[name]): tensor for name, tensor in tensors.items() if name in own}
+    tied = {name: present[id(tensor)] for name, tensor in own.items() if name not in tensors and id(tensor) in present}
+    differences = _differences(own, tensors | tied)
+    if differences:
+        first = "; ".join(differences[:_DIFFERENCES_NAMED])
+        more = len(differences) - _DIFFERENCES_NAMED
+        others = f"; and {more:,} more" if more > 0 else ""
+        raise BundleError(
+            f"the weights in {file} do not fit the network: {first}{others}. Use the application that they were "
+            f"trained with, and the names of its state_dict."
+        )
+    module.load_state_dict(tensors | tied)
+
+
+def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    missing = [f"{name} {list(own[name].shape)} is not in the file" for name in own if name not in given]
+    shapes = [
+        f"{name} is {list(given[name].shape)} in the file and {list(tensor.shape)} in the network"
+        for name, tensor in own.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    kinds = [
+        f"{name} is {given[name].dtype} in the file and {tensor.dtype} in the network"
+        for name, tensor in own.items()
+        if name in given and given[name].is_floating_point() != tensor.is_floating_point()
+    ]
+    unknown = [
+        f"{name} {list(tensor.shape)} is not in the network" for name, tensor in given.items() if name not in own
+    ]
+    return missing + shapes + kinds + unknown
+
+
+def _chunks(spec: TensorSpec, inputs: Any) -> tuple[Array, bool]:
+    try:
+        given = np.asarray(inputs)
+    except (ValueError, TypeError, RuntimeError):
+        raise InvalidInput(f"inputs are ragged or no numbers; give {spec.describe()} or a batch of those.") from None
+    single = given.ndim == len(spec.shape)
+    if given.shape[0 if single else 1 :] != spec.shape or given.ndim > len(spec.shape) + 1:
+        raise InvalidInput(f"inputs have shape {list(given.shape)}; give {list(spec.shape)} or a batch of those.")
+    # A copy, always: a network that works in place must not change the caller's array.
+    return np.array(spec.cast(given[None] if single else given), order="C"), single
