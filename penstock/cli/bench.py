@@ -1,7 +1,113 @@
-"""`penstock bench`."""
+"""`penstock bench`: measurements that can be repeated."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from penstock.bench.load import Load, Measured
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    bench = typer.Typer(help="Measure, and keep what was measured as data.", no_args_is_help=True)
+    bench.command()(serve)
+    bench.command()(report)
+    bench.command()(foundation)
+    app.add_typer(bench, name="bench")
+
+
+def serve(
+    url: Annotated[str, typer.Argument(help="The running server's, http://127.0.0.1:8000.")],
+    bundle: Annotated[Path, typer.Option(help="The bundle that it serves: its golden examples are asked and checked.")],
+    rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, at random moments.")] = None,
+    connections: Annotated[int, typer.Option(help="Connections; without --rate, the closed loop's.")] = 64,
+    find_goodput: Annotated[bool, typer.Option(help="Search the highest rate that is kept within the budget.")] = False,
+    within_ms: Annotated[float, typer.Option(help="The latency budget, from when a request is due.")] = 50.0,
+    seconds: Annotated[float, typer.Option(help="How long is measured.")] = 10.0,
+    processes: Annotated[int, typer.Option(help="Processes that send.")] = 1,
+    cpu: Annotated[str | None, typer.Option(help="The cores that send, 1 or 1,2.")] = None,
+    server_cpu: Annotated[str | None, typer.Option(help="The server's cores, for the null server.")] = None,
+    body: Annotated[str, typer.Option(help="How an example is sent: raw, json or png.")] = "raw",
+    record: Annotated[bool, typer.Option(help="Append the measurement to benchmarks/results.")] = False,
+) -> None:
+    """Put a load on a server: open loop with --rate, closed loop without, or --find-goodput."""
+    from penstock.bench.load import Load
+    from penstock.bench.results import append, line_of
+    from penstock.bench.serve import goodput_checked, measure_checked
+    from penstock.bench.target import golden_target
+
+    target = golden_target(url, bundle, body)
+    load = Load(rate=rate, connections=connections, seconds=seconds, processes=processes, cpus=_cores(cpu))
+    if find_goodput:
+        best, verdict = goodput_checked(target, load, _cores(server_cpu), within_ms, typer.echo)
+        value, metric = best, f"highest Poisson rate with 99% of all requests answered within {within_ms:g} ms"
+    else:
+        verdict = measure_checked(target, load, _cores(server_cpu))
+        value, metric = verdict.measured.answered_a_second, "right answers a second"
+    _show(verdict.measured, verdict.null_rate, within_ms)
+    if record:
+        workload = f"{_described(load)}, body {body}"
+        append(line_of([value], id=None, workload=workload, metric=metric, unit="requests/s"), "serve")
+
+
+def report(
+    check: Annotated[bool, typer.Option(help="Exit with status 1 when something asked for falls short.")] = False,
+    issue: Annotated[str | None, typer.Option(help="Only the targets of this group.")] = None,
+) -> None:
+    """Print what is asked beside what was last measured, and write docs/performance.md."""
+    from penstock.bench.report import report as write_report
+
+    short = write_report(issue)
+    if check and short:
+        typer.echo(f"Short of what is asked: {', '.join(short)}.", err=True)
+        raise typer.Exit(1)
+
+
+def foundation(
+    only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
+    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
+) -> None:
+    """Measure the figures of the foundation: the demo, digits, imports, start-up, the tick, resuming."""
+    from penstock.bench.foundation import measure_figures
+
+    measure_figures(only or [], record=record, say=typer.echo)
+
+
+def _show(measured: "Measured", null_rate: float, within_ms: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title=_described(measured.load))
+    rows = {
+        "answered": f"{measured.answered_a_second:,.0f}/s",
+        f"within {within_ms:g} ms": f"{measured.share_within(within_ms):.2%} of {measured.offered:,} due",
+        "latency p50 / p90 / p98 / p99 / p99.9": " / ".join(
+            f"{measured.percentile_ms(percent):.2f}" for percent in (50, 90, 98, 99, 99.9)
+        )
+        + " ms",
+        "refused, failed, lost": f"{measured.refused:,}, {measured.failed:,}, {measured.lost:,}",
+        "checked against golden": f"{measured.checked:,}, all right",
+        "the generator's own ceiling": f"{null_rate:,.0f}/s against a server that does nothing",
+    }
+    for row in rows.items():
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _described(load: "Load") -> str:
+    if load.rate is None:
+        return f"closed loop, {load.connections} connections, {load.seconds:g} s"
+    return f"open loop, {load.rate:,.0f} requests/s offered, {load.connections} connections, {load.seconds:g} s"
+
+
+def _cores(text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    from penstock.core.errors import BenchError
+
+    try:
+        return frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        raise BenchError(f"the cores are {text!r}; write them as 1 or 1,2.") from None

@@ -41,6 +41,7 @@ class Engine:
         budget_ns: The latency budget of a request that names none.
         clock_ns: A monotonic clock in nanoseconds, the one that deadlines are on.
         max_rows: A smaller limit of the batch than the budget allows; None for no other.
+        costs: What is known of the batches' times; None where `measure` will find out.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Engine:
         budget_ns: int,
         clock_ns: Callable[[], int],
         max_rows: int | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self._executor = executor
         self._table = table
@@ -68,7 +70,8 @@ class Engine:
         self._gathered = np.zeros((self._max_rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
         self._generation = np.zeros(slots, np.int64)
         self._checks_finite = table.layout.output.takes_nan
-        self._costs = Costs([1], [0.0])
+        self._costs = costs or Costs([1], [0.0])
+        self._costs.publish(table)
 
     @property
     def costs(self) -> Costs:
@@ -98,8 +101,8 @@ class Engine:
                     break
             elif times_ns.min() > self._budget_ns:
                 raise ServeError(
-                    f"the network takes {times_ns.min() / 1e6:.1f} ms for one request on this machine, more than the latency "
-                    f"budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
+                    f"the network takes {times_ns.min() / 1e6:.1f} ms for one request on this machine, more than the "
+                    f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
                 )
             rows.append(bucket)
             medians.append(ns)

@@ -36,11 +36,9 @@ class Server:
     def __init__(self, executor: Executor, slots: int = 32, chunks: int = 1, curve: Costs | None = None) -> None:
         self.clock = Clock()
         self.table = SlotTable.private(TableLayout(slots=slots, chunks=chunks, input=POINT, output=TOTAL))
-        self.engine = Engine(executor, self.table, budget_ns=BUDGET_NS, clock_ns=self.clock)
-        self.engine.measure(np.zeros(2, np.float32))
-        if curve is not None:
-            self.engine._costs = curve
-            curve.publish(self.table)
+        self.engine = Engine(executor, self.table, budget_ns=BUDGET_NS, clock_ns=self.clock, costs=curve)
+        if curve is None:
+            self.engine.measure(np.zeros(2, np.float32))
         self.frontend = Frontend(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
         self.answers: dict[int, list[tuple[int, list[float], bool]]] = defaultdict(list)
 

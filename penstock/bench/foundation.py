@@ -1,0 +1,121 @@
+"""The figures of the foundation, each measured by a function that first checks that its answers are right."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.bench import demo_time, digits, resume, startup, tick
+from penstock.bench.results import append, line_of
+from penstock.core.errors import BenchError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """How one figure is measured.
+
+    Args:
+        measure: Gives its repetitions.
+        workload: What is measured, in words.
+        metric: What the number is.
+        unit: Its unit.
+    """
+
+    measure: Callable[[], list[float]]
+    workload: str
+    metric: str
+    unit: str
+
+
+FIGURES: dict[str, Figure] = {
+    "import.ms": Figure(
+        measure=startup.import_ms,
+        workload="a fresh interpreter imports penstock, beside one that imports nothing",
+        metric="wall time above an empty interpreter",
+        unit="ms",
+    ),
+    "tick.calls_ratio": Figure(
+        measure=tick.calls_ratio,
+        workload="one engine tick over 4,096 slots of 784 bytes, the network left out",
+        metric="Python and C calls at 4,096 ready rows over those at 1",
+        unit="ratio",
+    ),
+    "tick.us_4096": Figure(
+        measure=tick.us_4096,
+        workload="one engine tick at 4,096 ready rows of 784 bytes, the network left out",
+        metric="wall time",
+        unit="us",
+    ),
+    "resume.same_hash": Figure(
+        measure=resume.same_hash,
+        workload="20 runs killed with SIGKILL at a random moment, then resumed",
+        metric="share that ends with the undisturbed parameter hash",
+        unit="fraction",
+    ),
+    "digits.accuracy": Figure(
+        measure=digits.accuracy,
+        workload="penstock train digits, seeds 0, 1, 2; the fixed third that is never chosen by",
+        metric="held-out accuracy",
+        unit="fraction",
+    ),
+    "digits.train_seconds": Figure(
+        measure=digits.train_seconds,
+        workload="penstock train digits, seeds 0, 1, 2",
+        metric="wall time of the training",
+        unit="s",
+    ),
+    "features.learned_vs_hog": Figure(
+        measure=digits.learned_vs_hog,
+        workload="linear classifiers on HOG and on the learned embedding, the same split; seeds 0, 1, 2",
+        metric="error of HOG over error of the embedding",
+        unit="ratio",
+    ),
+    "serve.start_over_torch": Figure(
+        measure=startup.start_over_torch,
+        workload="penstock serve of the digits: start to the first answer, minus the time of `import torch`",
+        metric="wall time",
+        unit="s",
+    ),
+    "serve.idle_overhead_ms": Figure(
+        measure=startup.idle_overhead_ms,
+        workload="one request at a time to the served digits, minus the network's own time",
+        metric="p50",
+        unit="ms",
+    ),
+    "demo.seconds": Figure(
+        measure=demo_time.seconds,
+        workload="make demo in a fresh clone, the packages cached",
+        metric="wall time",
+        unit="s",
+    ),
+}
+
+
+def measure_figures(ids: list[str], *, record: bool, say: Callable[[str], None]) -> None:
+    """Measure some of the figures, or all.
+
+    Args:
+        ids: Which; all where empty.
+        record: Append a line for each.
+        say: Called with a sentence for each.
+
+    Raises:
+        BenchError: There is no such figure, or one cannot be trusted.
+    """
+    unknown = [id for id in ids if id not in FIGURES]
+    if unknown:
+        raise BenchError(f"there is no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}.")
+    for id in ids or FIGURES:
+        figure = FIGURES[id]
+        values = figure.measure()
+        line = line_of(
+            values,
+            id=id,
+            workload=figure.workload,
+            metric=figure.metric,
+            unit=figure.unit,
+            command=f"penstock bench foundation --only {id}",
+        )
+        say(
+            f"{id}: median {line.median:.5g} {figure.unit} (p10 {line.p10:.5g}, p90 {line.p90:.5g}, {len(values)} runs)"
+        )
+        if record:
+            append(line, "foundation")

@@ -1,0 +1,204 @@
+"""A load generator that does not lie: open loop without coordinated omission, closed loop, every answer checked.
+
+Open loop: requests come at the random moments of a Poisson process, whatever the server does, and each latency counts
+from the moment at which the request was *due*; one that had to wait for a free connection has waited. Closed loop:
+each connection sends its next request when its last one is answered; that finds the highest rate, not a latency.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bench.client import Job, Sent, Target, run_job
+from penstock.core.errors import BenchError
+
+# n requests of a measurement
+
+Floats = npt.NDArray[np.float64]
+
+# Waiting for the last answers after the last request was due.
+STRAGGLERS_S = 5.0
+START_AHEAD_S = 1.0
+PERCENTILES = (50, 90, 98, 99, 99.9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What is asked of the server and for how long.
+
+    Args:
+        rate: Requests a second of the open loop; None for the closed loop.
+        connections: Connections in all.
+        seconds: How long is measured.
+        warm_up_s: How long the same load runs before that.
+        processes: Processes that send.
+        cpus: The cores on which they run; None for any.
+        seed: Of the arrivals.
+    """
+
+    rate: float | None
+    connections: int
+    seconds: float
+    warm_up_s: float = 1.0
+    processes: int = 1
+    cpus: frozenset[int] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "connections", "seconds", "processes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BenchError(f"the load has {name} {value}; it must be above 0.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What became of every request that was due while it was measured.
+
+    Args:
+        load: What was asked.
+        seconds: How long was measured.
+        latency_s: Of each right answer, `[n]`, from when it was due.
+        offered: Requests due.
+        refused: Answered 503 or 504.
+        failed: Any other status.
+        wrong: Answered 200 with something else than the golden answer.
+        lost: Never answered: the connection broke, or the wait for stragglers ended.
+        checked: How many answers were compared with the golden ones.
+    """
+
+    load: Load
+    seconds: float
+    latency_s: Floats
+    offered: int
+    refused: int
+    failed: int
+    wrong: int
+    lost: int
+    checked: int
+
+    @property
+    def answered_a_second(self) -> float:
+        """Right answers a second."""
+        return self.latency_s.size / self.seconds
+
+    def share_within(self, budget_ms: float) -> float:
+        """The share of all requests due that were answered rightly within a budget."""
+        return np.count_nonzero(self.latency_s <= budget_ms / 1e3) / max(self.offered, 1)
+
+    def goodput(self, budget_ms: float) -> float:
+        """Right answers within a budget, a second."""
+        return np.count_nonzero(self.latency_s <= budget_ms / 1e3) / self.seconds
+
+    def percentile_ms(self, percent: float) -> float:
+        """A percentile of the latency of right answers, in milliseconds; infinity where there is none."""
+        return float(np.percentile(self.latency_s, percent)) * 1e3 if self.latency_s.size else float("inf")
+
+
+def measure(target: Target, load: Load) -> Measured:
+    """Put a load on a server and say what became of it.
+
+    Raises:
+        BenchError: Answers were wrong, or not one came.
+    """
+    share = Load(
+        rate=None if load.rate is None else load.rate / load.processes,
+        connections=max(1, load.connections // load.processes),
+        seconds=load.seconds,
+    )
+    start_s = time.monotonic() + START_AHEAD_S
+    jobs = [
+        Job(
+            target=target,
+            due_s=None if share.rate is None else start_s + poisson(share.rate, load, process),
+            start_s=start_s,
+            measured_from_s=start_s + load.warm_up_s,
+            end_s=start_s + load.warm_up_s + load.seconds,
+            connections=share.connections,
+            stragglers_s=STRAGGLERS_S,
+            cpus=load.cpus,
+        )
+        for process in range(load.processes)
+    ]
+    with ProcessPoolExecutor(load.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        sent = list(pool.map(run_job, jobs))
+    measured = _summed(load, sent)
+    if measured.wrong:
+        raise BenchError(
+            f"{measured.wrong:,} of {measured.checked:,} answers are not the golden ones; a wrong answer has no speed."
+        )
+    if not measured.latency_s.size:
+        raise BenchError(
+            f"not one of {measured.offered:,} requests was answered ({measured.refused:,} refused, {measured.failed:,} "
+            f"failed, {measured.lost:,} lost); see the server's log."
+        )
+    return measured
+
+
+def poisson(rate: float, load: Load, process: int) -> Floats:
+    """The moments of a Poisson process from 0 to the end of the load, in seconds."""
+    rng = np.random.default_rng([load.seed, process])
+    length_s = load.warm_up_s + load.seconds
+    count = int(rate * length_s + 8 * (rate * length_s) ** 0.5 + 8)
+    moments = rng.exponential(1 / rate, count).cumsum()
+    return moments[moments < length_s]
+
+
+def find_goodput(
+    target: Target,
+    load: Load,
+    *,
+    budget_ms: float,
+    highest: float,
+    say: Callable[[str], None] | None = None,
+    share: float = 0.99,
+) -> tuple[float, list[Measured]]:
+    """The highest Poisson rate at which a share of ALL requests is answered within the budget.
+
+    Args:
+        target: The server.
+        load: The load; its rate is what is searched.
+        budget_ms: The budget in milliseconds.
+        highest: A rate that is surely too high, the closed loop's say times 1.5.
+        say: Called with a sentence after each trial.
+        share: Of all requests due.
+
+    Returns:
+        The rate, to within 4%, and every trial.
+    """
+    low, high = 0.0, highest
+    trials: list[Measured] = []
+    rate = highest / 2
+    while high - low > 0.04 * high:
+        trial = measure(target, replace(load, rate=rate, seed=len(trials)))
+        trials.append(trial)
+        good = trial.share_within(budget_ms) >= share
+        low, high = (rate, high) if good else (low, rate)
+        if say is not None:
+            say(f"{rate:,.0f}/s: {trial.share_within(budget_ms):.2%} within {budget_ms:g} ms")
+        rate = (low + high) / 2
+        if high < highest / 1000:
+            raise BenchError(f"even {high:,.0f} requests a second are not answered within {budget_ms:g} ms.")
+    return low, trials
+
+
+def _summed(load: Load, parts: Sequence[Sent]) -> Measured:
+    def total(name: str) -> int:
+        return sum(getattr(part, name) for part in parts)
+
+    return Measured(
+        load=load,
+        seconds=load.seconds,
+        latency_s=np.concatenate([part.latency_s for part in parts]),
+        offered=total("offered"),
+        refused=total("refused"),
+        failed=total("failed"),
+        wrong=total("wrong"),
+        lost=total("lost"),
+        checked=total("checked"),
+    )
