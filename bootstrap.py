@@ -31,7 +31,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CAUSES = (
     (
         r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b",
-        "The disk is full: set-up needs about 3 GB in {root} and in pip's cache; free some and run the command again.",
+        "The disk is full: set-up needs several GB in {root} and in pip's cache; free some and run the command again.",
     ),
     (
         r"NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|SSLError"
