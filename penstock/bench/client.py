@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -221,8 +221,8 @@ class _Connection(asyncio.Protocol):
         self._which = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have asyncio's methods without being of its class.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._sender.lost(self, self._which >= 0)

@@ -22,7 +22,9 @@ def serve(
     url: Annotated[str, typer.Argument(help="The running server's, http://127.0.0.1:8000.")],
     bundle: Annotated[Path, typer.Option(help="The bundle that it serves: its golden examples are asked and checked.")],
     rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, at random moments.")] = None,
-    connections: Annotated[int, typer.Option(help="Connections; without --rate, the closed loop's.")] = 64,
+    connections: Annotated[
+        int | None, typer.Option(help="64 for the closed loop; what the rate needs otherwise.")
+    ] = None,
     find_goodput: Annotated[bool, typer.Option(help="Search the highest rate that is kept within the budget.")] = False,
     within_ms: Annotated[float, typer.Option(help="The latency budget, from when a request is due.")] = 50.0,
     seconds: Annotated[float, typer.Option(help="How long is measured.")] = 10.0,
@@ -39,6 +41,7 @@ def serve(
     from penstock.bench.target import golden_target
 
     target = golden_target(url, bundle, body)
+    connections = connections or (512 if rate or find_goodput else 64)
     load = Load(rate=rate, connections=connections, seconds=seconds, processes=processes, cpus=_cores(cpu))
     if find_goodput:
         best, verdict = goodput_checked(target, load, _cores(server_cpu), within_ms, typer.echo)

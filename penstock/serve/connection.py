@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import cast, final
 
 import orjson
 
@@ -65,9 +65,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio's: the client is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(UNREAD_BYTES)
+        # uvloop's transports have asyncio's methods without being of its class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(UNREAD_BYTES)
         self._open.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -11,22 +11,28 @@ from penstock.serve.slots import MAX_COSTS, SlotTable
 # A slower run is believed quickly and a faster one slowly: a missed deadline costs more than a refused row.
 FOLLOW_SLOWER = 0.2
 FOLLOW_FASTER = 0.02
+FOLLOW_HANDLING = 0.05
+# When rows are refused and nothing runs, the curve returns to what was measured at start, so that it is tried again.
+FORGIVEN = 0.1
 
 
 @final
 class Costs:
-    """The time of a batch by its rows: a polyline through measured sizes.
+    """The time of a batch by its rows: a polyline through measured sizes, and what each row costs besides.
 
     Args:
         rows: Batch sizes in ascending order, the first of them 1.
-        ns: Their times in nanoseconds.
+        ns: The network's times for them in nanoseconds.
+        handling_ns: What reading and answering one row takes of the engine's time; 0 where others do that.
     """
 
-    def __init__(self, rows: Sequence[int], ns: Sequence[float]) -> None:
+    def __init__(self, rows: Sequence[int], ns: Sequence[float], handling_ns: float = 0.0) -> None:
         assert list(rows[:1]) == [1], rows
         assert len(rows) == len(ns) <= MAX_COSTS, (rows, ns)
         self.rows = list(rows)
+        self.handling_ns = handling_ns
         self._ns = [float(value) for value in ns]
+        self._at_start = list(self._ns)
 
     @property
     def largest(self) -> int:
@@ -35,29 +41,36 @@ class Costs:
 
     def of(self, rows: int) -> int:
         """The predicted time in nanoseconds of a batch of `rows`, 1 <= rows <= largest."""
-        right = bisect_left(self.rows, rows)
-        if self.rows[right] == rows:
-            return int(self._ns[right])
-        share = (rows - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        return int(self._ns[right - 1] * (1 - share) + self._ns[right] * share)
-
-    def observe(self, rows: int, ns: int) -> None:
-        """Let the curve follow a batch of `rows` that took `ns`."""
-        right = bisect_left(self.rows, rows)
-        left = right if self.rows[right] == rows else right - 1
-        share = 1.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
-        error = ns - self.of(rows)
-        rate = FOLLOW_SLOWER if error > 0 else FOLLOW_FASTER
-        # One surprise, a page fault or another process's turn, moves the curve by at most its own height.
-        step = rate * min(error, self.of(rows))
-        self._ns[right] += step * share
-        if left != right:
-            self._ns[left] += step * (1 - share)
+        return int(self._network_ns(rows) + self.handling_ns * rows)
 
     def finish_ns(self, waiting: int) -> int:
         """The predicted time until a newcomer behind `waiting` rows is answered."""
         batches, rest = divmod(waiting, self.largest)
-        return batches * int(self._ns[-1]) + self.of(rest + 1)
+        return batches * self.of(self.largest) + self.of(rest + 1)
+
+    def observe(self, rows: int, ns: int) -> None:
+        """Let the curve follow a batch of `rows` that took the network `ns`."""
+        right = bisect_left(self.rows, rows)
+        left = right if self.rows[right] == rows else right - 1
+        share = 1.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
+        predicted_ns = self._network_ns(rows)
+        error = ns - predicted_ns
+        rate = FOLLOW_SLOWER if error > 0 else FOLLOW_FASTER
+        # One surprise, a page fault or another process's turn, moves the curve by at most its own height.
+        step = rate * min(error, predicted_ns)
+        self._ns[right] += step * share
+        if left != right:
+            self._ns[left] += step * (1 - share)
+
+    def observe_handling(self, ns: float) -> None:
+        """Follow what reading and answering one row took besides the network."""
+        most = 2 * self.handling_ns + 10_000
+        self.handling_ns += FOLLOW_HANDLING * (min(ns, most) - self.handling_ns)
+
+    def forgive(self) -> None:
+        """Nothing could run at these costs: go some way back to those measured at start."""
+        self._ns = [now + FORGIVEN * (start - now) for now, start in zip(self._ns, self._at_start, strict=True)]
+        self.handling_ns *= 1 - FORGIVEN
 
     def publish(self, table: SlotTable) -> None:
         """Write the curve into the table's header, for front-ends to admit from."""
@@ -65,9 +78,18 @@ class Costs:
         table.cost_ns[:count] = self._ns
         table.cost_rows[:count] = self.rows
         table.cost_rows[count:] = 0
+        table.handling_ns[0] = int(self.handling_ns)
+        table.least_ns[0] = int(self._at_start[0])
 
     @classmethod
     def published(cls, table: SlotTable) -> "Costs":
         """The curve in the table's header."""
         count = int(np.count_nonzero(table.cost_rows))
-        return cls(table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist())
+        return cls(table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist(), float(table.handling_ns[0]))
+
+    def _network_ns(self, rows: int) -> float:
+        right = bisect_left(self.rows, rows)
+        if self.rows[right] == rows:
+            return self._ns[right]
+        share = (rows - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
+        return self._ns[right - 1] * (1 - share) + self._ns[right] * share

@@ -93,21 +93,19 @@ class Engine:
         end_ns = self._clock_ns() + MEASURING_NS
         for bucket in _buckets(self._max_rows):
             times_ns = self._measured_ns(bucket)
-            ns = float(np.median(times_ns))
-            if rows:
-                too_slow = ns > self._budget_ns * SHARE_OF_BUDGET
-                no_gain = bucket / ns < WORTHWHILE_GAIN * rows[-1] / medians[-1]
-                if too_slow or no_gain:
-                    break
-            elif times_ns.min() > self._budget_ns:
+            if bucket == 1 and times_ns.min() > self._budget_ns:
                 raise ServeError(
                     f"the network takes {times_ns.min() / 1e6:.1f} ms for one request on this machine, more than the "
                     f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
                 )
+            if rows and np.median(times_ns) > self._budget_ns * SHARE_OF_BUDGET:
+                break
             rows.append(bucket)
-            medians.append(ns)
+            medians.append(float(np.median(times_ns)))
             if self._clock_ns() > end_ns:
                 break
+        worth = _worthwhile(rows, medians)
+        rows, medians = rows[:worth], medians[:worth]
         self._costs = Costs(rows, medians)
         self._costs.publish(self._table)
         return self._costs
@@ -129,12 +127,14 @@ class Engine:
             self._expire(chosen)
         if chosen.run.size:
             self._run(chosen.run)
+        elif chosen.expire.size:
+            self._costs.forgive()
+            self._costs.publish(table)
         return chosen
 
-    def observe(self, rows: int, ns: int) -> None:
-        """Let the costs follow what a batch of `rows` took in all, answering included."""
-        self._costs.observe(min(rows, self._costs.largest), ns)
-        self._costs.publish(self._table)
+    def observe_handling(self, ns: float) -> None:
+        """Let the costs follow what reading and answering one row took, where that is done on the engine's own time."""
+        self._costs.observe_handling(ns)
 
     def _run(self, rows_B: Rows) -> None:
         table, flat = self._table, self._flat
@@ -162,6 +162,8 @@ class Engine:
         flat["output_length"][put_B] = self._output[0].size if result.length_B is None else result.length_B
         still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
         flat["status"][put_B] = status_B
+        self._costs.observe(rows_B.size, end_ns - start_ns)
+        self._costs.publish(table)
         self._count(rows_B.size, flat["arrival_ns"][entry_B], flat["deadline_ns"][entry_B], status_B, start_ns, end_ns)
         self._publish(rows_B, 1 - busy_B, still_busy_B)
 
@@ -230,6 +232,15 @@ class Engine:
 def _buckets(largest: int) -> list[int]:
     powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent <= largest]
     return powers if powers[-1] == largest else [*powers, largest]
+
+
+def _worthwhile(rows: list[int], ns: list[float]) -> int:
+    """How many of the sizes are worth having: up to the last that answers more rows a second than all before."""
+    best, worth = 0.0, 1
+    for index, rate in enumerate(size / time for size, time in zip(rows, ns, strict=True)):
+        if rate > best * WORTHWHILE_GAIN:
+            best, worth = rate, index + 1
+    return worth
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:

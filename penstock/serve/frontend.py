@@ -43,6 +43,9 @@ class Frontend:
         table: The slots; this front-end is the one writer of its front-end columns.
         budget_ns: The latency budget of a request that names none.
         wake: Called when there is something new for the engine.
+
+    Attributes:
+        offered: Requests that were submitted since the start, refused ones included.
     """
 
     def __init__(self, table: SlotTable, *, budget_ns: int, wake: Callable[[], None]) -> None:
@@ -61,7 +64,9 @@ class Frontend:
         self._length, self._flags = _scalars(table.length), _scalars(table.flags)
         self._deadline_ns, self._arrival_ns = _scalars(table.deadline_ns), _scalars(table.arrival_ns)
         self._status, self._output_length = _scalars(table.status), _scalars(table.output_length)
+        self._least_ns = _scalars(table.least_ns)
         self._done, self._done_count = _scalars(table.done), _scalars(table.done_count)
+        self.offered = 0
         self._read = self._done_count[0]
         self._costs = Costs.published(table)
         self._whole_chunk = table.layout.input.shape[0] if table.layout.input.shape else 1
@@ -99,6 +104,7 @@ class Frontend:
             DeadlineImpossible: Its budget is shorter than the network's own time.
         """
         budget_ns = self._budget_ns if budget_ns is None else budget_ns
+        self.offered += 1
         self._admit(arrival_ns + budget_ns - (now_ns or arrival_ns), budget_ns)
         ticket = self.open(done)
         self.push(ticket, chunk, deadline_ns=arrival_ns + budget_ns, arrival_ns=arrival_ns, flags=FIRST | LAST)
@@ -211,13 +217,15 @@ class Frontend:
             self._free.append(slot)
 
     def _admit(self, left_ns: int, budget_ns: int) -> None:
-        if budget_ns < self._costs.of(1):
+        least_ns = self._least_ns[0]
+        if budget_ns < least_ns:
             raise DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
-                f"{self._costs.of(1) / 1e6:.2f} ms; ask for more."
+                f"{least_ns / 1e6:.2f} ms; ask for more."
             )
-        finish_ns = self._costs.finish_ns(self.in_use)
-        if finish_ns > left_ns:
+        waiting = self.in_use
+        # An idle server always tries: only what runs can show that a prediction was too dark.
+        if waiting and (finish_ns := self._costs.finish_ns(waiting)) > left_ns:
             raise Overloaded(
                 f"The answer would come after {finish_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms.",
                 self._retry_after_s(),

@@ -97,6 +97,8 @@ class TableLayout:
             Column("backlog", "engine", "int64", (1,)),  # rows left waiting by the last tick
             Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
             Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
+            Column("handling_ns", "engine", "int64", (1,)),  # of one row besides the network
+            Column("least_ns", "engine", "int64", (1,)),  # the network's time for one row, as measured at start
             # Statistics, cumulative.
             Column("batch_counts", "engine", "int64", (batches,)),
             Column("queue_counts", "engine", "int64", (times,)),
@@ -141,6 +143,8 @@ class SlotTable:
     backlog: npt.NDArray[np.int64]
     cost_rows: npt.NDArray[np.int64]
     cost_ns: npt.NDArray[np.int64]
+    handling_ns: npt.NDArray[np.int64]
+    least_ns: npt.NDArray[np.int64]
     batch_counts: npt.NDArray[np.int64]
     queue_counts: npt.NDArray[np.int64]
     compute_counts: npt.NDArray[np.int64]

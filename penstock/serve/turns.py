@@ -30,6 +30,8 @@ class Turns:
         self._clock_ns = clock_ns
         self._due = False
         self._blind_since_ns: int | None = None
+        self._ended_ns = 0
+        self._offered = 0
 
     def attach(self, frontend: Frontend) -> None:
         """Name the front-end whose results each turn hands out; it was made with this object's `wake`."""
@@ -50,16 +52,23 @@ class Turns:
         return self._clock_ns() if self._blind_since_ns is None else self._blind_since_ns
 
     def _turn(self) -> None:
-        assert self._frontend is not None
+        engine, frontend = self._engine, self._frontend
+        assert frontend is not None
         start_ns = self._clock_ns()
-        chosen = self._engine.tick(start_ns)
-        self._frontend.collect()
+        chosen = engine.tick(start_ns)
+        ticked_ns = self._clock_ns()
+        frontend.collect()
         self._due = False
-        self._blind_since_ns = None
-        if chosen.run.size or chosen.expire.size:
-            if chosen.run.size:
-                self._engine.observe(chosen.run.size, self._clock_ns() - start_ns)
-                self._frontend.refresh()
-            self._blind_since_ns = start_ns
-            # One more turn follows always: it finds what is left, or that the loop is idle again.
-            self.wake()
+        offered, self._offered = frontend.offered - self._offered, frontend.offered
+        answered = chosen.run.size + chosen.expire.size
+        if not answered:
+            self._blind_since_ns = None
+            return
+        end_ns = self._clock_ns()
+        if self._blind_since_ns is not None and offered:
+            reading_ns = (start_ns - self._ended_ns) / offered
+            engine.observe_handling(reading_ns + (end_ns - ticked_ns) / answered)
+        frontend.refresh()
+        self._blind_since_ns, self._ended_ns = start_ns, end_ns
+        # One more turn follows always: it finds what is left, or that the loop is idle again.
+        self.wake()
