@@ -8,9 +8,9 @@ import numpy as np
 
 from penstock.serve.slots import MAX_COSTS, SlotTable
 
-# A slower run is believed quickly and a faster one slowly: a missed deadline costs more than a refused row.
-FOLLOW_SLOWER = 0.2
-FOLLOW_FASTER = 0.02
+# How far one run moves the curve. The same up and down: a curve that leans to the slow side refuses, on a noisy machine,
+# what it could have answered.
+FOLLOW = 0.1
 FOLLOW_HANDLING = 0.05
 # When rows are refused and nothing runs, the curve returns to what was measured at start, so that it is tried again.
 FORGIVEN = 0.1
@@ -54,10 +54,8 @@ class Costs:
         left = right if self.rows[right] == rows else right - 1
         share = 1.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
         predicted_ns = self._network_ns(rows)
-        error = ns - predicted_ns
-        rate = FOLLOW_SLOWER if error > 0 else FOLLOW_FASTER
-        # One surprise, a page fault or another process's turn, moves the curve by at most its own height.
-        step = rate * min(error, predicted_ns)
+        # One surprise, a page fault or another process's turn, moves the curve by at most a tenth of its own height.
+        step = FOLLOW * min(ns - predicted_ns, predicted_ns)
         self._ns[right] += step * share
         if left != right:
             self._ns[left] += step * (1 - share)

@@ -40,7 +40,11 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
         "latency": {"upper_ms": upper_ms, "counts": table.latency_counts.tolist()},
         "queue": {"upper_ms": upper_ms, "counts": table.queue_counts.tolist()},
         "compute": {"upper_ms": upper_ms, "counts": table.compute_counts.tolist()},
-        "costs": {"rows": _used(table.cost_rows), "ms": [ns / 1e6 for ns in _used(table.cost_ns)]},
+        "costs": {
+            "rows": _used(table.cost_rows),
+            "ms": [ns / 1e6 for ns in _used(table.cost_ns)],
+            "handling_us": int(table.handling_ns[0]) / 1e3,
+        },
     }
 
 

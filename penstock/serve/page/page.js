@@ -61,7 +61,13 @@ function showApp(app) {
   write(byId("app-name"), app.name);
   write(byId("app-description"), app.description);
   document.title = `${app.name} · Penstock`;
+  write(byId("bundle"), origin(app));
   byId("try").replaceChildren(tryPanel(app, connection));
+}
+
+function origin({ bundle, metrics }) {
+  const found = Object.entries(metrics ?? {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${value.toPrecision(3)}`);
+  return [...(bundle ? [`bundle ${bundle.slice(0, 12)}`] : []), ...found].join(" · ");
 }
 
 async function poll() {

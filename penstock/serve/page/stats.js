@@ -31,15 +31,15 @@ export function between(before, after) {
     upper: after[key][edges],
     counts: after[key].counts.map((value, bin) => value - before[key].counts[bin]),
   });
-  const rows = after.answered + after.failed - before.answered - before.failed;
   const batch = histogram("batch", "upper");
+  const latency = histogram("latency", "upper_ms");
   const batches = sum(batch.counts);
   return {
     answeredPerS: (after.answered - before.answered) / seconds,
     lostPerS: (lost(after) - lost(before)) / seconds,
     batch,
-    meanBatch: batches === 0 ? null : rows / batches,
-    latency: histogram("latency", "upper_ms"),
+    meanBatch: batches === 0 ? null : sum(latency.counts) / batches,
+    latency,
     queue: histogram("queue", "upper_ms"),
     compute: histogram("compute", "upper_ms"),
   };
