@@ -1,1 +1,5 @@
 """Building blocks that torch lacks."""
+
+from penstock.nn.maxout import Maxout
+
+__all__ = ["Maxout"]
