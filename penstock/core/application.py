@@ -221,6 +221,11 @@ def application_names() -> list[str]:
 
 
 def _module_from_name(name: str) -> ModuleType:
+    if not name or name.startswith("."):
+        raise ApplicationError(
+            f"{name!r} is not an application's name, import path or file; use one of {', '.join(application_names())}, "
+            f"or the path of an app.py."
+        )
     dotted = f"penstock.apps.{name}.app" if name in application_names() else name
     try:
         return importlib.import_module(dotted)

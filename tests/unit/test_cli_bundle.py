@@ -1,0 +1,312 @@
+"""`penstock bundle`, `penstock inspect` and `penstock apps`, as they are typed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from penstock.cli import build, main
+from penstock.core.application import find_application
+from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
+from penstock.runtime.load import load
+from tests.support.small import APP_PY, examples, network, write_app, written
+
+RECIPE = """
+from types import SimpleNamespace
+import numpy as np
+
+def data():
+    {}
+    held_out = SimpleNamespace(inputs=np.full((50, 4), 0.25, np.float32), targets=np.zeros(50))
+    return SimpleNamespace(train=held_out, validation=held_out)
+
+import dataclasses
+app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data))
+"""
+
+
+@pytest.fixture(name="folder")
+def folder_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to type commands in, with an app.py and the weights of its network from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write_app(tmp_path)
+    save_file(network().state_dict(), tmp_path / "weights.safetensors")
+    return tmp_path
+
+
+def typed(*words: str) -> str:
+    """What a command that succeeds prints."""
+    result = CliRunner().invoke(build(), list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence on stderr of a command that is refused with status 2."""
+    monkeypatch.setattr(sys, "argv", ["penstock", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capsys.readouterr().err.strip()
+    assert left.value.code == 2
+    assert said.startswith("penstock: ")
+    assert said.endswith((".", ")"))
+    return said
+
+
+def bundled(*more: str) -> str:
+    return typed("bundle", "app.py", "--weights", "weights.safetensors", "--to", "b", *more)
+
+
+def test_weights_from_elsewhere_become_a_bundle(folder: Path) -> None:
+    np.save("x.npy", examples(40))
+    said = bundled("--examples", "x.npy", "--metrics", "accuracy=0.5", "--metrics", "loss=1e-3")
+    assert "Golden examples: 32, from x.npy." in said
+    files = read_bundle("b")
+    assert files.manifest.content_hash in said
+    assert files.manifest.metrics == {"accuracy": 0.5, "loss": 0.001}
+    assert (files.golden.inputs == examples(40)[:32]).all()
+    assert torch.equal(load("b").module.state_dict()["layer.weight"], network().layer.weight)
+
+
+def test_a_bundle_is_replaced_by_the_next(folder: Path) -> None:
+    bundled()
+    save_file(network(1).state_dict(), "weights.safetensors")
+    bundled()
+    assert torch.equal(load("b").module.state_dict()["layer.weight"], network(1).layer.weight)
+
+
+def test_examples_come_from_the_recipes_validation_data(folder: Path) -> None:
+    write_app(folder, APP_PY + RECIPE.format(""))
+    assert "Golden examples: 32, from the recipe's validation data." in bundled()
+    assert (read_bundle("b").golden.inputs == 0.25).all()
+
+
+def test_without_examples_and_recipe_the_numbers_are_random_and_it_says_so(folder: Path) -> None:
+    said = " ".join(bundled().split())
+    assert "32, random numbers (seed 0), because 'small' has no recipe with data; real inputs are better" in said
+    first = read_bundle("b").golden.inputs
+    bundled()
+    assert (read_bundle("b").golden.inputs == first).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [("uint8", 0, 255), ("int16", -32768, 32767), ("int64", 0, 127), ("uint32", 0, 127), ("bool", 0, 1)],
+)
+def test_random_examples_fit_the_spec(folder: Path, dtype: str, low: int, high: int) -> None:
+    text = APP_PY.replace('dtype="float32", shape=(4,)', f'dtype="{dtype}", shape=(4,)')
+    write_app(folder, text.replace("self.layer(x)", "self.layer(x.float())"))
+    bundled()
+    inputs = read_bundle("b").golden.inputs
+    assert inputs.dtype == dtype
+    assert low <= inputs.min() < inputs.max() <= high
+    assert inputs.max() > high * 0.8
+
+
+def test_an_npz_gives_its_inputs_or_its_only_array(folder: Path) -> None:
+    np.savez("two.npz", inputs=examples(), targets=np.zeros(5))
+    np.savez("one.npz", anything=examples())
+    for file in ("two.npz", "one.npz"):
+        bundled("--examples", file)
+        assert (read_bundle("b").golden.inputs == examples()).all()
+
+
+class Unpickled:
+    """Leaves a trace if a pickle of it is ever read."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("unpickled",)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--weights", "net.pt"], "net.pt is a pickle, which can run any code .* with safetensors.torch.save_file"),
+        (["--weights", "old.bin"], "old.bin is a pickle"),
+        (["--weights", "text.safetensors"], "is not a safetensors file; write one with safetensors.torch.save_file"),
+        (["--weights", "empty"], "empty is not a safetensors file"),
+        (["--weights", "nowhere"], r"nowhere cannot be read \(No such file or directory\)"),
+        (["--weights", "."], r"\. cannot be read"),
+        (["--weights", "false.safetensors"], "false.safetensors is not a readable safetensors file"),
+        (
+            ["--weights", "other.safetensors"],
+            r"layer.bias \[3\] is not in the file; layer.weight is \[4, 4\] in the file",
+        ),
+        (["--examples", "objects.npy"], "objects.npy is not an array that can be read"),
+        (["--examples", "text.safetensors"], "is not an array that can be read"),
+        (["--examples", "nowhere.npy"], "nowhere.npy is not an array that can be read"),
+        (["--examples", "cut.npy"], "cut.npy is not an array that can be read"),
+        (["--examples", "several.npz"], "several.npz holds a, b; call the array of raw inputs 'inputs'"),
+        (["--examples", "wide.npy"], r"the examples are float32\[5, 5\]; 'small' needs at least one, float32\[N, 4\]"),
+        (["--metrics", "accuracy"], "--metrics has 'accuracy'; write NAME=NUMBER, such as accuracy=0.97"),
+        (["--metrics", "a=much"], "--metrics has 'a=much'"),
+        (["--metrics", "=1"], "--metrics has '=1'"),
+        (["--to", "precious"], "holds 'mine.txt', so it is not a bundle to be replaced"),
+    ],
+)
+def test_what_cannot_be_bundled_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    trap = np.array([Unpickled()], object)
+    torch.save({"a": Unpickled()}, "net.pt")
+    torch.save({"a": Unpickled()}, "old.bin", _use_new_zipfile_serialization=False)
+    np.save("objects.npy", trap, allow_pickle=True)
+    np.save("wide.npy", np.zeros((5, 5), np.float32))
+    np.savez("several.npz", a=examples(), b=examples())
+    Path("cut.npy").write_bytes(Path("wide.npy").read_bytes()[:100])
+    Path("text.safetensors").write_text("weights, honestly")
+    Path("empty").touch()
+    Path("false.safetensors").write_bytes(b"\x80" + bytes(7) + b'{"a": 1}' + bytes(120))
+    save_file({"layer.weight": torch.zeros(4, 4)}, "other.safetensors")
+    Path("precious").mkdir()
+    Path("precious/mine.txt").touch()
+    right = {"--weights": "weights.safetensors", "--to": "b"} | dict([words])
+    said = refused(monkeypatch, capsys, "bundle", "app.py", *[word for pair in right.items() for word in pair])
+    assert re.search(sentence, " ".join(said.split())), said
+    assert not Path("unpickled").exists()
+    assert not Path("b").exists()
+
+
+def test_a_recipe_whose_data_is_not_there_asks_for_examples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(folder, APP_PY + RECIPE.format("raise OSError('no disk')"))
+    words = ("bundle", "app.py", "--weights", "weights.safetensors", "--to", "b")
+    said = refused(monkeypatch, capsys, *words)
+    assert "does not give its data (OSError: no disk); give some raw inputs with --examples FILE.npy." in said
+
+
+def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
+    bundled("--metrics", "accuracy=0.5")
+    said = " ".join(typed("inspect", "b").split())
+    manifest = read_bundle("b").manifest
+    for part in (
+        "Bundle small",
+        manifest.content_hash,
+        str(folder / "app.py"),
+        "unchanged (app.py)",
+        "input: float32[4], four numbers",
+        "scores: float32[3], scores",
+        "accuracy 0.5",
+        "15",
+        "32, all answered as recorded; the largest difference is 0 (0.0001 is allowed)",
+        f"{WEIGHTS} {Path('b', WEIGHTS).stat().st_size:,} bytes",
+        f"torch {manifest.versions['torch']}",
+    ):
+        assert part in said
+    assert "32, not run" in typed("inspect", "b", "--no-run")
+
+
+def test_inspect_tells_programs_the_same(folder: Path) -> None:
+    bundled("--metrics", "accuracy=0.5", "--metrics", "loss=nan")
+    told = json.loads(typed("inspect", "b", "--json"), parse_constant=pytest.fail)
+    assert told["content_hash"] == read_bundle("b").manifest.content_hash
+    assert told["application"]["changed"] == []
+    assert told["golden"] == {"examples": 32, "difference": 0.0}
+    assert told["metrics"] == {"accuracy": 0.5, "loss": None}
+    assert set(told["files"]) == {MANIFEST, WEIGHTS, GOLDEN}
+    assert told["input"] == read_bundle("b").manifest.input.to_json()
+    assert json.loads(typed("inspect", "b", "--json", "--no-run"))["golden"]["difference"] is None
+
+
+def test_inspect_says_which_sources_changed_and_whether_it_matters(folder: Path) -> None:
+    bundled()
+    write_app(folder, APP_PY + "# a comment\n")
+    said = " ".join(typed("inspect", "b").split())
+    assert "changed since: app.py" in said
+    assert "all answered as recorded" in said
+
+
+def test_inspect_of_a_bundle_whose_application_is_not_here(folder: Path) -> None:
+    bundled()
+    (folder / "app.py").rename(folder / "moved.py")
+    said = " ".join(typed("inspect", "b").split())
+    assert "not compared: There is no file" in said
+    assert "32, not run" in said
+    # The file's name is part of what its sources are.
+    assert "changed since: app.py, moved.py" in typed("inspect", "b", "--app", "moved.py")
+
+
+def test_inspect_of_a_bundle_made_of_an_object(folder: Path) -> None:
+    written(folder / "b")
+    said = " ".join(typed("inspect", "b").split())
+    assert "does not say where it is; name it with --app" in said
+    said = " ".join(typed("inspect", "b", "--app", "app.py").split())
+    assert "none were recorded" in said
+    assert "all answered as recorded" in said
+
+
+@pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, GOLDEN])
+@pytest.mark.parametrize("options", [[], ["--no-run"], ["--json"]])
+def test_inspect_refuses_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, options: list[str]
+) -> None:
+    bundled()
+    file = folder / "b" / name
+    file.write_bytes(file.read_bytes()[:-3] + b"\n}\n" if name == MANIFEST else file.read_bytes()[:-1] + b"\x55")
+    if name == MANIFEST:
+        file.write_bytes(file.read_bytes().replace(b"15", b"16"))
+    assert f"{name} is not the file that was written" in refused(monkeypatch, capsys, "inspect", "b", *options)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_inspect_refuses_other_answers_after_showing_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    bundled()
+    write_app(folder, APP_PY.replace(".tanh()", ".sigmoid()"))
+    code = f"from penstock.cli import main; import sys; sys.argv = ['penstock', 'inspect', 'b', *{options!r}]; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "the network's answers differ from the recorded ones by" in done.stderr
+    assert "not answered as recorded" in done.stdout or json.loads(done.stdout)["problem"] in " ".join(
+        done.stderr.split()
+    )
+
+
+def test_inspect_of_what_is_no_bundle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is not a bundle (no manifest.json)" in refused(monkeypatch, capsys, "inspect", "nowhere")
+
+
+def test_apps_lists_the_applications() -> None:
+    said = " ".join(typed("apps").split())
+    application = find_application("digits").application
+    assert "digits" in said
+    assert application.description.split()[0] in said
+    assert "uint8[28" in said
+
+
+@pytest.mark.parametrize("words", ["apps", "--help", "bundle --help", "inspect --help", "apps --help"])
+def test_what_needs_no_network_loads_no_torch(words: str) -> None:
+    code = (
+        f"import contextlib, io, sys; sys.argv = ['penstock', *{words.split()!r}]\n"
+        "from penstock.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit): main()\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules} & {'torch', 'sklearn', 'matplotlib', 'PIL'}\n"
+        "assert said.getvalue() and not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_inspect_without_running_loads_no_torch(folder: Path) -> None:
+    bundled()
+    (folder / "app.py").unlink()
+    code = (
+        "import sys; sys.argv = ['penstock', 'inspect', 'b', '--no-run']\n"
+        "from penstock.cli import main\nimport contextlib\n"
+        "with contextlib.suppress(SystemExit): main()\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "Bundle small" in done.stdout
