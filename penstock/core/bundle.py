@@ -193,7 +193,8 @@ def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden:
 
     A bundle that is already there is exchanged for the new one in one step: at every instant, and after a crash or a
     loss of power, either the old one or the new one is there whole. Only where the file system cannot exchange two
-    folders, a crash between two renames leaves none, and the old one beside in a hidden folder.
+    folders, a crash between two renames leaves none, and the old one beside in a hidden folder. Who is reading the old
+    one just then finds files of both, which is refused as damage, and has to open it again.
 
     Args:
         folder: Where it goes.

@@ -33,6 +33,21 @@ def test_a_bundle_is_replaced(tmp_path: Path) -> None:
     assert hidden(tmp_path) == []
 
 
+def test_there_is_no_moment_without_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "b", seed=0)
+    real = Path.rename
+    moved: list[Path] = []
+
+    def watched(self: Path, target: Path) -> Path:
+        moved.append(self)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    written(tmp_path / "b", seed=1)
+    assert moved
+    assert tmp_path / "b" not in moved
+
+
 def test_an_empty_folder_and_a_new_path_are_filled(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     written(tmp_path / "empty")
