@@ -52,11 +52,12 @@ class Connection(asyncio.Protocol):
         self._unwanted = False  # nothing more is wanted from the client
         self._continued = False
         self.heard_s = clock_s()
+        self.lingering_since_s: float | None = None
 
     @property
     def idle(self) -> bool:
         """Whether no request of this client is begun, waiting or being answered."""
-        return self._current is None and not self._waiting and not self._reader.begun
+        return self._current is None and not self._waiting and not self._reader.begun and self._refusal is None
 
     @property
     def answering(self) -> bool:
@@ -73,12 +74,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """asyncio's: the client sent something."""
         self.heard_s = self._clock_s()
+        if self._refusal is not None:
+            return  # what it still sends is read and dropped, so that it gets to read why
         requests, refusal = self._reader.feed(data)
         if requests:
             self._waiting.extend(requests)
-        if refusal is not None and self._refusal is None:
+        if refusal is not None:
             self._refusal = refusal
-            self._pause()
         elif len(self._waiting) > PIPELINED:
             self._pause()
         elif self._reader.expects_continue and not self._continued and self._current is None and not self._waiting:
@@ -89,6 +91,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """asyncio's: the client sends no more, but may still read the answers to what it sent."""
         self._ended = True
+        if self.lingering_since_s is not None and self._transport is not None:
+            self._transport.close()
         self._proceed()
         return True
 
@@ -149,8 +153,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._current is not None:
             return
         if self._refusal is not None:
-            self._write(serialised(refused(self._refusal), None, close=True))
-            self._transport.close()
+            self._linger(self._refusal)
         elif self._ended or (self._unwanted and not self._reader.begun):
             self._transport.close()
         else:
@@ -166,6 +169,17 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         elif deferred:
             self._proceed()
+
+    def _linger(self, refusal: RequestError) -> None:
+        # To close with unread bytes would reset the connection, and the client would never read the refusal.
+        if self.lingering_since_s is None and self._transport is not None:
+            self.lingering_since_s = self._clock_s()
+            self._write(serialised(refused(refusal), None, close=True))
+            if self._ended:
+                self._transport.close()
+                return
+            self._transport.write_eof()
+            self._resume()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.serve.slots import MAX_COSTS, SlotTable
 
-# How far one run moves the curve. The same up and down: a curve that leans to the slow side refuses, on a noisy machine,
-# what it could have answered.
+# How far one run moves the curve. The same up and down: a curve that leans to the slow side refuses, on a noisy
+# machine, what it could have answered.
 FOLLOW = 0.1
 FOLLOW_HANDLING = 0.05
 # When rows are refused and nothing runs, the curve returns to what was measured at start, so that it is tried again.

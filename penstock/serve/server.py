@@ -36,6 +36,8 @@ MOST_SLOTS = 4096
 BEGUN_S = 20.0
 IDLE_S = 120.0
 SWEEP_S = 1.0
+# How long a refused client may go on sending what nobody keeps, so that it reads the refusal.
+LINGER_S = 2.0
 # How long a drained server waits for requests that are in the sockets already.
 GRACE_S = 0.25
 BACKLOG = 1024
@@ -98,6 +100,7 @@ class _Server:
         self._application = predictor.application
         self._listener = listener
         self._connections: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._signals = 0
         budget_ns = int(settings.latency_ms * 1e6)
@@ -145,50 +148,63 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        server = await loop.create_server(self._connection, sock=self._listener, backlog=BACKLOG)
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
+        loop.add_reader(self._listener, self._accept)
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"Serving {self._application.name} at http://{shown}:{port}/", flush=True)
         sweeper = asyncio.create_task(self._sweep())
         await self._stop.wait()
         log.info("draining: %d requests are being answered", self._served.frontend.in_use)
-        self._routes.draining = True
-        await self._drain(server)
+        await self._drain(loop)
         sweeper.cancel()
         log.info("drained")
 
-    async def _drain(self, server: asyncio.Server) -> None:
-        end_s = time.monotonic() + self._settings.drain_s
-        for connection in list(self._connections):
-            connection.close_after_next()
-        # Clients and balancers see that it is not ready any more, and those that talk on learn it from their answers.
-        await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
-        await self._accept_the_rest()
-        server.close()
-        await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
-        for connection in list(self._connections):
-            connection.close_when_idle()
-        while self._connections and time.monotonic() < end_s and self._signals < 2:
-            await asyncio.sleep(0.005)
-        for connection in list(self._connections):
-            connection.abort()
-
-    async def _accept_the_rest(self) -> None:
-        # A listener that closes resets the connections that wait in it: take them all first.
+    def _accept(self) -> None:
+        # Every connection that waits, not one a turn of the loop: while a batch runs, many may come.
         loop = asyncio.get_running_loop()
-        self._listener.setblocking(False)
         while True:
             try:
                 waiting, _ = self._listener.accept()
             except OSError:
                 return
-            _, connection = await loop.connect_accepted_socket(self._connection, waiting)
-            connection.close_after_next()
+            task = loop.create_task(self._connected(waiting))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connected(self, waiting: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._connection, waiting)
+        except OSError as error:
+            log.info("a client was gone before it was accepted: %s", error)
+
+    async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
+        end_s = time.monotonic() + self._settings.drain_s
+        # Clients and balancers see that it is not ready any more, and those that talk on learn it from their answers.
+        await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
+        # A listener that closes resets the connections that wait in it: take them all first.
+        self._accept()
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
+        for connection in list(self._connections):
+            connection.close_when_idle()
+        while self._connections and time.monotonic() < end_s and self._signals < 2:
+            await asyncio.sleep(0.005)
+        self._abort()
+
+    def _abort(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()
 
     def _connection(self) -> Connection:
         # The parser keeps a body only up to the largest that any route takes.
         most = self._application.max_body_bytes + MAX_HEAD_BYTES
-        return Connection(self._routes.handle, self._connections, most, time.monotonic)
+        connection = Connection(self._routes.handle, self._connections, most, time.monotonic)
+        if self._routes.draining:
+            connection.close_after_next()
+        return connection
 
     async def _sweep(self) -> None:
         """End connections whose clients fell silent."""
@@ -197,7 +213,10 @@ class _Server:
             now = time.monotonic()
             for connection in list(self._connections):
                 silent_s = now - connection.heard_s
-                if connection.idle and silent_s > IDLE_S:
+                if connection.lingering_since_s is not None:
+                    if now - connection.lingering_since_s > LINGER_S:
+                        connection.abort()
+                elif connection.idle and silent_s > IDLE_S:
                     connection.close_when_idle()
                 elif not connection.idle and not connection.answering and silent_s > BEGUN_S:
                     connection.refuse(
@@ -206,6 +225,11 @@ class _Server:
 
     def _signalled(self) -> None:
         self._signals += 1
+        self._routes.draining = True
+        for connection in list(self._connections):
+            connection.close_after_next()
+        if self._signals > 1:
+            self._abort()
         self._stop.set()
 
 

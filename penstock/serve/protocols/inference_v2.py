@@ -155,7 +155,9 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
     if size is None:
         if len(tail):
             raise InvalidInput(f"{len(tail):,} bytes follow the JSON head, but no input has a binary_data_size.")
-        return _from_numbers(tensor.get("data"), spec, rows)
+        if "data" not in tensor:
+            raise InvalidInput(f"{spec.name!r} has no 'data'; send its {rows * spec.size:,} numbers, flat or nested.")
+        return spec.from_rows(tensor["data"], rows)
     if "data" in tensor:
         raise InvalidInput(f"{spec.name!r} has both 'data' and binary_data_size; send one of them.")
     expected = rows * spec.nbytes
@@ -164,23 +166,9 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
             f"binary_data_size is {size!r} and {len(tail):,} bytes follow the head; {rows} x {spec.describe()} has "
             f"{expected:,}."
         )
-    array = np.frombuffer(tail, spec.numpy_dtype).reshape(rows, *spec.shape)
-    spec.check_finite(array)
-    return array
-
-
-def _from_numbers(data: Any, spec: TensorSpec, rows: int) -> Array:
-    if not isinstance(data, list):
-        raise InvalidInput(f"{spec.name!r} has no 'data'; send its {rows * spec.size:,} numbers, flat or nested.")
-    try:
-        wide = np.array(data)
-    except (ValueError, OverflowError):
-        raise InvalidInput(f"The data of {spec.name!r} is ragged; send its numbers flat, row by row.") from None
-    if wide.dtype.kind not in "biuf":
-        raise InvalidInput(f"The data of {spec.name!r} holds something other than numbers.")
-    if wide.size != rows * spec.size:
-        raise InvalidInput(f"The data of {spec.name!r} has {wide.size:,} numbers; its shape says {rows * spec.size:,}.")
-    return np.ascontiguousarray(spec.cast(wide.reshape(rows, *spec.shape)))
+    if not spec.takes_any_bytes:
+        return np.stack([spec.from_bytes(tail[row : row + spec.nbytes]) for row in range(0, expected, spec.nbytes)])
+    return np.frombuffer(tail, spec.numpy_dtype).reshape(rows, *spec.shape)
 
 
 def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:

@@ -56,11 +56,9 @@ def chunk_of(served: Served, request: Request) -> Array | bytes:
     application, body = served.application, request.body
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == RAW:
-        if application.input.takes_nan:
-            return application.input.from_bytes(body)
-        if len(body) != application.input.nbytes:
-            application.input.from_bytes(body)
-        return body
+        if application.input.takes_any_bytes and len(body) == application.input.nbytes:
+            return body
+        return application.input.from_bytes(body)
     begins = body[:64].lstrip()[:1]
     if begins == b"[" and (content_type == "application/json" or content_type in _UNSAID):
         return application.input.from_numbers(json_of(body))

@@ -1,0 +1,269 @@
+"""The server from outside: what each route answers, connections, draining."""
+
+import gzip
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.serving import RunningServer, write_doubler
+
+ASK = "/v1/apps/doubler"
+JSON = {"Content-Type": "application/json"}
+RAW = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+ONE = np.array([1, 2, 3, 4], np.float32)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with RunningServer(write_doubler(tmp_path_factory.mktemp("doubler"))) as server:
+        yield server
+
+
+def request(body: bytes, extra: bytes = b"") -> bytes:
+    head = b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+    return head + b"Accept: application/octet-stream\r\nContent-Length: %d\r\n%s\r\n" % (len(body), extra) + body
+
+
+def test_json_raw_bytes_and_what_curl_sends(server: RunningServer) -> None:
+    doubled = {"doubled": [2.0, 4.0, 6.0, 8.0]}
+    assert server.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[2] == doubled
+    assert server.ask("POST", ASK, ONE.tobytes(), {"Content-Type": "application/octet-stream"})[2] == doubled
+    assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {"Content-Type": "application/x-www-form-urlencoded"})[2] == doubled
+    assert server.ask("POST", ASK, b"3", {"Content-Type": "text/x-number; charset=utf-8"})[2] == {"doubled": [6.0] * 4}
+    status, headers, content = server.ask("POST", ASK, ONE.tobytes(), RAW)
+    assert (status, headers["content-type"]) == (200, "application/octet-stream")
+    assert np.frombuffer(content, np.float32).tolist() == [2, 4, 6, 8]
+
+
+def test_compression_of_requests_and_answers(server: RunningServer) -> None:
+    body, headers = gzip.compress(ONE.tobytes()), {**RAW, "Content-Encoding": "gzip"}
+    assert np.frombuffer(server.ask("POST", ASK, body, headers)[2], np.float32).tolist() == [2, 4, 6, 8]
+    status, headers, content = server.ask("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+    assert (status, headers["content-encoding"]) == (200, "gzip")
+    assert b"penstock_latency_seconds_bucket" in gzip.decompress(content)
+
+
+def test_what_the_server_says_of_itself(server: RunningServer) -> None:
+    (app,) = server.ask("GET", "/v1/apps")[2]["apps"]
+    assert (app["name"], app["latency_ms"], app["input"]["shape"]) == ("doubler", 50.0, [4])
+    stats = server.ask("GET", "/v1/stats")[2]
+    assert stats["slots"]["total"] > 0
+    assert len(stats["latency"]["upper_ms"]) == len(stats["latency"]["counts"])
+    assert stats["latency"]["upper_ms"][-1] is None
+    text = server.ask("GET", "/metrics")[2].decode()
+    assert 'penstock_requests_total{app="doubler",outcome="answered"}' in text
+    assert 'penstock_batch_rows_bucket{app="doubler",le="+Inf"}' in text
+    for name in ("queue", "compute", "latency"):
+        assert f"penstock_{name}_seconds_sum" in text
+    assert server.ask("GET", "/v2")[2]["name"] == "penstock"
+    assert server.ask("GET", "/v2/health/live")[0] == server.ask("GET", "/v2/health/ready")[0] == 200
+
+
+def test_the_page_asks_nobody_else(server: RunningServer) -> None:
+    status, headers, content = server.ask("GET", "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'self'" in headers["content-security-policy"]
+    assert b"http://" not in content.replace(b"http://www.w3.org", b"")
+    assert server.ask("GET", "/page/../server.py")[0] == 404
+    assert server.ask("GET", "/page/%2e%2e/server.py")[0] == 404
+    status, _, content = server.ask("HEAD", "/")
+    assert (status, content) == (200, b"")
+
+
+def test_the_counts_add_up(server: RunningServer) -> None:
+    before = server.ask("GET", "/v1/stats")[2]
+    for _ in range(7):
+        server.ask("POST", ASK, ONE.tobytes(), RAW)
+    server.ask("POST", ASK, b"[]", JSON)
+    after = server.ask("GET", "/v1/stats")[2]
+    assert after["answered"] - before["answered"] == 7
+    assert after["invalid"] - before["invalid"] == 1
+    assert sum(after["latency"]["counts"]) - sum(before["latency"]["counts"]) == 7
+    assert after["slots"]["in_use"] == 0
+
+
+def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
+    sent = b"".join(request(np.full(4, value, np.float32).tobytes()) for value in range(20, 60))
+    answers = server.raw(sent).split(b"HTTP/1.1 200 OK")[1:]
+    assert [np.frombuffer(answer.partition(b"\r\n\r\n")[2], np.float32)[0] for answer in answers] == [
+        2.0 * value for value in range(20, 60)
+    ]
+
+
+def test_a_request_may_come_byte_by_byte(server: RunningServer) -> None:
+    with socket.create_connection((server.host, server.port)) as connection:
+        for byte in request(ONE.tobytes()):
+            connection.sendall(bytes([byte]))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_that_only_reads_on_after_half_closing_is_answered(server: RunningServer) -> None:
+    with socket.create_connection((server.host, server.port)) as connection:
+        connection.sendall(request(ONE.tobytes()))
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        assert connection.recv(4096) == b""
+
+
+def test_expect_continue_and_http_1_0(server: RunningServer) -> None:
+    with socket.create_connection((server.host, server.port)) as connection:
+        head, _, body = request(ONE.tobytes(), b"Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+        connection.sendall(head + b"\r\n\r\n")
+        assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+    answer = server.raw(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+    assert b"200 OK" in answer
+    assert b"Connection: close" in answer
+
+
+def test_a_client_that_leaves_gives_its_slot_back(server: RunningServer) -> None:
+    for _ in range(20):
+        with socket.create_connection((server.host, server.port)) as connection:
+            connection.sendall(request(ONE.tobytes()))
+    time.sleep(0.2)
+    assert server.ask("GET", "/v1/stats")[2]["slots"]["in_use"] == 0
+
+
+def test_a_budget_of_ones_own_and_overload(tmp_path: Path) -> None:
+    with RunningServer(write_doubler(tmp_path, sleep_s=0.02), "--latency-ms", "100", "--max-batch", "1") as server:
+        statuses: list[int] = []
+        headers: list[dict[str, str]] = []
+
+        def ask() -> None:
+            status, found, _ = server.ask("POST", ASK, ONE.tobytes(), RAW)
+            statuses.append(status)
+            headers.append(found)
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 503}
+        assert statuses.count(200) >= 3
+        assert all(
+            int(found["retry-after"]) >= 1 for status, found in zip(statuses, headers, strict=True) if status == 503
+        )
+        # What was refused came at no cost to the next.
+        assert server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200
+        assert server.ask("POST", ASK, ONE.tobytes(), {**RAW, "Penstock-Latency-Ms": "5"})[0] == 504
+
+
+def test_sigterm_answers_what_was_accepted_and_leaves(tmp_path: Path) -> None:
+    with RunningServer(write_doubler(tmp_path, sleep_s=0.3), "--latency-ms", "5000", "--max-batch", "1") as server:
+        keep = [socket.create_connection((server.host, server.port)) for _ in range(4)]
+        for connection in keep[:3]:
+            connection.sendall(request(ONE.tobytes()))
+        time.sleep(0.15)
+        server.stop()
+        time.sleep(0.05)
+        answers = [connection.recv(4096) for connection in keep[:3]]
+        assert all(answer.startswith(b"HTTP/1.1 200 OK") for answer in answers)
+        assert b"Connection: close" in answers[-1]
+        assert keep[3].recv(4096) == b""
+        for connection in keep:
+            connection.close()
+        assert server.process.wait(10) == 0
+
+
+def test_readiness_turns_false_before_the_listener_closes(tmp_path: Path) -> None:
+    with RunningServer(write_doubler(tmp_path)) as server:
+        server.stop()
+        time.sleep(0.1)
+        status, _, content = server.ask("GET", "/v2/health/ready")
+        assert (status, "going down" in content["error"]) == (503, True)
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert server.process.wait(10) == 0
+        with pytest.raises(ConnectionRefusedError):
+            server.ask("GET", "/v2/health/live")
+
+
+def test_no_accepted_request_is_lost_when_it_drains_under_load(tmp_path: Path) -> None:
+    with RunningServer(write_doubler(tmp_path)) as server:
+        lost: list[str] = []
+        answered = 0
+        stop = threading.Event()
+
+        def client() -> None:
+            nonlocal answered
+            while not stop.is_set():
+                try:
+                    connection = socket.create_connection((server.host, server.port), timeout=5)
+                except ConnectionError:
+                    return
+                with connection:
+                    while True:
+                        try:
+                            connection.sendall(request(ONE.tobytes()))
+                            answer = connection.recv(4096)
+                        except OSError as error:
+                            lost.append(repr(error))
+                            break
+                        if not answer.startswith(b"HTTP/1.1 200 OK"):
+                            lost.append(repr(answer[:60]))
+                            break
+                        answered += 1
+                        if b"Connection: close" in answer:
+                            break
+
+        threads = [threading.Thread(target=client) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        server.stop()
+        assert server.process.wait(10) == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert answered > 100
+        assert lost == []
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with RunningServer(write_doubler(tmp_path, sleep_s=1.0), "--latency-ms", "60000", "--max-batch", "1") as server:
+        connections = [socket.create_connection((server.host, server.port)) for _ in range(6)]
+        for connection in connections:
+            connection.sendall(request(ONE.tobytes()))
+        time.sleep(0.2)
+        start = time.monotonic()
+        server.stop()
+        time.sleep(0.1)
+        server.stop(signal.SIGINT)
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - start < 4
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--latency-ms", "0"], "--latency-ms is 0; it must be from above 0"),
+        (["--max-batch", "0"], "--max-batch is 0; it must be at least 1"),
+        (["--frontends", "3"], "--frontends is 3; only 0 is there now"),
+        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["--latency-ms", "1"], "for one request on this machine, more than the latency budget of 1 ms"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
+    bundle = write_doubler(tmp_path, sleep_s=0.01)
+    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_said(server: RunningServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", str(write_doubler(tmp_path)), "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "choose another --host or --port" in done.stderr) == (2, True)

@@ -1,0 +1,133 @@
+"""A small application with hooks for mischief, its bundle, and a real server of it."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+
+# Doubles four numbers. 13 makes the network raise, 17 gives NaN; a text/x-number body of "crash" makes decode raise,
+# and 999 makes reply raise.
+APPLICATION = """
+import time
+import numpy as np
+import torch
+from torch import nn
+from penstock import Application, TensorSpec
+from penstock.core.decode import decode_image
+
+
+class Doubler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        if (x == 13).any():
+            raise ValueError("thirteen")
+        time.sleep({sleep_s})
+        return torch.where(x == 17, torch.nan, x * self.factor)
+
+
+def decode(body, content_type):
+    if body == b"crash":
+        raise RuntimeError("decode crashed")
+    if body == b"shape":
+        return np.zeros(3, np.float32)
+    if content_type.startswith("image/"):
+        return decode_image(body, mode="L", size=(2, 2), max_pixels=1 << 20).astype(np.float32).ravel()
+    return np.full(4, float(body), np.float32)
+
+
+def reply(output):
+    if output[0] == 1998:
+        raise RuntimeError("reply crashed")
+    return {{"doubled": output.tolist()}}
+
+
+app = Application(
+    name="doubler",
+    input=TensorSpec(dtype="float32", shape=(4,), meaning="four numbers", name="numbers"),
+    output=TensorSpec(dtype="float32", shape=(4,), meaning="their doubles", name="doubles"),
+    decode=decode,
+    reply=reply,
+    accepts=("image/png", "image/jpeg", "text/x-number"),
+    max_body_bytes=1 << 20,
+    model=":Doubler",
+)
+"""
+
+
+def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
+    """The application and its bundle in a folder."""
+    from penstock import Bundle
+    from penstock.core.application import find_application
+
+    (folder / "app.py").write_text(APPLICATION.format(sleep_s=sleep_s))
+    found = find_application(str(folder / "app.py"))
+    examples = np.arange(8, dtype=np.float32).reshape(2, 4)
+    Bundle.write(found, found.model(), examples, to=folder / "bundle")
+    return folder / "bundle"
+
+
+@final
+class RunningServer:
+    """`penstock serve` in a process of its own, on a free port."""
+
+    def __init__(self, bundle: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert "http://" in said, (said, self.process.communicate(timeout=10))
+        self.host, self.port = "127.0.0.1", int(said.rstrip("/\n").rpartition(":")[2])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], Any]:
+        """One request on a connection of its own: status, headers by lower-case name, body (JSON where it is)."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, json.loads(content) if "json" in found.get("content-type", "") else content
+
+    def raw(self, data: bytes, *, timeout: float = 10.0) -> bytes:
+        """What comes back for some bytes, until the server closes or nothing comes for half a second."""
+        with socket.create_connection((self.host, self.port), timeout=timeout) as connection:
+            connection.sendall(data)
+            received = b""
+            connection.settimeout(0.5)
+            try:
+                while part := connection.recv(65536):
+                    received += part
+            except TimeoutError:
+                pass
+            return received
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        os.kill(self.process.pid, number)
+
+    def log(self) -> str:
+        """Stop the server and give what it logged."""
+        if self.process.poll() is None:
+            self.stop()
+        return self.process.communicate(timeout=20)[1]
