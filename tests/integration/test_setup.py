@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -213,3 +214,26 @@ def test_chromium_is_installed_where_it_is_missing(clone: Path, tmp_path: Path, 
     else:
         assert done.returncode == 0
         assert calls(clone)[1].startswith("install --yes --no-install-recommends chromium")
+
+
+def test_continuous_integration_runs_exactly_make_test(tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\necho "$PWD: make $@"\n')
+    make.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci" / "run"],
+        cwd="/",
+        env=os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{ROOT}: make test\n"
+
+
+def test_the_container_takes_the_steps_of_the_makefile() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    targets = re.findall(r'\bmake (\w+)|"make", "(\w+)"', re.sub(r"^#.*$", "", dockerfile, flags=re.MULTILINE))
+    assert {first or second for first, second in targets} == {"setup", "demo"}
+    for first, second in targets:
+        subprocess.run(["make", "-n", first or second], cwd=ROOT, capture_output=True, check=True)
