@@ -19,7 +19,7 @@ from penstock.core.spec import Array
 # n pictures, F features
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)
-FOLDS = 5
+FOLDS = 3
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "features.png"
 
 
