@@ -100,22 +100,22 @@ def measure_figures(ids: list[str], *, record: bool, say: Callable[[str], None])
     Raises:
         BenchError: There is no such figure, or one cannot be trusted.
     """
-    unknown = [id for id in ids if id not in FIGURES]
+    unknown = [name for name in ids if name not in FIGURES]
     if unknown:
         raise BenchError(f"there is no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}.")
-    for id in ids or FIGURES:
-        figure = FIGURES[id]
+    for name in ids or FIGURES:
+        figure = FIGURES[name]
         values = figure.measure()
         line = line_of(
             values,
-            id=id,
+            id=name,
             workload=figure.workload,
             metric=figure.metric,
             unit=figure.unit,
-            command=f"penstock bench foundation --only {id}",
+            command=f"penstock bench foundation --only {name}",
         )
         say(
-            f"{id}: median {line.median:.5g} {figure.unit} (p10 {line.p10:.5g}, p90 {line.p90:.5g}, {len(values)} runs)"
+            f"{name}: median {line.median:.5g} {figure.unit} (p10 {line.p10:.5g}, p90 {line.p90:.5g}, {len(values)} runs)"
         )
         if record:
             append(line, "foundation")

@@ -95,7 +95,7 @@ def read_targets(file: Path = TARGETS) -> list[Target]:
 
 
 def counts(line: Line) -> bool:
-    """Whether a line can be repeated: a command of ours, at a commit of this history, with nothing changed beside it."""
+    """Whether a line can be repeated: a command of ours, at a commit of this history, nothing changed beside it."""
     return not line.dirty and line.command.startswith(REPEATABLE) and _in_history(line.commit)
 
 
