@@ -33,7 +33,7 @@ OPEN_CONNECTIONS = 256
 WARM_UP_S = 0.5
 TRIAL_S = 2.0
 # The first rate that is tried, as a share of what the closed loop reached, and how far down the next trial goes.
-FIRST_SHARE, STEP_DOWN, TRIALS = 0.75, 0.8, 6
+FIRST_SHARE, STEP_DOWN, TRIALS = 0.75, 0.8, 10
 CARRIED = 0.99
 
 
