@@ -114,8 +114,6 @@ def measure_figures(ids: list[str], *, record: bool, say: Callable[[str], None])
             unit=figure.unit,
             command=f"penstock bench foundation --only {name}",
         )
-        say(
-            f"{name}: median {line.median:.5g} {figure.unit} (p10 {line.p10:.5g}, p90 {line.p90:.5g}, {len(values)} runs)"
-        )
+        say(f"{name}: median {line.median:.5g} {figure.unit} ({line.p10:.5g} to {line.p90:.5g}, {len(values)} runs)")
         if record:
             append(line, "foundation")

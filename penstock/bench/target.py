@@ -40,8 +40,8 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
     Raises:
         BenchError: The server serves another bundle, or the body cannot carry the input.
     """
-    files = read_bundle(bundle)
     app = described(url)
+    files = read_bundle(bundle)
     if app["bundle"] != files.manifest.content_hash:
         raise BenchError(f"{url} serves another bundle than {bundle}; name the one it was started with.")
     place = urlsplit(url)

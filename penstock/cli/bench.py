@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench = typer.Typer(help="Measure, and keep what was measured as data.", no_args_is_help=True)
     bench.command()(serve)
+    bench.command()(scheduler)
     bench.command()(report)
     bench.command()(foundation)
     app.add_typer(bench, name="bench")
@@ -53,6 +54,34 @@ def serve(
     if record:
         workload = f"{_described(load)}, body {body}"
         append(line_of([value], id=None, workload=workload, metric=metric, unit="requests/s"), "serve")
+
+
+def scheduler(
+    trace: Annotated[list[Path] | None, typer.Option(help="A recorded trace: CSV of arrival_s,budget_ms.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where the curves go; docs/assets by default.")] = None,
+    record: Annotated[bool, typer.Option(help="Append the measurement to benchmarks/results.")] = False,
+) -> None:
+    """Simulate the scheduler beside fixed-delay batching, batch-when-idle and an optimum that knows the future."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from penstock.bench.scheduler import PICTURE, draw, overall, simulate
+    from penstock.bench.scheduler import record as record_line
+    from penstock.bench.simulation import POLICIES
+
+    points = simulate(trace or [], lambda sentence: typer.echo(f"Simulating {sentence}"))
+    table = Table("machine", "trace", "load", *POLICIES, "optimum", title="Answered in time, of all requests")
+    for point in points:
+        shares = [f"{point.kept[name] / point.offered:.1%}" for name in POLICIES]
+        best = "-" if point.optimum is None else f"{point.optimum / point.offered:.1%}"
+        table.add_row(point.machine, point.trace, f"{point.load:g}", *shares, best)
+    console = Console()
+    console.print(table)
+    for name, share in overall(points).items():
+        console.print(f"{name}: {share:.1%} of the optimum over all traces and loads", highlight=False)
+    console.print(f"Curves: {draw(points, picture or PICTURE)}", soft_wrap=True, highlight=False)
+    if record:
+        record_line(points)
 
 
 def report(

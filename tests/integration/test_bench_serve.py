@@ -1,0 +1,163 @@
+"""The load generator against servers that are right, wrong, slow, stalling and gone."""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.bench.client import Target
+from penstock.bench.load import Load, measure
+from penstock.bench.null_server import null_server
+from penstock.bench.serve import measure_checked
+from penstock.bench.target import golden_target, request_bytes
+from penstock.cli import build
+from penstock.core.errors import BenchError
+from tests.support.serving import RunningServer, write_doubler
+
+ANSWERS = np.arange(8, dtype=np.float32).reshape(2, 4)
+CLOSED = Load(rate=None, connections=4, seconds=0.5, warm_up_s=0.2)
+
+
+def target_at(port: int) -> Target:
+    requests = tuple(request_bytes("127.0.0.1", port, "/", bytes([which]), "x/y") for which in range(2))
+    return Target(host="127.0.0.1", port=port, requests=requests, answers=ANSWERS, tolerance=1e-6)
+
+
+def serve(kind: str, ready: Connection) -> None:
+    began: list[float] = []
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                which = (await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0])))[0]
+                began.append(time.monotonic())
+                body, status = ANSWERS[which].tobytes(), 200
+                if kind == "wrong" and len(began) % 50 == 0:
+                    body = (ANSWERS[which] + 1).tobytes()
+                if kind == "refusing" and len(began) % 2:
+                    body, status = b"{}", 503
+                if kind == "breaking" and len(began) % 10 == 0:
+                    writer.close()
+                    return
+                if kind == "stalling" and began[-1] - began[0] > 0.6:
+                    time.sleep(0.5)  # the whole server stands still
+                    began[0] = float("inf")
+                writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(client, "127.0.0.1", 0)
+        ready.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def server_that_is(kind: str) -> Generator[Target]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(kind, theirs), daemon=True)
+    process.start()
+    try:
+        yield target_at(ours.recv())
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+        theirs.close()
+
+
+def test_closed_and_open_loop_against_a_server_that_is_right() -> None:
+    with server_that_is("right") as target:
+        closed = measure(target, CLOSED)
+        assert closed.checked == closed.latency_s.size > 100
+        assert (closed.refused, closed.failed, closed.lost) == (0, 0, 0)
+        opened = measure(target, Load(rate=300, connections=16, seconds=1, warm_up_s=0.2))
+        assert opened.offered == pytest.approx(300, rel=0.25)
+        assert opened.latency_s.size == opened.offered
+
+
+def test_a_wrong_answer_has_no_speed() -> None:
+    with server_that_is("wrong") as target, pytest.raises(BenchError, match="are not the golden ones"):
+        measure(target, CLOSED)
+
+
+def test_refusals_are_counted_and_not_taken_for_answers() -> None:
+    with server_that_is("refusing") as target:
+        result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2))
+        assert result.refused == pytest.approx(result.offered / 2, rel=0.2)
+        assert result.share_within(1000) == pytest.approx(0.5, abs=0.1)
+
+
+def test_broken_connections_are_opened_anew_and_their_requests_are_lost() -> None:
+    with server_that_is("breaking") as target:
+        result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2))
+        assert 0 < result.lost < result.offered / 2
+        assert result.latency_s.size + result.lost == result.offered
+
+
+def test_a_server_that_stands_still_shows_in_the_percentiles() -> None:
+    # Counted from when they were sent, one or two latencies would show the stall; from when they were due, many do.
+    with server_that_is("stalling") as target:
+        result = measure(target, Load(rate=200, connections=2, seconds=2, warm_up_s=0.2))
+        assert result.percentile_ms(99) > 350
+        assert np.count_nonzero(result.latency_s > 0.1) > 50
+
+
+def test_the_generator_refuses_to_measure_what_is_as_fast_as_itself() -> None:
+    with null_server(ANSWERS[0].tobytes(), None) as port:
+        target = replace(target_at(port), requests=target_at(port).requests[:1], answers=ANSWERS[:1])
+        with pytest.raises(BenchError, match="less than twice"):
+            measure_checked(target, CLOSED, None)
+
+
+@pytest.fixture(scope="module")
+def doubler(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[RunningServer, Path]]:
+    bundle = write_doubler(tmp_path_factory.mktemp("doubler"), sleep_s=0.002)
+    with RunningServer(bundle) as server:
+        yield server, bundle
+
+
+def test_bench_serve_from_the_command_line(
+    doubler: tuple[RunningServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, bundle = doubler
+    monkeypatch.setattr("penstock.bench.results.RESULTS", tmp_path)
+    url = f"http://127.0.0.1:{server.port}"
+
+    def run(options: list[str]) -> str:
+        return CliRunner().invoke(build(), ["bench", "serve", url, *options]).output
+
+    shown = run(["--bundle", str(bundle), "--rate", "100", "--seconds", "1", "--record"])
+    assert "within 50 ms" in shown
+    assert "all right" in shown
+    assert len((tmp_path / "serve.jsonl").read_text().splitlines()) == 1
+    assert "closed loop, 4 connections" in run(["--bundle", str(bundle), "--connections", "4", "--seconds", "0.5"])
+
+
+def test_another_bundle_than_the_served_one_is_noticed(doubler: tuple[RunningServer, Path], tmp_path: Path) -> None:
+    import penstock
+    from penstock.core.application import find_application
+
+    server, bundle = doubler
+    found = find_application(str(bundle.parent / "app.py"))
+    penstock.Bundle.write(found, found.model(), np.ones((1, 4), np.float32), to=tmp_path / "other")
+    with pytest.raises(BenchError, match="serves another bundle"):
+        golden_target(f"http://127.0.0.1:{server.port}", tmp_path / "other")
+    with pytest.raises(BenchError, match="cannot be sent as 'png'"):
+        golden_target(f"http://127.0.0.1:{server.port}", bundle, "png")
+
+
+def test_nobody_there_is_said() -> None:
+    with pytest.raises(BenchError, match=r"no penstock server answers at http://127\.0\.0\.1:9"):
+        golden_target("http://127.0.0.1:9", Path("nowhere"))
