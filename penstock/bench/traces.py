@@ -17,7 +17,8 @@ def generated(kind: str, rate: float, seconds: float, seed: int) -> Trace:
 
     Args:
         kind: `"steady"` is a Poisson process, `"bursts"` one whose rate jumps at random (Markov-modulated), `"ramp"`
-            grows from nothing to twice the rate, `"flash crowd"` has a fifth of its requests in a twentieth of the time.
+            grows from nothing to twice the rate, `"flash crowd"` has a fifth of its requests in a twentieth of the
+            time.
         rate: Requests a second on average.
         seconds: How long.
         seed: Of the arrivals.

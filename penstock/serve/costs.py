@@ -12,8 +12,6 @@ from penstock.serve.slots import MAX_COSTS, SlotTable
 # machine, what it could have answered.
 FOLLOW = 0.1
 FOLLOW_HANDLING = 0.05
-# When rows are refused and nothing runs, the curve returns to what was measured at start, so that it is tried again.
-FORGIVEN = 0.1
 
 
 @final
@@ -24,15 +22,18 @@ class Costs:
         rows: Batch sizes in ascending order, the first of them 1.
         ns: The network's times for them in nanoseconds.
         handling_ns: What reading and answering one row takes of the engine's time; 0 where others do that.
+        least_ns: The shortest time that one row was ever seen to take; the first of `ns` by default.
     """
 
-    def __init__(self, rows: Sequence[int], ns: Sequence[float], handling_ns: float = 0.0) -> None:
+    def __init__(
+        self, rows: Sequence[int], ns: Sequence[float], *, handling_ns: float = 0.0, least_ns: float | None = None
+    ) -> None:
         assert list(rows[:1]) == [1], rows
         assert len(rows) == len(ns) <= MAX_COSTS, (rows, ns)
         self.rows = list(rows)
         self.handling_ns = handling_ns
         self._ns = [float(value) for value in ns]
-        self._at_start = list(self._ns)
+        self.least_ns = int(self._ns[0] if least_ns is None else least_ns)
 
     @property
     def largest(self) -> int:
@@ -65,11 +66,6 @@ class Costs:
         most = 2 * self.handling_ns + 10_000
         self.handling_ns += FOLLOW_HANDLING * (min(ns, most) - self.handling_ns)
 
-    def forgive(self) -> None:
-        """Nothing could run at these costs: go some way back to those measured at start."""
-        self._ns = [now + FORGIVEN * (start - now) for now, start in zip(self._ns, self._at_start, strict=True)]
-        self.handling_ns *= 1 - FORGIVEN
-
     def publish(self, table: SlotTable) -> None:
         """Write the curve into the table's header, for front-ends to admit from."""
         count = len(self.rows)
@@ -77,13 +73,14 @@ class Costs:
         table.cost_rows[:count] = self.rows
         table.cost_rows[count:] = 0
         table.handling_ns[0] = int(self.handling_ns)
-        table.least_ns[0] = int(self._at_start[0])
+        table.least_ns[0] = self.least_ns
 
     @classmethod
     def published(cls, table: SlotTable) -> "Costs":
         """The curve in the table's header."""
         count = int(np.count_nonzero(table.cost_rows))
-        return cls(table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist(), float(table.handling_ns[0]))
+        rows, ns = table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist()
+        return cls(rows, ns, handling_ns=float(table.handling_ns[0]), least_ns=float(table.least_ns[0]))
 
     def _network_ns(self, rows: int) -> float:
         right = bisect_left(self.rows, rows)

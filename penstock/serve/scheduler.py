@@ -92,11 +92,15 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
 def _under_pressure(rows_R: Rows, slack_R: Rows, patient_R: npt.NDArray[np.bool_], costs: Costs) -> Schedule:
     order = np.argsort(slack_R, kind="stable")
     rows_R, slack_R, patient_R = rows_R[order], slack_R[order], patient_R[order]
-    hopeful = int(np.searchsorted(slack_R, costs.of(1)))
+    hopeful = int(np.searchsorted(slack_R, costs.least_ns))
     overdue_R = patient_R[:hopeful] & (slack_R[:hopeful] > CANCELLED_NS // 2)
     overdue, hopeless = rows_R[:hopeful][overdue_R], rows_R[:hopeful][~overdue_R]
     rows, slack, patient = rows_R[hopeful:], slack_R[hopeful:], patient_R[hopeful:]
-    size, start = _best_size(slack, overdue.size, costs)
+    met, size, start = _best_size(slack, overdue.size, costs)
+    if not met and not overdue.size:
+        # Nothing seems possible. The row with the most time left is tried all the same: it disturbs nobody, and only
+        # runs can show that the prediction was too dark.
+        start = max(rows.size - 1, 0)
     # Rows before `start` cannot make a batch of this size; the patient among them come along all the same.
     given_up = ~patient[:start]
     queue = np.concatenate([overdue, rows[:start][~given_up], rows[start:]])
@@ -104,13 +108,16 @@ def _under_pressure(rows_R: Rows, slack_R: Rows, patient_R: npt.NDArray[np.bool_
     return Schedule(queue[:size], expire, max(queue.size - size, 0))
 
 
-def _best_size(slack: Rows, overdue: int, costs: Costs) -> tuple[int, int]:
-    """The batch size under which most rows meet their deadlines, and the first row that such a batch can still serve.
+def _best_size(slack: Rows, overdue: int, costs: Costs) -> tuple[int, int, int]:
+    """The batch size under which most rows meet their deadlines.
 
     Args:
         slack: Time left of each row in nanoseconds, ascending.
         overdue: Rows that run first whatever their deadline.
         costs: The measured time of every batch size.
+
+    Returns:
+        How many rows meet theirs, the size, and the first row that such a batch can still serve.
     """
     most = min(slack.size + overdue, costs.largest)
     best = (-1, 0, 1)  # rows that meet their deadlines, minus the rows given up, the size
@@ -122,4 +129,4 @@ def _best_size(slack: Rows, overdue: int, costs: Costs) -> tuple[int, int]:
         behind = np.arange(overdue, overdue + slack.size - start)
         met = int(np.count_nonzero(slack[start:] >= cost * (1 + behind // size)))
         best = max(best, (met, -start, size))
-    return best[2], -best[1]
+    return max(best[0], 0), best[2], -best[1]

@@ -98,7 +98,7 @@ class TableLayout:
             Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
             Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
             Column("handling_ns", "engine", "int64", (1,)),  # of one row besides the network
-            Column("least_ns", "engine", "int64", (1,)),  # the network's time for one row, as measured at start
+            Column("least_ns", "engine", "int64", (1,)),  # the shortest time that the network took for one row
             # Statistics, cumulative.
             Column("batch_counts", "engine", "int64", (batches,)),
             Column("queue_counts", "engine", "int64", (times,)),
