@@ -13,9 +13,9 @@ import doctest
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,7 +37,8 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.servers: list[subprocess.Popen[str]] = []
+        self.log = folder / ".server.log"
+        self.servers: list[subprocess.Popen[bytes]] = []
         self.url = URL_IN_TEXT
         self.environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -63,41 +64,38 @@ class Shell:
                 timeout=120,
             )
             refused = expected.startswith("penstock: ")
-            assert (done.returncode != 0) == refused, f"$ {command}\n{done.stdout}"
+            assert (done.returncode != 0) == refused, f"$ {command}\n{done.stdout}\n{self.server_said()}"
             assert not expected or matches(expected, done.stdout), f"$ {command}\n{done.stdout}\ninstead of\n{expected}"
 
     def serve(self, command: str) -> None:
         """Start a server and wait until it says where it is."""
         self.stop()
         command = re.sub(r" --port \d+", "", command)
-        server = subprocess.Popen(
-            ["bash", "-c", f"exec {command} --port 0"],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with self.log.open("w") as log:
+            server = subprocess.Popen(
+                ["bash", "-c", f"exec {command} --port 0"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         self.servers.append(server)
-        assert server.stdout is not None
-        said: list[str] = []
-        for line in server.stdout:
-            said.append(line)
-            if found := ANNOUNCEMENT.search(line):
-                self.url = found[1]
-                return
-        raise AssertionError(f"$ {command}\n{''.join(said)}")
+        while not (found := ANNOUNCEMENT.search(self.log.read_text())):
+            assert server.poll() is None, f"$ {command}\n{self.log.read_text()}\nstatus {server.returncode}"
+            time.sleep(0.05)
+        self.url = found[1]
+
+    def server_said(self) -> str:
+        """The last server's output, for the message of a failure."""
+        return self.log.read_text() if self.log.exists() else ""
 
     def stop(self) -> None:
         """Stop the servers as an operator would, and see that they end well."""
         for server in self.servers:
-            server.send_signal(signal.SIGTERM)
+            server.terminate()
         codes = [server.wait(30) for server in self.servers]
-        for server in self.servers:
-            assert server.stdout is not None
-            server.stdout.close()
         self.servers.clear()
-        assert not any(codes), codes
+        assert not any(codes), f"{codes}\n{self.server_said()}"
 
 
 def matches(expected: str, got: str) -> bool:
