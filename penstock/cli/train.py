@@ -107,7 +107,9 @@ def _resume(folder: Path, application: str | None) -> None:
             f"exactly; bring them back, or begin a new run."
         )
     overrides = run.fields["overrides"]
-    _run(found, folder, _with(found.recipe(), overrides), overrides)
+    # The last bits of a sum depend on how many threads share it.
+    recipe = replace(_with(found.recipe(), overrides), threads=run.fields["threads"])
+    _run(found, folder, recipe, overrides)
 
 
 def _run(found: "FoundApplication", folder: Path, recipe: "Recipe", overrides: dict[str, Any]) -> None:

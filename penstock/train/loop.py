@@ -72,7 +72,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     data = recipe.data()
     total = recipe.total_steps(len(data.train))
-    with _deterministic(recipe.seed):
+    with _deterministic(recipe.seed, recipe.threads):
         trainer = Trainer(found.model(), recipe, total)
         checkpoint = newest_checkpoint(folder / "checkpoints")
         history = trainer.restore(checkpoint) if checkpoint else History()
@@ -304,9 +304,11 @@ def _write_run(
 
 
 @contextmanager
-def _deterministic(seed: int) -> Generator[None]:
+def _deterministic(seed: int, threads: int | None) -> Generator[None]:
     memory = cast(Any, torch.utils.deterministic)
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads or threads_before)
     torch.use_deterministic_algorithms(True)
     # Filling all new memory first costs time at every step and makes nothing here more deterministic.
     memory.fill_uninitialized_memory = False
@@ -316,6 +318,7 @@ def _deterministic(seed: int) -> Generator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         memory.fill_uninitialized_memory = before[1]
+        torch.set_num_threads(threads_before)
 
 
 def _step_seed(seed: int, step: int) -> int:

@@ -73,6 +73,8 @@ class Recipe:
         augment: Changes a training batch at random; all its chance must come from the generator it is given.
         precision: `"fp32"`, or `"bf16"` for autocast with fp32 weights.
         seed: Of the weights, the order of the examples, the augmentation and dropout.
+        threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast, and much steadier
+            on a machine that does other things, with one. The parameters' last bits depend on it.
         validate_every_epochs: How often the validation set is run.
         checkpoint_every_s: Seconds between checkpoints.
         checkpoint_every_steps: Steps between checkpoints, instead of seconds.
@@ -94,6 +96,7 @@ class Recipe:
     augment: Augment | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
+    threads: int | None = None
     validate_every_epochs: float = 1.0
     checkpoint_every_s: float = 30.0
     checkpoint_every_steps: int | None = None
@@ -105,6 +108,7 @@ class Recipe:
         for name, value in {
             "the length": length,
             "batch_size": self.batch_size,
+            "threads": self.threads or 1,
             "validate_every_epochs": self.validate_every_epochs,
             "checkpoint_every_s": self.checkpoint_every_s,
             "checkpoint_every_steps": self.checkpoint_every_steps or 1,

@@ -34,6 +34,7 @@ def recipe() -> Recipe:
         batch_size=64,
         epochs=60,
         augment=augment,
+        threads=1,
     )
 
 
