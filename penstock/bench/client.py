@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
 from typing import cast, final
 
 import numpy as np
@@ -81,6 +82,11 @@ class Sent:
     wrong: int
     lost: int
     checked: int
+
+
+def meet(everybody: Barrier) -> None:
+    """Wait until every process of the generator has started and imported what it needs."""
+    everybody.wait()
 
 
 def run_job(job: Job) -> Sent:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from threading import BrokenBarrierError
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bench.client import Job, Sent, Target, run_job
+from penstock.bench.client import Job, Sent, Target, meet, run_job
 from penstock.core.errors import BenchError
 
 # n requests of a measurement
@@ -23,7 +24,9 @@ Floats = npt.NDArray[np.float64]
 
 # Waiting for the last answers after the last request was due.
 STRAGGLERS_S = 5.0
-START_AHEAD_S = 1.0
+# The processes must be there and have connected by the start; what was due before it would count as late.
+READY_S = 120.0
+START_AHEAD_S = 0.5
 PERCENTILES = (50, 90, 98, 99, 99.9)
 
 
@@ -106,27 +109,17 @@ def measure(target: Target, load: Load) -> Measured:
     Raises:
         BenchError: Answers were wrong, or not one came.
     """
-    share = Load(
-        rate=None if load.rate is None else load.rate / load.processes,
-        connections=max(1, load.connections // load.processes),
-        seconds=load.seconds,
-    )
-    start_s = time.monotonic() + START_AHEAD_S
-    jobs = [
-        Job(
-            target=target,
-            due_s=None if share.rate is None else start_s + poisson(share.rate, load, process),
-            start_s=start_s,
-            measured_from_s=start_s + load.warm_up_s,
-            end_s=start_s + load.warm_up_s + load.seconds,
-            connections=share.connections,
-            stragglers_s=STRAGGLERS_S,
-            cpus=load.cpus,
-        )
-        for process in range(load.processes)
-    ]
-    with ProcessPoolExecutor(load.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        sent = list(pool.map(run_job, jobs))
+    context = multiprocessing.get_context("spawn")
+    everybody = context.Barrier(load.processes + 1)
+    with ProcessPoolExecutor(load.processes, context, initializer=meet, initargs=(everybody,)) as pool:
+        for _ in range(load.processes):
+            pool.submit(abs, 0)  # a process is started when there is something to do
+        try:
+            everybody.wait(READY_S)
+        except BrokenBarrierError:
+            raise BenchError(f"the load generator's processes did not start within {READY_S:g} s.") from None
+        start_s = time.monotonic() + START_AHEAD_S
+        sent = list(pool.map(run_job, [_job(target, load, process, start_s) for process in range(load.processes)]))
     measured = _summed(load, sent)
     if measured.wrong:
         raise BenchError(
@@ -138,6 +131,21 @@ def measure(target: Target, load: Load) -> Measured:
             f"failed, {measured.lost:,} lost); see the server's log."
         )
     return measured
+
+
+def _job(target: Target, load: Load, process: int, start_s: float) -> Job:
+    """One process's share of a load."""
+    measured_from_s = start_s + load.warm_up_s
+    return Job(
+        target=target,
+        due_s=None if load.rate is None else start_s + poisson(load.rate / load.processes, load, process),
+        start_s=start_s,
+        measured_from_s=measured_from_s,
+        end_s=measured_from_s + load.seconds,
+        connections=max(1, load.connections // load.processes),
+        stragglers_s=STRAGGLERS_S,
+        cpus=load.cpus,
+    )
 
 
 def poisson(rate: float, load: Load, process: int) -> Floats:
