@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from penstock.train.recipe import Recipe
 
 
+# A table that goes into a file or another program is not folded to a terminal's width.
+WIDE = 200
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(train)
@@ -87,6 +91,8 @@ def runs(
             cells.append(_short(run.seconds_to(f"validation_{metric}", reach), 1))
         table.add_row(*map(str, cells))
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
     console.print(table)
     file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture or folder / "runs.png")
     console.print(f"Curves: {file}", soft_wrap=True, highlight=False)

@@ -1,7 +1,7 @@
 """What a run needs to go on exactly: written beside and renamed, verified by hash, without pickle.
 
 checkpoints/step-00000120/state.safetensors   every tensor, by its path: model/..., optimizer/state/3/momentum_buffer
-checkpoints/step-00000120/state.json          everything else, and the SHA-256 of the tensors
+checkpoints/step-00000120/state.json          everything else, and the SHA-256 of the tensors and of itself
 """
 
 import hashlib
@@ -42,6 +42,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     values = _split(checkpoint.state, "", tensors)
     data = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
     fields = {"step": checkpoint.step, "state": values, "sha256": hashlib.sha256(data).hexdigest()}
+    fields["seal"] = _seal(fields)
     place = folder / f"step-{checkpoint.step:08d}"
     beside = place.with_name(f".{place.name}-{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
@@ -77,12 +78,18 @@ def read_checkpoint(place: Path) -> Checkpoint:
     try:
         fields = json.loads((place / _VALUES).read_bytes())
         data = (place / _TENSORS).read_bytes()
-        step, state, sha256 = fields["step"], fields["state"], fields["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainError(f"{place} is not readable ({error}); remove it to go on from the one before.") from None
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise TrainError(f"{place / _TENSORS} is damaged; remove {place} to go on from the checkpoint before.")
-    return Checkpoint(step=step, state=_join(state, load(data)))
+        whole = fields.pop("seal") == _seal(fields) and fields["sha256"] == hashlib.sha256(data).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrainError(
+            f"a checkpoint cannot be read ({error}); remove {place} to go on from the one before."
+        ) from None
+    if not whole:
+        raise TrainError(f"a checkpoint is not as it was written; remove {place} to go on from the one before.")
+    return Checkpoint(step=fields["step"], state=_join(fields["state"], load(data)))
+
+
+def _seal(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _places(folder: Path) -> list[Path]:

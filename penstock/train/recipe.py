@@ -73,8 +73,8 @@ class Recipe:
         augment: Changes a training batch at random; all its chance must come from the generator it is given.
         precision: `"fp32"`, or `"bf16"` for autocast with fp32 weights.
         seed: Of the weights, the order of the examples, the augmentation and dropout.
-        threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast, and much steadier
-            on a machine that does other things, with one. The parameters' last bits depend on it.
+        threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast with one, and
+            much steadier on a machine that does other things. The parameters' last bits depend on it.
         validate_every_epochs: How often the validation set is run.
         checkpoint_every_s: Seconds between checkpoints.
         checkpoint_every_steps: Steps between checkpoints, instead of seconds.

@@ -28,7 +28,8 @@ class Prepare(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("place", torch.linspace(-1, 1, SIDE), persistent=False)
+        # Where the middle of each pixel is, as affine_grid counts it.
+        self.register_buffer("place", (2 * torch.arange(SIDE) + 1) / SIDE - 1, persistent=False)
 
     def forward(self, pixels_BHW: Tensor) -> Tensor:
         """`[B, 28, 28]` in 0..255 to `[B, 1, 16, 16]` in 0..1."""

@@ -1,0 +1,111 @@
+"""Training from the command line, interrupted in every way."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.resume import APPLICATION
+
+COMMAND = [sys.executable, "-m", "penstock"]
+STEPS = 600
+
+
+def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("app") / "app.py"
+    file.write_text(APPLICATION)
+    return file
+
+
+@pytest.fixture(scope="module")
+def undisturbed(app: Path) -> str:
+    run = app.parent / "undisturbed"
+    done = penstock("train", app, "--out", run, "--steps", STEPS, "--checkpoint-every-steps", 20)
+    assert done.returncode == 0, done.stderr
+    return fields(run)["parameter_hash"]
+
+
+def fields(run: Path) -> dict[str, str]:
+    return json.loads((run / "run.json").read_text())
+
+
+def interrupted(app: Path, run: Path, number: int, after_s: float) -> subprocess.Popen[str]:
+    command = [*COMMAND, "train", str(app), "--out", str(run), "--steps", str(STEPS), "--checkpoint-every-steps", "20"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not list(run.glob("checkpoints/step-*")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    time.sleep(after_s)
+    process.send_signal(number)
+    return process
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_a_random_moment_and_resumed_it_ends_with_the_same_parameters(
+    app: Path, undisturbed: str, tmp_path: Path, seed: int
+) -> None:
+    run = tmp_path / "run"
+    with interrupted(app, run, signal.SIGKILL, random.Random(seed).uniform(0, 0.4)) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert fields(run)["state"] == "running"
+    resumed = penstock("train", "--resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert fields(run)["parameter_hash"] == undisturbed
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(app: Path, undisturbed: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with interrupted(app, run, signal.SIGINT, 0.05) as process:
+        said = process.communicate(timeout=30)[0]
+        assert process.returncode == 130
+    assert f"penstock train --resume {run}" in said.replace("\n", "")
+    assert "Traceback" not in said
+    assert penstock("train", "--resume", run).returncode == 0
+    assert fields(run)["parameter_hash"] == undisturbed
+    finished = penstock("train", "--resume", run)
+    assert (finished.returncode, "is finished" in finished.stdout) == (0, True)
+
+
+def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
+    listed = penstock("runs", app.parent, "--metric", "loss", "--reach", "0")
+    assert listed.returncode == 0, listed.stderr
+    assert "undisturbed" in listed.stdout
+    assert (app.parent / "runs.png").stat().st_size > 5000
+
+
+def test_mistakes_are_said_in_a_sentence(app: Path, undisturbed: str, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "run.json").write_text(
+        json.dumps(
+            {**json.loads((app.parent / "undisturbed" / "run.json").read_text()), "state": "running", "sources": {}}
+        )
+    )
+    mistakes: list[tuple[tuple[object, ...], str]] = [
+        (("train", "nothing", "--out", tmp_path / "x"), "There is no application 'nothing'"),
+        (("train", app), "say what to train and where"),
+        (("train", app, "--out", app.parent / "undisturbed"), "holds a run already"),
+        (("train", "--resume", tmp_path / "none"), "holds no run"),
+        (("train", "--resume", app.parent / "undisturbed", "--seed", 3), "a resumed run keeps its folder"),
+        (("train", "--resume", changed), "changed since the run"),
+        (("train", app, "--out", tmp_path / "y", "--precision", "fp8"), "precision 'fp8'"),
+        (("train", app, "--out", tmp_path / "y", "--batch-size", 0), "batch_size 0"),
+        (("runs", tmp_path / "empty"), "there is no run"),
+    ]
+    for arguments, sentence in mistakes:
+        done = penstock(*arguments)
+        assert done.returncode == 2, arguments
+        assert sentence in done.stderr.replace("\n", " "), (arguments, done.stderr)
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,149 @@
+"""Training in this process, on a network that takes milliseconds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock
+from penstock.bench.resume import APPLICATION
+from penstock.core.application import FoundApplication, find_application
+from penstock.core.errors import TrainError
+from penstock.train.interrupt import Interrupt
+from penstock.train.loop import RunResult, train
+from penstock.train.recipe import ArraySet, Recipe, accuracy
+from penstock.train.report import read_metrics
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> FoundApplication:
+    file = tmp_path_factory.mktemp("app") / "app.py"
+    file.write_text(APPLICATION)
+    return find_application(str(file))
+
+
+def run(found: FoundApplication, folder: Path, **changes: Any) -> RunResult:
+    recipe = replace(found.recipe(), **({"epochs": None, "steps": STEPS, "validate_every_epochs": 1.0} | changes))
+    return train(found, folder, recipe, overrides={}, quiet=True)
+
+
+def test_a_run_leaves_all_that_it_promises(found: FoundApplication, tmp_path: Path) -> None:
+    result = run(found, tmp_path / "run")
+    files = {file.name for file in (tmp_path / "run").iterdir()}
+    assert files >= {"run.json", "metrics.jsonl", "curves.png", "events", "checkpoints", "bundle"}
+    assert list((tmp_path / "run" / "events").glob("events.out.tfevents.*"))
+    fields = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (fields["state"], fields["parameter_hash"]) == ("finished", result.parameter_hash)
+    lines = read_metrics(tmp_path / "run")
+    assert lines[-1]["step"] == STEPS
+    assert result.metrics["loss"] == min(line["validation_loss"] for line in lines)
+    predictor = penstock.load(tmp_path / "run" / "bundle")
+    assert predictor.predict(np.zeros((3, 8))).shape == (3, 2)
+
+
+def test_the_same_seed_gives_the_same_parameters_and_another_seed_others(
+    found: FoundApplication, tmp_path: Path
+) -> None:
+    hashes = [run(found, tmp_path / str(n), seed=seed).parameter_hash for n, seed in enumerate((1, 1, 2))]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_an_interrupted_run_goes_on_to_the_undisturbed_end(
+    found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(found, tmp_path / "undisturbed", checkpoint_every_steps=7)
+    asked = iter([False] * 45 + [True] * 999)
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            run(found, tmp_path / "run", checkpoint_every_steps=7)
+    stopped = read_metrics(tmp_path / "run")[-1]["step"]
+    assert stopped < STEPS
+    # What was logged after the checkpoint, as a killed run leaves it, is dropped.
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 39, "seconds": 0}\n{"step": 4')
+    resumed = run(found, tmp_path / "run", checkpoint_every_steps=7)
+    assert resumed.parameter_hash == undisturbed.parameter_hash
+    assert resumed.metrics == undisturbed.metrics
+    steps = [line["step"] for line in read_metrics(tmp_path / "run")]
+    assert steps == [line["step"] for line in read_metrics(tmp_path / "undisturbed")]
+
+
+def test_bf16_learns_too(found: FoundApplication, tmp_path: Path) -> None:
+    full, half = (run(found, tmp_path / precision, precision=precision) for precision in ("fp32", "bf16"))
+    assert half.parameter_hash != full.parameter_hash
+    assert half.metrics["loss"] == pytest.approx(full.metrics["loss"], rel=0.05)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_path: Path) -> None:
+    def exploding(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets) * torch.inf
+
+    with pytest.raises(TrainError, match="the loss is inf at step 1; lower the learning rate"):
+        run(found, tmp_path / "run", loss=exploding)
+
+
+def test_a_checkpoint_of_another_network_is_refused(found: FoundApplication, tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(APPLICATION.replace("nn.Linear(8, 32)", "nn.Linear(8, 16)").replace("32", "16"))
+    run(found, tmp_path / "run")
+    with pytest.raises(TrainError, match="does not fit the network"):
+        run(find_application(str(other)), tmp_path / "run")
+
+
+def test_determinism_is_put_back_as_it_was(found: FoundApplication, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    run(found, tmp_path / "run", threads=1)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == threads
+
+
+SMALL = ArraySet(inputs=np.zeros((3, 1)), targets=np.zeros(3))
+GOOD: dict[str, Any] = {"data": lambda: None, "loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD, "epochs": 1}
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    everything: dict[str, Any] = GOOD | changes
+    return Recipe(**everything)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps": 3}, "epochs=1 and steps=3; give exactly one"),
+        ({"epochs": None}, "epochs=None and steps=None"),
+        ({"epochs": 0}, "the length 0"),
+        ({"batch_size": 0}, "batch_size 0; it must be above 0"),
+        ({"threads": -1}, "threads -1"),
+        ({"precision": "fp8"}, "precision 'fp8'; choose 'fp32' or 'bf16'"),
+        ({"best": "accuracy"}, "chooses by 'accuracy', which is not one of"),
+        ({"best_mode": "most"}, "best_mode 'most'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TrainError, match=sentence):
+        recipe_with(**changes)
+
+
+def test_a_recipe_counts_its_steps() -> None:
+    assert recipe_with(epochs=2.5, batch_size=10).total_steps(100) == 25
+    assert recipe_with(epochs=None, steps=7).total_steps(100) == 7
+
+
+def test_data_needs_a_target_for_each_input() -> None:
+    assert len(SMALL) == 3
+    with pytest.raises(TrainError, match="3 inputs and 2 targets"):
+        ArraySet(inputs=np.zeros((3, 1)), targets=np.zeros(2))
+
+
+def test_accuracy_takes_labels_and_one_hot_targets() -> None:
+    outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    assert accuracy(outputs, torch.tensor([1, 1])) == 0.5
+    assert accuracy(outputs, torch.tensor([[0, 1], [1, 0]])) == 1.0
