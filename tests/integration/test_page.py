@@ -1,0 +1,213 @@
+"""The page's drawing half, in headless Chromium before a real server of a network that was trained for it."""
+
+import re
+import time
+from itertools import pairwise
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.support.page import DRAWINGS, Stroke, Watch, draw, url_of
+from tests.support.serving import RunningServer
+
+REFUSAL = '{"error": "The answer would come after 80 ms, past the budget of 50 ms."}'
+
+
+def answer_is(page: Page, digit: str) -> None:
+    expect(page.locator(".answer-big")).to_have_text(digit)
+
+
+def button(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name).click()
+
+
+@pytest.mark.parametrize("digit", DRAWINGS)
+def test_a_drawn_digit_is_answered(page: Page, digit: str) -> None:
+    draw(page, DRAWINGS[digit])
+    answer_is(page, digit)
+
+
+@pytest.mark.parametrize(("left", "top"), [(0.02, 0.02), (0.45, 0.45)])
+def test_a_small_seven_in_a_corner_is_answered(page: Page, left: float, top: float) -> None:
+    draw(page, DRAWINGS["7"], size=0.5, left=left, top=top)
+    answer_is(page, "7")
+
+
+def test_every_label_has_a_bar_and_the_largest_stands_out(page: Page) -> None:
+    draw(page, DRAWINGS["7"])
+    answer_is(page, "7")
+    page.wait_for_timeout(300)
+    rows = page.locator(".bars li").all_inner_texts()
+    labels, shares = zip(*(row.split()[:2] for row in rows), strict=True)
+    assert labels == tuple("0123456789")
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.6)
+    assert page.locator(".bars [data-largest] > :first-child").all_inner_texts() == ["7"]
+    assert page.locator(".answer-sure").inner_text() == f"{shares[7]} %"
+    lengths = page.locator(".bars i").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().width)")
+    assert max(lengths) == lengths[7]
+    assert re.fullmatch(r"round trip [\d.]+ ms", page.locator(".answer-time").inner_text())
+
+
+def test_the_answer_comes_while_one_draws(page: Page) -> None:
+    area = page.locator(".draw canvas").bounding_box()
+    assert area is not None
+    page.mouse.move(area["x"] + 100, area["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(area["x"] + 200, area["y"] + 80, steps=5)
+    expect(page.locator(".answer-time")).to_contain_text("round trip")
+    page.mouse.up()
+
+
+def test_one_request_is_in_flight_at_most_and_the_latest_wins(page: Page) -> None:
+    open_now, most, sent = 0, 0, 0
+
+    def slow(route: Route) -> None:
+        nonlocal open_now, most, sent
+        open_now, sent = open_now + 1, sent + 1
+        most = max(most, open_now)
+        time.sleep(0.15)
+        open_now -= 1
+        route.continue_()
+
+    page.route("**/v1/apps/digits", slow)
+    draw(page, DRAWINGS["7"])
+    answer_is(page, "7")
+    page.wait_for_timeout(700)
+    answer_is(page, "7")
+    assert most == 1
+    assert sent < 20
+
+
+def test_undo_takes_the_last_stroke_back_and_clear_everything(page: Page) -> None:
+    draw(page, DRAWINGS["7"])
+    answer_is(page, "7")
+    draw(page, [[(0.1, 0.9), (0.9, 0.9)], [(0.1, 0.1), (0.1, 0.9)]])
+    page.wait_for_timeout(200)
+    button(page, "Undo")
+    button(page, "Undo")
+    answer_is(page, "7")
+    button(page, "Undo")
+    expect(page.locator(".answer-big")).to_have_text("")
+    expect(page.get_by_role("button", name="Undo")).to_be_disabled()
+    draw(page, DRAWINGS["3"])
+    answer_is(page, "3")
+    button(page, "Clear")
+    expect(page.locator(".answer-big")).to_have_text("")
+    expect(page.get_by_role("button", name="Clear")).to_be_disabled()
+    draw(page, DRAWINGS["7"])
+    answer_is(page, "7")
+
+
+def test_an_answer_to_what_was_cleared_is_not_shown(page: Page) -> None:
+    page.route("**/v1/apps/digits", lambda route: (time.sleep(0.3), route.continue_())[1])
+    draw(page, DRAWINGS["7"])
+    button(page, "Clear")
+    page.wait_for_timeout(1000)
+    expect(page.locator(".answer-big")).to_have_text("")
+    expect(page.locator(".answer-time")).to_have_text("The answer comes here.")
+
+
+def test_the_small_picture_is_what_is_sent(page: Page) -> None:
+    draw(page, [[(0.5, 0.1), (0.5, 0.9)]])
+    page.wait_for_timeout(100)
+    ink = page.locator(".preview").evaluate(
+        """preview => {
+            const { data } = preview.getContext("2d").getImageData(0, 0, preview.width, preview.height);
+            return Array.from({ length: preview.width * preview.height }, (_, index) => data[4 * index]);
+        }"""
+    )
+    rows = [ink[28 * row : 28 * row + 28] for row in range(28)]
+    assert len(ink) == 28 * 28
+    assert rows[14][13] == rows[14][14] == 255
+    assert rows[0] == rows[27] == [0] * 28
+    assert sum(rows[14][:9]) == sum(rows[14][19:]) == 0
+
+
+def test_it_can_be_drawn_with_the_keyboard_alone(page: Page) -> None:
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "CANVAS":
+            break
+    expect(page.locator(".draw canvas")).to_be_focused()
+    expect(page.locator("#draw-help")).to_be_in_viewport()
+    keys = ["ArrowUp"] * 15 + ["Shift+ArrowLeft"] * 3 + ["Space"] + ["Shift+ArrowRight"] * 6
+    keys += ["ArrowDown", "ArrowDown", "ArrowLeft"] * 15 + ["Space"]
+    for key in keys:
+        page.keyboard.press(key)
+    answer_is(page, "7")
+    page.keyboard.press("Control+z")
+    expect(page.locator(".answer-big")).to_have_text("")
+    for key in ("Space", "ArrowUp", "Delete"):
+        page.keyboard.press(key)
+    expect(page.locator(".draw-hint")).to_be_visible()
+
+
+def test_it_can_be_drawn_with_a_finger_and_the_page_stays_where_it_is(
+    browser: Browser, server: RunningServer, watch: Watch
+) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 700}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    watch.look_at(page)
+    page.goto(url_of(server))
+    touch(page, DRAWINGS["7"])
+    answer_is(page, "7")
+    assert page.evaluate("scrollY") == 0
+    assert watch.complaints == []
+    context.close()
+
+
+def touch(page: Page, strokes: list[Stroke]) -> None:
+    area = page.locator(".draw canvas").bounding_box()
+    assert area is not None
+    session = page.context.new_cdp_session(page)
+    for stroke in strokes:
+        points = [{"x": area["x"] + x * area["width"], "y": area["y"] + y * area["height"]} for x, y in stroke]
+        session.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [points[0]]})
+        for begin, end in pairwise(points):
+            for step in range(1, 6):
+                between = {axis: begin[axis] + (end[axis] - begin[axis]) * step / 5 for axis in "xy"}
+                session.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [between]})
+        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
+def test_a_refusal_is_said_and_asked_again(page: Page, watch: Watch) -> None:
+    answers = iter([True, True])
+
+    def refuse(route: Route) -> None:
+        if next(answers, False):
+            route.fulfill(status=503, body=REFUSAL, content_type="application/json", headers={"Retry-After": "1"})
+        else:
+            route.continue_()
+
+    page.route("**/v1/apps/digits", refuse)
+    draw(page, DRAWINGS["7"])
+    expect(page.locator(".message")).to_contain_text("Refused: The answer would come after 80 ms")
+    answer_is(page, "7")
+    expect(page.locator(".message")).to_have_text("")
+    # A browser itself reports every answer of status 4xx and 5xx.
+    assert all("503" in complaint for complaint in watch.complaints)
+    watch.complaints.clear()
+
+
+def test_the_server_is_killed_and_comes_back(browser: Browser, digits_bundle: Path, watch: Watch) -> None:
+    page = browser.new_page()
+    watch.look_at(page)
+    with RunningServer(digits_bundle, "--latency-ms", "500") as server:
+        page.goto(url_of(server))
+        draw(page, DRAWINGS["3"])
+        answer_is(page, "3")
+        server.stop(SIGKILL)
+        expect(page.locator("#notice")).to_contain_text("does not answer", timeout=10_000)
+        expect(page.locator("#connection")).to_have_text("no answer")
+        button(page, "Clear")
+        draw(page, DRAWINGS["7"])
+        expect(page.locator(".message")).to_contain_text("No answer")
+    with RunningServer(digits_bundle, "--latency-ms", "500", "--port", str(server.port)):
+        expect(page.locator("#connection")).to_have_text("connected", timeout=15_000)
+        expect(page.locator("#notice")).to_be_hidden()
+        answer_is(page, "7")
+        page.close()
+    # A browser itself reports every connection that fails.
+    assert all("net::ERR_" in complaint for complaint in watch.complaints)

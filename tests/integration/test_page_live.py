@@ -1,0 +1,206 @@
+"""The page's live half: charts under load, figures from counters, small and dark screens, hidden tabs."""
+
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.support.page import DRAWINGS, Watch, draw, load, url_of
+from tests.support.serving import RunningServer
+
+FEW_PX = 2
+
+
+def charts(page: Page) -> dict[str, str]:
+    """What is drawn in each chart, by the name of its line."""
+    return page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll(".plot path")].map(
+            path => [`${path.closest("svg").id} ${path.getAttribute("class")}`, path.getAttribute("d")]))"""
+    )
+
+
+def number(page: Page, id: str) -> float:
+    return float(page.locator(f"#{id}").inner_text().removesuffix(" ms").replace(",", ""))
+
+
+def test_the_charts_move_under_load(page: Page, server: RunningServer) -> None:
+    page.wait_for_timeout(1500)
+    idle = charts(page)
+    with load(server, "/v1/apps/digits", bytes(28 * 28)):
+        page.wait_for_timeout(2500)
+        first = charts(page)
+        assert number(page, "rate") > 20
+        assert 0 < number(page, "p50") <= number(page, "p98") <= number(page, "p99")
+        assert 1 <= number(page, "mean-batch") <= 4
+        assert "in the network" in page.locator("#parts").inner_text()
+        page.wait_for_timeout(1500)
+        second = charts(page)
+    assert first["batch-chart bars"] != idle["batch-chart bars"]
+    for line in ("rate-chart answered", "latency-chart p50", "latency-chart p99"):
+        assert len({idle.get(line), first[line], second[line]}) == 3, line
+    assert first["latency-chart budget"].startswith("M0 ")
+    assert number(page, "budget") == 500
+    assert number(page, "answered") > 40
+    expect(page.locator("#slots-total")).not_to_have_text("–")
+    page.wait_for_timeout(2000)
+    assert number(page, "rate") == 0
+
+
+def test_nothing_piles_up(page: Page, server: RunningServer) -> None:
+    def nodes() -> int:
+        return page.evaluate("document.querySelectorAll('*').length")
+
+    with load(server, "/v1/apps/digits", bytes(28 * 28), clients=1):
+        draw(page, DRAWINGS["7"])
+        page.wait_for_timeout(2000)
+        before = nodes()
+        draw(page, DRAWINGS["3"])
+        page.wait_for_timeout(3000)
+        assert nodes() <= before + 2  # labels of an axis may come and go
+
+
+def test_a_hidden_tab_does_not_poll(page: Page, watch: Watch) -> None:
+    def polls() -> int:
+        return sum(url.endswith("/v1/stats") for url in watch.requests)
+
+    def hide(hidden: Literal["true", "false"]) -> None:
+        page.evaluate(
+            f"""Object.defineProperty(document, "hidden", {{ configurable: true, get: () => {hidden} }});
+            document.dispatchEvent(new Event("visibilitychange"))"""
+        )
+
+    hide("true")
+    page.wait_for_timeout(700)
+    before = polls()
+    page.wait_for_timeout(1500)
+    assert polls() == before
+    hide("false")
+    page.wait_for_timeout(1200)
+    assert polls() >= before + 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 640), (390, 844), (844, 390), (820, 1180)])
+def test_a_small_screen_shows_everything_without_scrolling_sideways(
+    browser: Browser, server: RunningServer, watch: Watch, width: int, height: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": height}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    watch.look_at(page)
+    page.goto(url_of(server))
+    draw(page, DRAWINGS["7"])
+    expect(page.locator(".answer-big")).to_have_text("7")
+    page.locator(".shell summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for seen in (
+        "canvas",
+        ".bars li:last-child",
+        ".shell code",
+        "#rate",
+        "#p99",
+        "#batch-chart",
+        "#failed",
+        "footer a",
+    ):
+        element = page.locator(seen).last
+        element.scroll_into_view_if_needed()
+        box = element.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["height"] > 0
+    assert watch.complaints == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_both_schemes(
+    browser: Browser, server: RunningServer, scheme: Literal["light", "dark"]
+) -> None:
+    page = browser.new_page(color_scheme=scheme)
+    page.goto(url_of(server))
+    draw(page, DRAWINGS["7"])
+    expect(page.locator(".answer-big")).to_have_text("7")
+    colours: dict[str, Any] = page.evaluate(
+        """() => {
+            const of = (selector) => getComputedStyle(document.querySelector(selector)).color;
+            const texts = ["h1", "#app-description", "h2", "h2 small", ".bars li", ".answer-time", ".ends", "footer a",
+                ".message", "summary", "#connection"];
+            return {
+                ground: getComputedStyle(document.body).backgroundColor,
+                texts: Object.fromEntries(texts.map((text) => [text, of(text)])),
+            };
+        }"""
+    )
+    ground = luminance(colours["ground"])
+    assert (ground < 0.05) == (scheme == "dark")
+    for text, colour in colours["texts"].items():
+        lighter, darker = sorted((ground, luminance(colour)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, f"{text} in {colour} on {colours['ground']}"
+    page.close()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`, WCAG 2.2."""
+    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def in_page(page: Page, script: str) -> Any:
+    return page.evaluate(f"import('/page/stats.js').then(({{ quantile, between, History }}) => {{ {script} }})")
+
+
+def test_quantiles_are_interpolated_in_their_bin(page: Page) -> None:
+    assert in_page(
+        page,
+        """const histogram = (...counts) => ({ upper: [1, 2, 4, null], counts });
+        return [
+            quantile(histogram(0, 0, 0, 0), 0.5),
+            quantile(histogram(10, 0, 0, 0), 0.5),
+            quantile(histogram(0, 0, 10, 0), 0.5),
+            quantile(histogram(5, 0, 5, 0), 0.75),
+            quantile(histogram(0, 0, 0, 7), 0.99),
+        ]""",
+    ) == [None, 0.5, 3, 3, 4]
+
+
+STATS = """const stats = (uptime_s, answered) => ({
+    uptime_s, answered, refused: answered / 10, expired: 0, failed: 0,
+    batch: { upper: [1, 2, null], counts: [0, answered / 2, 0] },
+    ...Object.fromEntries(["latency", "queue", "compute"].map(
+        (key) => [key, { upper_ms: [1, 2, null], counts: [0, answered, 0] }])),
+});
+"""
+
+
+def test_figures_are_differences_between_polls(page: Page) -> None:
+    difference = in_page(page, STATS + "return between(stats(10, 1000), stats(12, 1400))")
+    assert difference["answeredPerS"] == 200
+    assert difference["lostPerS"] == 20
+    assert difference["meanBatch"] == 2
+    assert difference["latency"]["counts"] == [0, 400, 0]
+
+
+def test_history_is_bounded_and_begins_anew_with_another_server(page: Page) -> None:
+    seen = in_page(
+        page,
+        STATS
+        + """const history = new History();
+        const lengths = [];
+        for (let poll = 0; poll < 1000; poll++) {
+            history.add(stats(poll / 2, 100 * poll));
+            lengths.push(history.points.length);
+        }
+        const rate = history.points.at(-1).answeredPerS;
+        const restarted = history.add(stats(1, 5));
+        const afterwards = history.add(stats(2, 15));
+        history.add(stats(20, 33));
+        return { most: Math.max(...lengths), rate, restarted, afterwards: afterwards.answeredPerS,
+            gap: history.points.map((point) => point.answeredPerS) };
+        """,
+    )
+    assert seen["most"] <= 130
+    assert seen["rate"] == pytest.approx(200)
+    assert seen["restarted"] is None
+    assert seen["afterwards"] == 10
+    assert seen["gap"] == [10, None, 1]
