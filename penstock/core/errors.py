@@ -18,6 +18,7 @@ PenstockError                 says what, the value received, and the fix
     ├── UnsupportedContent    415
     ├── ComputeFailed         500  the application's own code failed on this request
     ├── Overloaded            503  refused now; come back after `retry_after_s`
+    │   └── TooLate           503  admitted, but it could not be answered in time after all
     └── DeadlineImpossible    504  the budget is shorter than the network's own time
 """
 
@@ -118,6 +119,10 @@ class Overloaded(RequestError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooLate(Overloaded):
+    """Admitted, but the answer could not come in time after all."""
 
 
 class DeadlineImpossible(RequestError):

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.application import Application, Reply, reply_of
 from penstock.core.bundle import Manifest
-from penstock.core.errors import ComputeFailed, Overloaded, RequestError
+from penstock.core.errors import ComputeFailed, RequestError, TooLate
 from penstock.core.spec import Array
 from penstock.serve.frontend import Frontend, Ticket
 from penstock.serve.slots import EXPIRED, FAILED, OK, SlotTable
@@ -116,7 +116,7 @@ class Served:
 
     def _why(self, status: int, budget_ns: int) -> RequestError:
         if status == EXPIRED:
-            return Overloaded(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
+            return TooLate(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
         if status == FAILED:
             return ComputeFailed("The application's network failed on this input; the server's log says how.")
         return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")

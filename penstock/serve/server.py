@@ -157,18 +157,19 @@ class _Server:
             costs.of(costs.largest) / 1e6,
             settings.latency_ms,
         )
-        self._turns = Turns(
-            self._engine, call_soon=lambda turn: asyncio.get_running_loop().call_soon(turn), clock_ns=time.monotonic_ns
+        turns = Turns(
+            self._engine,
+            lambda wake: Frontend(self._table, budget_ns=budget_ns, wake=wake),
+            call_soon=lambda turn: asyncio.get_running_loop().call_soon(turn),
+            clock_ns=time.monotonic_ns,
         )
-        frontend = Frontend(self._table, budget_ns=budget_ns, wake=self._turns.wake)
-        self._turns.attach(frontend)
         self._served = Served(
             predictor.application,
             predictor.files.manifest,
-            frontend,
+            turns.frontend,
             self._table,
             budget_ns=budget_ns,
-            arrival_ns=self._turns.arrival_ns,
+            arrival_ns=turns.arrival_ns,
             now_ns=time.monotonic_ns,
         )
         started = time.monotonic()

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from penstock.serve.served import Served
-from penstock.serve.slots import BATCH_EDGES, EXPIRED, TIME_EDGES_NS
+from penstock.serve.slots import BATCH_EDGES, TIME_EDGES_NS
 
 Counts = npt.NDArray[np.int64]
 
@@ -33,7 +33,7 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
         "slots": {"total": served.frontend.total, "in_use": served.frontend.in_use},
         "answered": counts.answered,
         "refused": counts.refused,
-        "expired": int(table.outcomes[EXPIRED]),
+        "expired": counts.expired,
         "failed": counts.failed,
         "invalid": counts.invalid,
         "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": table.batch_counts.tolist()},
@@ -75,9 +75,8 @@ class _TableCollector(Collector):
         latency = HistogramMetricFamily("penstock_latency_seconds", "From arrival to its result.", labels=["app"])
         for served in self._applications:
             name, table, counts = [served.application.name], served.table, served.counts
-            for outcome in ("answered", "refused", "failed", "invalid"):
+            for outcome in ("answered", "refused", "expired", "failed", "invalid"):
                 requests.add_metric([*name, outcome], getattr(counts, outcome))
-            requests.add_metric([*name, "expired"], int(table.outcomes[EXPIRED]))
             misses.add_metric(name, int(table.outcomes[4]))
             slots.add_metric(name, served.frontend.in_use)
             total.add_metric(name, served.frontend.total)

@@ -17,25 +17,30 @@ class Turns:
 
     Args:
         engine: Runs the batches.
+        frontend_of: Makes the front-end whose results each turn hands out, given what it calls to wake the engine.
         call_soon: The event loop's: calls a function after the next poll.
         clock_ns: The clock that deadlines are on.
+
+    Attributes:
+        frontend: The front-end.
     """
 
     def __init__(
-        self, engine: Engine, *, call_soon: Callable[[Callable[[], None]], object], clock_ns: Callable[[], int]
-    ):
+        self,
+        engine: Engine,
+        frontend_of: Callable[[Callable[[], None]], Frontend],
+        *,
+        call_soon: Callable[[Callable[[], None]], object],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self.frontend = frontend_of(self.wake)
         self._engine = engine
-        self._frontend: Frontend | None = None
         self._call_soon = call_soon
         self._clock_ns = clock_ns
         self._due = False
         self._blind_since_ns: int | None = None
         self._ended_ns = 0
         self._offered = 0
-
-    def attach(self, frontend: Frontend) -> None:
-        """Name the front-end whose results each turn hands out; it was made with this object's `wake`."""
-        self._frontend = frontend
 
     def wake(self) -> None:
         """Something is new in the table: take a turn after this poll."""
@@ -52,8 +57,7 @@ class Turns:
         return self._clock_ns() if self._blind_since_ns is None else self._blind_since_ns
 
     def _turn(self) -> None:
-        engine, frontend = self._engine, self._frontend
-        assert frontend is not None
+        engine, frontend = self._engine, self.frontend
         start_ns = self._clock_ns()
         chosen = engine.tick(start_ns)
         ticked_ns = self._clock_ns()

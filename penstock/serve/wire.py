@@ -78,6 +78,8 @@ class RequestReader:
         self._now = _Pending()
         self._complete: list[Request] = []
         self._refusal: RequestError | None = None
+        self._head_is_whole = True
+        self._unfinished_head_bytes = 0
         self.expects_continue = False
         self.begun = False
 
@@ -97,16 +99,17 @@ class RequestReader:
                 )
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
                 self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
-            if self._now.head_bytes + (0 if self._now.method else len(data)) > MAX_HEAD_BYTES:
-                self._refuse(
-                    TooLarge(f"The request's head is larger than {MAX_HEAD_BYTES:,} bytes; send fewer headers.")
-                )
+            # A header that never ends is kept by the parser without a word to us: count what an unfinished head has taken.
+            self._unfinished_head_bytes = 0 if self._head_is_whole else self._unfinished_head_bytes + len(data)
+            if self._unfinished_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_head_too_large())
         complete, self._complete = self._complete, []
         return complete, self._refusal
 
     def on_message_begin(self) -> None:
         """httptools': a request begins."""
         self._now = _Pending()
+        self._head_is_whole = False
         self.begun = True
 
     def on_url(self, url: bytes) -> None:
@@ -127,6 +130,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         """httptools': the head is whole."""
         now = self._now
+        self._head_is_whole = True
         now.method = self._parser.get_method().decode("ascii")
         length = now.headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
@@ -165,7 +169,7 @@ class RequestReader:
     def _grow_head(self, count: int) -> None:
         self._now.head_bytes += count
         if self._now.head_bytes > MAX_HEAD_BYTES:
-            self._refuse(TooLarge(f"The request's head is larger than {MAX_HEAD_BYTES:,} bytes; send fewer headers."))
+            self._refuse(_head_too_large())
 
     def _body_too_large(self, count: int) -> TooLarge:
         return TooLarge(f"The body has {count:,} bytes or more; at most {self._max_body_bytes:,} are taken.")
@@ -173,6 +177,10 @@ class RequestReader:
     def _refuse(self, error: RequestError) -> None:
         if self._refusal is None:
             self._refusal = error
+
+
+def _head_too_large() -> TooLarge:
+    return TooLarge(f"The request's head is larger than {MAX_HEAD_BYTES:,} bytes; send fewer headers.")
 
 
 def decompressed(body: bytes, encoding: str, most: int) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import orjson
 
-from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLate, UnsupportedContent
 from penstock.core.spec import Array
 from penstock.serve.connection import Answer, refused
 from penstock.serve.served import Served
@@ -103,7 +103,9 @@ def budget_ns_of(request: Request) -> int | None:
 
 def count_refusal(served: Served, error: RequestError) -> None:
     """Count a request that got no result by what was the matter."""
-    if error.status in (503, 504):
+    if isinstance(error, TooLate):
+        served.counts.expired += 1
+    elif error.status in (503, 504):
         served.counts.refused += 1
     elif error.status >= 500:
         served.counts.failed += 1
