@@ -99,7 +99,7 @@ class RequestReader:
                 )
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
                 self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
-            # A header that never ends is kept by the parser without a word to us: count what an unfinished head has taken.
+            # A header that never ends is kept by the parser without a word to us: count what an unfinished head took.
             self._unfinished_head_bytes = 0 if self._head_is_whole else self._unfinished_head_bytes + len(data)
             if self._unfinished_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_head_too_large())
