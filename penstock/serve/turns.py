@@ -58,11 +58,12 @@ class Turns:
 
     def _turn(self) -> None:
         engine, frontend = self._engine, self.frontend
+        # First, so that a turn that fails, which the loop logs, does not keep the next one from being taken.
+        self._due = False
         start_ns = self._clock_ns()
         chosen = engine.tick(start_ns)
         ticked_ns = self._clock_ns()
         frontend.collect()
-        self._due = False
         offered, self._offered = frontend.offered - self._offered, frontend.offered
         answered = chosen.run.size + chosen.expire.size
         if not answered:
