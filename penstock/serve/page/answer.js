@@ -5,6 +5,7 @@ import { hasLabels } from "./server.js";
 
 const MOST_BARS = 12; // of more labels the likeliest are shown
 const MOST_TEXT = 4000;
+const ONE_LINE = 80;
 const STILL_MS = 600; // an answer that stays this long is read out
 
 export class Answer {
@@ -34,7 +35,7 @@ export class Answer {
     this.say("");
     write(this.time, `round trip ${milliseconds(roundTripMs)}`);
     if (this.labelled) this.#showValues(values);
-    else write(this.details, JSON.stringify(reply, null, 1).slice(0, MOST_TEXT));
+    else write(this.details, text(reply));
     this.#speakWhenStill();
   }
 
@@ -94,6 +95,11 @@ export class Answer {
     if (mine !== this.#shown) return;
     write(this.spoken, this.labelled ? `${this.big.textContent}, ${this.sure.textContent}` : "The reply is here.");
   }
+}
+
+function text(reply) {
+  const line = JSON.stringify(reply);
+  return line.length <= ONE_LINE ? line : JSON.stringify(reply, null, 1).slice(0, MOST_TEXT);
 }
 
 function number(value, isShare) {
