@@ -16,7 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from penstock.core.application import FoundApplication
+from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
@@ -32,6 +32,7 @@ from penstock.train.report import Log, draw_curves
 
 RUN_FILE = "run.json"
 EVALUATED_AT_ONCE = 1024
+DROPOUT = 0x5DEECE66D
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,7 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = recipe.data()
+    _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
     with _deterministic(recipe.seed, recipe.threads):
         trainer = Trainer(found.model(), recipe, total)
@@ -120,7 +122,8 @@ class Trainer:
         indices_B = batch_indices(recipe.seed, step * recipe.batch_size, recipe.batch_size, len(examples))
         inputs_B, targets_B = _tensors(examples.inputs[indices_B], examples.targets[indices_B])
         generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step))
-        torch.manual_seed(_step_seed(recipe.seed, step))  # dropout has no generator of its own
+        # Dropout has no generator of its own; its chance must not be the augmentation's.
+        torch.manual_seed(_step_seed(recipe.seed, step) ^ DROPOUT)
         if recipe.augment is not None:
             inputs_B, targets_B = recipe.augment(inputs_B, targets_B, generator)
         self.module.train()
@@ -140,7 +143,7 @@ class Trainer:
         with torch.inference_mode(), self._autocast():
             outputs = torch.cat([self.module(part) for part in inputs.split(EVALUATED_AT_ONCE)]).float()
             metrics = {"loss": self.recipe.loss(outputs, targets).item()}
-        return metrics | {name: metric(outputs, targets) for name, metric in self.recipe.metrics.items()}
+        return metrics | {name: float(metric(outputs, targets)) for name, metric in self.recipe.metrics.items()}
 
     def save(self, folder: Path, history: History) -> Path:
         """Write a checkpoint of all that the next step depends on."""
@@ -275,6 +278,17 @@ def _finish(
     }
     _write_run(folder, found, recipe, overrides, done)
     return result
+
+
+def _check_inputs(application: Application, data: Data) -> None:
+    """Refuse data of another spec than the application's now, and not at the end of the training."""
+    spec = application.input
+    for name, part in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        if part is not None and (part.inputs.dtype != spec.numpy_dtype or part.inputs.shape[1:] != spec.shape):
+            raise TrainError(
+                f"the {name} inputs are {part.inputs.dtype}{list(part.inputs.shape[1:])}; application "
+                f"{application.name!r} declares {spec.describe()}."
+            )
 
 
 def _write_run(

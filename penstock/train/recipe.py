@@ -1,5 +1,6 @@
 """How a network is trained: one frozen record, which a function of the application's recipe module returns."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -108,13 +109,15 @@ class Recipe:
         for name, value in {
             "the length": length,
             "batch_size": self.batch_size,
-            "threads": self.threads or 1,
+            "threads": 1 if self.threads is None else self.threads,
             "validate_every_epochs": self.validate_every_epochs,
             "checkpoint_every_s": self.checkpoint_every_s,
-            "checkpoint_every_steps": self.checkpoint_every_steps or 1,
+            "checkpoint_every_steps": 1 if self.checkpoint_every_steps is None else self.checkpoint_every_steps,
         }.items():
-            if not value or value <= 0:
-                raise TrainError(f"the recipe has {name} {value}; it must be above 0.")
+            if not value or not 0 < value < math.inf:
+                raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
+        if not 0 <= self.seed < 1 << 63:
+            raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
         if self.precision not in ("fp32", "bf16"):
             raise TrainError(f"the recipe has precision {self.precision!r}; choose 'fp32' or 'bf16'.")
         if self.best_mode not in ("max", "min"):
@@ -131,6 +134,10 @@ class Recipe:
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value of the choosing metric beats the best so far."""
+        if math.isnan(value):
+            raise TrainError(
+                f"the metric {self.best!r}, by which the best weights are chosen, is NaN; mend the metric."
+            )
         if than is None:
             return True
         return value > than if self.best_mode == "max" else value < than

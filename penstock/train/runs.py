@@ -31,7 +31,7 @@ class Run:
         return self.fields.get("seconds") or (self.lines[-1]["seconds"] if self.lines else None)
 
     def best(self, name: str) -> float | None:
-        """The best value of the metric that the recipe chooses by, or the last of another one."""
+        """The best value of a metric: the smallest of a loss, the largest of others; of its own as the recipe says."""
         values = [line[name] for line in self.lines if name in line]
         if not values:
             return None
@@ -41,8 +41,10 @@ class Run:
         return max(values) if recipe.get("best_mode") == "max" else min(values)
 
     def seconds_to(self, name: str, value: float) -> float | None:
-        """Seconds of training until a metric first reached a value; None if it never did."""
-        return next((line["seconds"] for line in self.lines if line.get(name, float("-inf")) >= value), None)
+        """Seconds of training until a metric first reached a value, or fell to it for a loss; None if it never did."""
+        sign = -1 if name.endswith("loss") else 1
+        reached = (line["seconds"] for line in self.lines if name in line and sign * line[name] >= sign * value)
+        return next(reached, None)
 
 
 def read_run(folder: Path) -> Run:

@@ -90,6 +90,23 @@ def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_pa
         run(found, tmp_path / "run", loss=exploding)
 
 
+def test_a_metric_that_is_nan_and_inputs_of_another_spec_are_refused(found: FoundApplication, tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="the metric 'q', by which the best weights are chosen, is NaN"):
+        run(found, tmp_path / "nan", metrics={"q": lambda outputs, targets: float("nan")}, best="q")
+    data = found.recipe().data()
+    doubles = ArraySet(inputs=data.train.inputs.astype(np.float64), targets=data.train.targets)
+    with pytest.raises(
+        TrainError, match=r"train inputs are float64\[8\]; application 'interrupted' declares float32\[8\]"
+    ):
+        run(found, tmp_path / "spec", data=lambda: replace(data, train=doubles))
+    assert not (tmp_path / "spec" / "run.json").exists()
+
+
+def test_metrics_may_be_numpys_numbers(found: FoundApplication, tmp_path: Path) -> None:
+    result = run(found, tmp_path / "run", metrics={"q": lambda outputs, targets: np.float32(0.5)})
+    assert result.metrics["q"] == 0.5
+
+
 def test_a_checkpoint_of_another_network_is_refused(found: FoundApplication, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(APPLICATION.replace("nn.Linear(8, 32)", "nn.Linear(8, 16)").replace("32", "16"))
@@ -120,8 +137,14 @@ def recipe_with(**changes: Any) -> Recipe:
         ({"steps": 3}, "epochs=1 and steps=3; give exactly one"),
         ({"epochs": None}, "epochs=None and steps=None"),
         ({"epochs": 0}, "the length 0"),
-        ({"batch_size": 0}, "batch_size 0; it must be above 0"),
+        ({"batch_size": 0}, "batch_size 0; it must be a number above 0"),
         ({"threads": -1}, "threads -1"),
+        ({"threads": 0}, "threads 0"),
+        ({"checkpoint_every_steps": 0}, "checkpoint_every_steps 0"),
+        ({"epochs": float("nan")}, "the length nan"),
+        ({"epochs": float("inf")}, "the length inf"),
+        ({"seed": -1}, "seed -1; it must be from 0"),
+        ({"seed": 10**23}, "it must be from 0 to"),
         ({"precision": "fp8"}, "precision 'fp8'; choose 'fp32' or 'bf16'"),
         ({"best": "accuracy"}, "chooses by 'accuracy', which is not one of"),
         ({"best_mode": "most"}, "best_mode 'most'"),

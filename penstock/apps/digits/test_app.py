@@ -82,7 +82,7 @@ def test_the_held_out_third_is_never_learned_from_or_chosen_by() -> None:
 
 
 @pytest.mark.slow
-def test_four_epochs_read_most_digits_already(tmp_path: Path) -> None:
+def test_eight_epochs_read_most_digits_already(tmp_path: Path) -> None:
     found = find_application("digits")
     result = train(found, tmp_path / "run", replace(found.recipe(), epochs=8), overrides={}, quiet=True)
     assert result.metrics["test_accuracy"] > 0.95
