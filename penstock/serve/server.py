@@ -195,7 +195,7 @@ class _Server:
         log.info("draining: %d requests are being answered", self._served.frontend.in_use)
         await self._drain(loop)
         sweeper.cancel()
-        log.info("drained")
+        log.info("drained; %d requests were answered in all", self._served.counts.answered)
 
     def _accept(self) -> None:
         # Every connection that waits, not one a turn of the loop: while a batch runs, many may come.
