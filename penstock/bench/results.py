@@ -176,9 +176,16 @@ def _commit() -> tuple[str, bool]:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
-    # Results are appended while one measures; they change nothing that is measured.
+    # Results and pictures are written while one measures; they change nothing that is measured.
     changed = git(
-        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs/performance.md"
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ".",
+        ":!benchmarks/results",
+        ":!docs/performance.md",
+        ":!docs/assets",
     )
     return git("rev-parse", "HEAD"), bool(changed)
 
