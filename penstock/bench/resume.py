@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.core.errors import BenchError
 
 KILLS = 20
-STEPS = 2000
+STEPS = 600
 SEED = 0
 
 # Small, but with everything whose state could be lost: dropout, batch norm, momentum, a schedule, augmentation.
@@ -51,6 +51,7 @@ recipe = Recipe(
     batch_size=32,
     epochs=10,
     validate_every_epochs=10,
+    threads=1,
 )
 
 app = Application(
@@ -81,7 +82,7 @@ def _killed_hash(folder: Path, name: str, chance: random.Random) -> str:
         if process.poll() is not None:
             raise BenchError(f"the training ended with status {process.returncode} before its first checkpoint.")
         time.sleep(0.005)
-    time.sleep(chance.uniform(0.0, 1.5))
+    time.sleep(chance.uniform(0.0, 0.5))
     process.send_signal(signal.SIGKILL)
     process.wait()
     if (run / "bundle").exists():
