@@ -107,7 +107,6 @@ class _Sender:
         self.queue: deque[tuple[float, int]] = deque()
         self.finished: list[tuple[float, float, int, int, bytes]] = []
         self.closed_loop = job.due_s is None
-        self.open = 0
         self.broken = 0
         self.begun = 0
         expected = len(job.due_s) if job.due_s is not None else 1_000_000

@@ -1,6 +1,5 @@
 """What the front-end knows of one served application: how to take a chunk in, and what to say when its result comes."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -13,8 +12,6 @@ from penstock.core.errors import ComputeFailed, RequestError, TooLate
 from penstock.core.spec import Array
 from penstock.serve.frontend import Frontend, Ticket
 from penstock.serve.slots import EXPIRED, FAILED, OK, SlotTable
-
-log = logging.getLogger(__name__)
 
 Finished = Callable[[Array | RequestError], None]
 

@@ -26,11 +26,10 @@ from penstock.train.data import batch_indices
 from penstock.train.interrupt import Interrupt
 from penstock.train.progress import Progress
 from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.report import Log, draw_curves
+from penstock.train.report import RUN_FILE, Log, draw_curves
 
 # B examples of a batch
 
-RUN_FILE = "run.json"
 EVALUATED_AT_ONCE = 1024
 DROPOUT = 0x5DEECE66D
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, final
 
+RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 
 

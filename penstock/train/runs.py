@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import TrainError
-from penstock.train.report import read_metrics
-
-RUN_FILE = "run.json"
+from penstock.train.report import RUN_FILE, read_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
