@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.core.errors import ServeError
+LIMITS = "Limits and operation"
 
 
 def register(app: typer.Typer) -> None:
@@ -14,37 +14,66 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle's folder, RUN/bundle.")],
+    bundles: Annotated[list[Path] | None, typer.Argument(metavar="BUNDLE...", help="Folders, RUN/bundle.")] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A model directory: serve all, load and unload by request."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
     latency_ms: Annotated[float, typer.Option(help="The latency budget of a request that names none.")] = 50.0,
     max_batch: Annotated[int | None, typer.Option(help="Hold batches to this many rows; the budget decides.")] = None,
     app: Annotated[str | None, typer.Option(metavar="REF", help="Where the application is now, if it moved.")] = None,
     accept_changed_app: Annotated[bool, typer.Option(help="Take an application whose sources changed.")] = False,
-    frontends: Annotated[int, typer.Option(help="Front-end processes; 0 shares the engine's own.")] = 0,
+    frontends: Annotated[
+        int | None, typer.Option(help="Front-end processes; 0 shares the engine's own. By the cores, if not given.")
+    ] = None,
     drain_s: Annotated[float, typer.Option(help="How long accepted requests may take after SIGTERM.")] = 10.0,
-    verbose: Annotated[bool, typer.Option(help="Log what was measured and chosen.")] = False,
+    api_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Let only clients with a key ask: lines 'NAME KEY [admin]'.")
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="A site whose pages may ask, or *; may be repeated.")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    max_connections: Annotated[
+        int, typer.Option(help="Connections of one front-end.", rich_help_panel=LIMITS)
+    ] = 10_000,
+    max_headers: Annotated[int, typer.Option(help="Headers of one request.", rich_help_panel=LIMITS)] = 64,
+    idle_s: Annotated[float, typer.Option(help="Close a silent connection.", rich_help_panel=LIMITS)] = 120.0,
+    begun_s: Annotated[
+        float, typer.Option(help="Refuse a request that does not come on.", rich_help_panel=LIMITS)
+    ] = 20.0,
+    log_format: Annotated[str, typer.Option(help="text or json.", rich_help_panel=LIMITS)] = "text",
+    verbose: Annotated[bool, typer.Option(help="Log what was measured and chosen.", rich_help_panel=LIMITS)] = False,
 ) -> None:
-    """Serve a bundle over HTTP, batched under a latency budget. Nothing must be tuned."""
-    import logging
+    """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned."""
+    from penstock.serve.logs import set_up_logging
+    from penstock.serve.server import serve as serve_bundles
+    from penstock.serve.settings import Settings
 
-    if frontends != 0:
-        raise ServeError(f"--frontends is {frontends}; only 0 is there now: the front-end shares the engine's process.")
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    settings = Settings(
+        bundles=tuple(bundles or ()),
+        models=models,
+        host=host,
+        port=port,
+        latency_ms=latency_ms,
+        max_batch=max_batch,
+        app=app,
+        accept_changed_app=accept_changed_app,
+        frontends=frontends,
+        drain_s=drain_s,
+        api_keys=api_keys,
+        cors=tuple(cors or ()),
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        max_connections=max_connections,
+        max_headers=max_headers,
+        idle_s=idle_s,
+        begun_s=begun_s,
+        log_format=log_format,
+        verbose=verbose,
     )
-    from penstock.serve.server import Settings
-    from penstock.serve.server import serve as serve_bundle
-
-    serve_bundle(
-        Settings(
-            bundle=bundle,
-            host=host,
-            port=port,
-            latency_ms=latency_ms,
-            max_batch=max_batch,
-            app=app,
-            accept_changed_app=accept_changed_app,
-            drain_s=drain_s,
-        )
-    )
+    set_up_logging(settings, "penstock")
+    serve_bundles(settings)

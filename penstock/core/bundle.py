@@ -174,6 +174,19 @@ def read_bundle(folder: str | Path) -> BundleFiles:
         BundleCorrupt: A file is missing or altered, or the schema is another.
     """
     folder = Path(folder)
+    manifest = read_manifest(folder)
+    _verify(folder / WEIGHTS, manifest)
+    _verify(folder / GOLDEN, manifest)
+    return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the bundle in a folder says of itself, its other files not looked at.
+
+    Raises:
+        BundleError: There is no bundle.
+        BundleCorrupt: The manifest is altered, or its schema is another.
+    """
     if not (folder / MANIFEST).is_file():
         nested = folder / "bundle"
         hint = (
@@ -182,10 +195,7 @@ def read_bundle(folder: str | Path) -> BundleFiles:
             else "; 'penstock train' writes one to RUN/bundle"
         )
         raise BundleError(f"{folder} is not a bundle (no {MANIFEST}){hint}.")
-    manifest = _manifest(folder / MANIFEST)
-    _verify(folder / WEIGHTS, manifest)
-    _verify(folder / GOLDEN, manifest)
-    return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
+    return _manifest(folder / MANIFEST)
 
 
 def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden) -> BundleFiles:

@@ -11,6 +11,8 @@ PenstockError                 says what, the value received, and the fix
 ├── ServeError                the server cannot start
 └── RequestError              a request gets no result; each knows its HTTP status
     ├── InvalidInput          400
+    ├── Unauthorized          401
+    ├── Forbidden             403
     ├── UnknownRoute          404
     ├── WrongMethod           405
     ├── TooSlow               408
@@ -69,6 +71,18 @@ class InvalidInput(RequestError):
     """The request's content is not what the application takes."""
 
     status = 400
+
+
+class Unauthorized(RequestError):
+    """The request needs an API key and has none that is known."""
+
+    status = 401
+
+
+class Forbidden(RequestError):
+    """The request's key does not allow this."""
+
+    status = 403
 
 
 class UnknownRoute(RequestError):

@@ -7,7 +7,7 @@ from typing import cast, final
 
 import orjson
 
-from penstock.core.errors import Overloaded, RequestError, WrongMethod
+from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod
 from penstock.serve.wire import Request, RequestReader, Response, serialised
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
@@ -27,7 +27,7 @@ class Connection(asyncio.Protocol):
     Args:
         handle: What answers a request.
         open_connections: All of the server's; this one adds and removes itself.
-        max_body_bytes: The largest body of any route.
+        reader: Makes requests of what the client sends.
         clock_s: A monotonic clock in seconds.
     """
 
@@ -35,19 +35,20 @@ class Connection(asyncio.Protocol):
         self,
         handle: Handler,
         open_connections: "set[Connection]",
-        max_body_bytes: int,
+        reader: RequestReader,
         clock_s: Callable[[], float],
     ) -> None:
         self._handle = handle
         self._open = open_connections
-        self._reader = RequestReader(max_body_bytes)
+        self._reader = reader
         self._clock_s = clock_s
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
         self._cancel: Callable[[], None] | None = None
         self._refusal: RequestError | None = None
-        self._paused = self._closing = self._deferred = False
+        self._paused = self._closing = False
+        self._inside = False  # within `_handle`, which may answer at once
         self._ended = False  # the client sends no more
         self._unwanted = False  # nothing more is wanted from the client
         self._continued = False
@@ -137,18 +138,13 @@ class Connection(asyncio.Protocol):
     def _proceed(self) -> None:
         # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead.
         while self._current is None and self._waiting and self._transport is not None:
-            request = self._current = self._waiting.popleft()
+            self._current = self._waiting.popleft()
             self._continued = False
-            answered = False
-
-            def answer(response: Response, request: Request = request) -> None:
-                nonlocal answered
-                answered = True
-                self._answer(request, response)
-
-            cancel = self._handle(request, answer)
-            if not answered:
-                self._deferred, self._cancel = True, cancel
+            self._inside = True
+            cancel = self._handle(self._current, self._answer)
+            self._inside = False
+            if self.answering:
+                self._cancel = cancel
                 return
         if self._transport is None or self._current is not None:
             return
@@ -156,18 +152,22 @@ class Connection(asyncio.Protocol):
             self._linger(self._refusal)
         elif self._ended or (self._unwanted and not self._reader.begun):
             self._transport.close()
-        else:
+        elif self._paused:
             self._resume()
 
-    def _answer(self, request: Request, response: Response) -> None:
-        deferred, self._deferred = self._deferred, False
+    def _answer(self, response: Response) -> None:
+        request = self._current
+        assert request is not None, response
         self._cancel = self._current = None
-        close = not request.keep_alive or (self._closing and not self._waiting)
-        self._write(serialised(response, request, close=close))
-        if close and self._transport is not None:
+        transport = self._transport
+        if transport is None:
+            return
+        close = not request.head.keep_alive or (self._closing and not self._waiting)
+        transport.write(serialised(response, request, close=close))
+        if close:
             self._waiting.clear()
-            self._transport.close()
-        elif deferred:
+            transport.close()
+        elif not self._inside:
             self._proceed()
 
     def _linger(self, refusal: RequestError) -> None:
@@ -203,4 +203,6 @@ def refused(error: RequestError) -> Response:
         headers = (("Retry-After", str(max(1, round(error.retry_after_s)))),)
     elif isinstance(error, WrongMethod):
         headers = (("Allow", error.allowed),)
+    elif isinstance(error, Unauthorized):
+        headers = (("WWW-Authenticate", "Bearer"),)
     return Response(error.status, orjson.dumps({"error": str(error)}), headers=headers)

@@ -5,8 +5,8 @@ Only a fault of the application's own code is looked for by halves, because it m
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.core.errors import ServeError
 from penstock.core.spec import Array
 from penstock.runtime.executor import Batch, Executor, Result
 from penstock.serve.costs import Costs
-from penstock.serve.scheduler import Columns, Rows, Schedule, schedule
+from penstock.serve.scheduler import Columns, Rows, Schedule, schedule, urgency
 from penstock.serve.slots import BATCH_EDGES, EXPIRED, FAILED, NOT_FINITE, OK, TIME_EDGES_NS, SlotTable
 
 # B rows of the batch
@@ -29,6 +29,23 @@ SHARE_OF_BUDGET = 0.5
 WORTHWHILE_GAIN = 1.02
 MEASURED_RUNS = 5
 MEASURING_NS = 700_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What waits in a table.
+
+    Args:
+        rows: Rows that are ready.
+        slack_ns: After this time a batch would come too late for the most urgent of them.
+        batch_ns: The predicted time of the next batch.
+        work_ns: The predicted time of all of them.
+    """
+
+    rows: int
+    slack_ns: int
+    batch_ns: int
+    work_ns: int
 
 
 @final
@@ -87,12 +104,19 @@ class Engine:
         Raises:
             ServeError: The network alone is slower than the budget.
         """
+        for _ in self.measuring(example):
+            pass
+        return self._costs
+
+    def measuring(self, example: Array) -> Generator[None]:
+        """The same a bucket at a time, so that what is served already goes on being served meanwhile."""
         self._gathered[:] = example
         rows: list[int] = []
         medians: list[float] = []
         least_ns = 0.0
         end_ns = self._clock_ns() + MEASURING_NS
         for bucket in _buckets(self._max_rows):
+            yield
             times_ns = self._measured_ns(bucket)
             if bucket == 1:
                 least_ns = float(times_ns.min())
@@ -111,7 +135,6 @@ class Engine:
         rows, medians = rows[:worth], medians[:worth]
         self._costs = Costs(rows, medians, least_ns=least_ns)
         self._costs.publish(self._table)
-        return self._costs
 
     def tick(self, now_ns: int) -> Schedule:
         """Run the next batch, if there is one.
@@ -131,6 +154,18 @@ class Engine:
         if chosen.run.size:
             self._run(chosen.run)
         return chosen
+
+    def waiting(self, now_ns: int) -> Work:
+        """What waits in the table."""
+        rows, slack_ns = urgency(self._columns, now_ns, self._costs)
+        if not rows:
+            return Work(0, 0, 0, 0)
+        batch_ns = self._costs.of(min(rows, self._costs.largest))
+        return Work(rows, slack_ns, batch_ns, self._costs.finish_ns(rows - 1))
+
+    def rivals(self, work_ns: int) -> None:
+        """Tell the front-ends how much work waits in the other tables of this processor."""
+        self._table.rivals_ns[0] = work_ns
 
     def observe_handling(self, ns: float) -> None:
         """Let the costs follow what reading and answering one row took, where that is done on the engine's own time."""
@@ -191,12 +226,15 @@ class Engine:
 
     def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
         table = self._table
-        count = table.done_count[0]
         table.busy[rows_B] = busy_B
         table.produced[rows_B] += 1
         table.consumed[rows_B] += took_B
-        table.done[np.arange(count, count + rows_B.size) % table.done.size] = rows_B
-        table.done_count[0] = count + rows_B.size
+        # A loop over front-ends, of which there are few, never over requests.
+        for frontend, ring in enumerate(table.done):
+            mine_B = rows_B if len(table.done) == 1 else rows_B[rows_B // table.layout.slots_each == frontend]
+            count = table.done_count[frontend]
+            ring[np.arange(count, count + mine_B.size) % ring.size] = mine_B
+            table.done_count[frontend] = count + mine_B.size
 
     def _count(
         self, rows: int, arrival_ns_B: Rows, deadline_ns_B: Rows, status_B: Rows, start_ns: int, end_ns: int

@@ -1,7 +1,7 @@
 """A front-end's side of the slot table: chunks in, results out. It never loads torch.
 
-It owns its slots and their free list. What it admits is decided from the measured costs in the table's header: what
-would be answered too late is refused at once, so that those already admitted keep their budget.
+It owns a range of slots and their free list. What it admits is decided from the measured costs in the table's header:
+what would be answered too late is refused at once, so that those already admitted keep their budget.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,12 @@ import numpy.typing as npt
 from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import Array
 from penstock.serve.costs import Costs
-from penstock.serve.slots import CANCELLED_NS, FIRST, LAST, PATIENT, SlotTable
+from penstock.serve.slots import BACKGROUND, CANCELLED_NS, FIRST, LAST, OFFERED, PATIENT, SlotTable
 
 Done = Callable[[int, Array, bool], None]
+
+# As long as a newcomer is answered within this share of its budget, nothing more exact is worked out.
+SURELY = 0.5
 
 
 @dataclass(slots=True)
@@ -28,11 +31,13 @@ class Ticket:
         done: Called with each result: its status, its valid output as a flat view that lives only during the call, and
             whether it is the last one. None once the client is gone.
         ended: Whether its last chunk is in.
+        background: Whether it is of the second class.
     """
 
     slot: int
     done: Done | None
     ended: bool = False
+    background: bool = False
 
 
 @final
@@ -40,23 +45,24 @@ class Frontend:
     """Puts chunks into the table and takes results out.
 
     Args:
-        table: The slots; this front-end is the one writer of its front-end columns.
+        table: The slots; this front-end is the one writer of its own rows of the front-end columns.
         budget_ns: The latency budget of a request that names none.
         wake: Called when there is something new for the engine.
-
-    Attributes:
-        offered: Requests that were submitted since the start, refused ones included.
+        index: Which of the table's front-ends this is. What an earlier one of the same index left is taken over: its
+            rows do not run any more, and are free again once the engine has let go of them.
     """
 
-    def __init__(self, table: SlotTable, *, budget_ns: int, wake: Callable[[], None]) -> None:
+    def __init__(self, table: SlotTable, *, budget_ns: int, wake: Callable[[], None], index: int = 0) -> None:
+        layout = table.layout
         self._table = table
         self._budget_ns = budget_ns
         self._wake = wake
         self._chunks = table.chunks
-        self._free = list(range(table.slots - 1, -1, -1))
+        self._first, self._each = index * layout.slots_each, layout.slots_each
+        self._free: list[int] = []
         self._tickets: list[Ticket | None] = [None] * table.slots
         self._input_bytes = memoryview(cast(Any, table.input.reshape(-1).view(np.uint8)))
-        self._input_nbytes = table.layout.input.nbytes
+        self._input_nbytes = layout.input.nbytes
         self._output = table.output.reshape(table.slots * self._chunks, -1)
         self._submitted, self._taken = _scalars(table.submitted), _scalars(table.taken)
         self._consumed, self._produced = _scalars(table.consumed), _scalars(table.produced)
@@ -64,22 +70,19 @@ class Frontend:
         self._length, self._flags = _scalars(table.length), _scalars(table.flags)
         self._deadline_ns, self._arrival_ns = _scalars(table.deadline_ns), _scalars(table.arrival_ns)
         self._status, self._output_length = _scalars(table.status), _scalars(table.output_length)
-        self._least_ns = _scalars(table.least_ns)
-        self._done, self._done_count = _scalars(table.done), _scalars(table.done_count)
-        self.offered = 0
+        self._least_ns, self._rivals_ns = _scalars(table.least_ns), _scalars(table.rivals_ns)
+        self._done, self._done_count = _scalars(table.done[index]), _scalars(table.done_count[index : index + 1])
+        self._held, self._everybody_held = _scalars(table.held[index]), [_scalars(row) for row in table.held]
+        self.counts = _scalars(table.counts[index])
         self._read = self._done_count[0]
-        self._costs = Costs.published(table)
-        self._whole_chunk = table.layout.input.shape[0] if table.layout.input.shape else 1
+        self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
+        self._take_over()
+        self.refresh()
 
     @property
     def in_use(self) -> int:
-        """Slots that a stream or request holds."""
-        return self._table.slots - len(self._free)
-
-    @property
-    def total(self) -> int:
-        """Slots in all."""
-        return self._table.slots
+        """This front-end's slots that a stream or request holds."""
+        return self._each - len(self._free)
 
     def submit(
         self,
@@ -89,6 +92,7 @@ class Frontend:
         arrival_ns: int,
         budget_ns: int | None = None,
         now_ns: int | None = None,
+        background: bool = False,
     ) -> Ticket:
         """Put in a request: a stream of one chunk.
 
@@ -98,29 +102,34 @@ class Frontend:
             arrival_ns: When it came, on the engine's clock.
             budget_ns: Its own latency budget.
             now_ns: The time, where some of the budget is already spent; by default the arrival.
+            background: Whether it is of the second class.
 
         Raises:
             Overloaded: It would be answered too late, or no slot is free.
             DeadlineImpossible: Its budget is shorter than the network's own time.
         """
-        budget_ns = self._budget_ns if budget_ns is None else budget_ns
-        self.offered += 1
-        self._admit(arrival_ns + budget_ns - (now_ns or arrival_ns), budget_ns)
-        ticket = self.open(done)
-        self.push(ticket, chunk, deadline_ns=arrival_ns + budget_ns, arrival_ns=arrival_ns, flags=FIRST | LAST)
+        if budget_ns is None:
+            budget_ns = self._budget_ns
+        self.counts[OFFERED] += 1
+        deadline_ns = arrival_ns + budget_ns
+        self._admit(deadline_ns - (now_ns or arrival_ns), budget_ns, background)
+        ticket = self.open(done, background=background)
+        flags = FIRST | LAST | BACKGROUND if background else FIRST | LAST
+        self.push(ticket, chunk, deadline_ns=deadline_ns, arrival_ns=arrival_ns, flags=flags)
         return ticket
 
-    def open(self, done: Done) -> Ticket:
+    def open(self, done: Done, *, background: bool = False) -> Ticket:
         """Give a stream a slot of its own.
 
         Raises:
             Overloaded: None is free.
         """
         if not self._free:
-            raise Overloaded(f"All {self.total:,} slots are in use; come back later.", self._retry_after_s())
+            raise Overloaded(f"All {self._each:,} slots are in use; come back later.", self._retry_after_s())
         slot = self._free.pop()
         self._generation[slot] += 1
-        ticket = self._tickets[slot] = Ticket(slot, done)
+        self._held[background] += 1
+        ticket = self._tickets[slot] = Ticket(slot, done, False, background)
         return ticket
 
     def room(self, ticket: Ticket) -> int:
@@ -147,7 +156,7 @@ class Frontend:
             chunk: One raw input chunk, or its bytes.
             deadline_ns: When it must be answered.
             arrival_ns: When it came.
-            flags: `FIRST`, `LAST`, `PATIENT`.
+            flags: `FIRST`, `LAST`, `PATIENT`, `BACKGROUND`.
             length: How much of the chunk is valid along its first dimension; all of it by default.
         """
         assert self.room(ticket) > 0, ticket
@@ -162,7 +171,7 @@ class Frontend:
         self._deadline_ns[entry] = deadline_ns
         self._arrival_ns[entry] = arrival_ns
         self._flags[entry] = flags
-        ticket.ended = bool(flags & LAST)
+        ticket.ended = flags & LAST != 0
         self._submitted[slot] = submitted + 1
         self._wake()
 
@@ -170,13 +179,20 @@ class Frontend:
         """The client is gone: what has not started does not run, and what comes is dropped."""
         if self._tickets[ticket.slot] is not ticket:
             return
-        slot = ticket.slot
         ticket.done = None
         ticket.ended = True
-        for entry in range(slot * self._chunks, (slot + 1) * self._chunks):
-            self._deadline_ns[entry] = CANCELLED_NS
-        self._release_if_over(slot)
+        self._cancel_deadlines(ticket.slot)
+        self._release_if_over(ticket.slot)
         self._wake()
+
+    def fail(self, status: int) -> None:
+        """The engine is gone for good: every stream gets a last result with this status, and nothing holds a slot."""
+        nothing = self._output[0, :0]
+        waiting = [ticket for ticket in self._tickets if ticket is not None]
+        self._tickets = [None] * self._table.slots
+        for ticket in waiting:
+            if ticket.done is not None:
+                ticket.done(status, nothing, True)
 
     def collect(self) -> int:
         """Take the finished results out and hand each to its stream.
@@ -193,46 +209,79 @@ class Frontend:
     def refresh(self) -> None:
         """Read the costs that the engine published anew."""
         self._costs = Costs.published(self._table)
+        surely_ns = self._budget_ns * SURELY - self._rivals_ns[0]
+        self._surely = max((rows for rows in self._costs.rows if self._costs.finish_ns(rows) <= surely_ns), default=0)
+
+    def _take_over(self) -> None:
+        self._held[0] = self._held[1] = 0
+        for slot in range(self._first + self._each - 1, self._first - 1, -1):
+            if self._submitted[slot] == self._consumed[slot] and not self._busy[slot]:
+                self._taken[slot] = self._produced[slot]
+                self._free.append(slot)
+            else:
+                self._tickets[slot] = Ticket(slot, None, True)
+                self._held[0] += 1
+                self._cancel_deadlines(slot)
+
+    def _cancel_deadlines(self, slot: int) -> None:
+        for entry in range(slot * self._chunks, (slot + 1) * self._chunks):
+            self._deadline_ns[entry] = CANCELLED_NS
 
     def _take(self, slot: int) -> None:
         ticket = self._tickets[slot]
-        assert ticket is not None, slot
         taken = self._taken[slot]
+        if ticket is None or self._produced[slot] == taken:
+            return  # named by the ring for the front-end that was here before
         entry = slot * self._chunks + taken % self._chunks
-        last = self._is_last(ticket, taken + 1)
         if ticket.done is not None:
+            last = self._is_last(ticket, taken + 1)
             ticket.done(self._status[entry], self._output[entry, : self._output_length[entry]], last)
         self._taken[slot] = taken + 1
         self._release_if_over(slot)
 
     def _is_last(self, ticket: Ticket, taken: int) -> bool:
         slot = ticket.slot
-        over = self._submitted[slot] == self._consumed[slot] and not self._busy[slot]
-        return ticket.ended and over and self._produced[slot] == taken
+        return (
+            ticket.ended
+            and self._produced[slot] == taken
+            and self._submitted[slot] == self._consumed[slot]
+            and not self._busy[slot]
+        )
 
     def _release_if_over(self, slot: int) -> None:
         ticket = self._tickets[slot]
         if ticket is not None and self._is_last(ticket, self._taken[slot]):
             self._tickets[slot] = None
+            self._held[ticket.background] -= 1
             self._free.append(slot)
 
-    def _admit(self, left_ns: int, budget_ns: int) -> None:
+    def _admit(self, left_ns: int, budget_ns: int, background: bool) -> None:
+        # The second class waits behind everybody, the first only behind itself.
+        waiting = 0
+        for held in self._everybody_held:
+            waiting += held[0] + held[1] if background else held[0]
+        if waiting < self._surely and left_ns >= self._budget_ns * SURELY:
+            return
         least_ns = self._least_ns[0]
         if budget_ns < least_ns:
             raise DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
                 f"{least_ns / 1e6:.2f} ms; ask for more."
             )
-        waiting = self.in_use
         # An idle server always tries: only what runs can show that a prediction was too dark.
-        if waiting and (finish_ns := self._costs.finish_ns(waiting)) > left_ns:
+        if waiting and (finish_ns := self._finish_ns(waiting)) > left_ns:
             raise Overloaded(
                 f"The answer would come after {finish_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms.",
                 self._retry_after_s(),
             )
 
+    def _finish_ns(self, waiting: int) -> int:
+        own_ns = self._costs.finish_ns(waiting)
+        # The other tables of the engine get no more of its time than this one.
+        return own_ns + min(self._rivals_ns[0], own_ns)
+
     def _retry_after_s(self) -> float:
-        return self._costs.finish_ns(self.in_use) / 1e9
+        return self._finish_ns(sum(sum(held[:2]) for held in self._everybody_held)) / 1e9
 
 
 def _scalars(column: npt.NDArray[np.int64]) -> "memoryview[int]":

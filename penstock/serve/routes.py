@@ -1,7 +1,10 @@
 """Which path does what. Handlers raise a `RequestError` to refuse; whatever else they raise is the server's fault."""
 
+import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -9,18 +12,19 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import ComputeFailed, Overloaded, RequestError, UnknownRoute, WrongMethod
-from penstock.core.spec import Array
+from penstock.core.errors import ComputeFailed, Forbidden, RequestError, UnknownRoute, WrongMethod
 from penstock.serve import statistics
+from penstock.serve.access import Access
 from penstock.serve.connection import Answer, refused
+from penstock.serve.models import Models
 from penstock.serve.protocols import inference_v2, plain
 from penstock.serve.served import Served
-from penstock.serve.wire import Request, Response
+from penstock.serve.wire import Head, Request, Response
 
 log = logging.getLogger(__name__)
 
 Cancel = Callable[[], None] | None
-
+Act = Callable[[Request, Answer], Cancel]
 PAGE = Path(__file__).parent / "page"
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -36,183 +40,202 @@ _PAGE_HEADERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    epoch: int
+    act: Act
+    served: Served | None = None
+
+
 @final
 class Routes:
-    """Answers every request of the server.
+    """Answers every request of a front-end.
 
     Args:
-        applications: By name.
-        max_batch_rows: The most rows of one request of the Open Inference Protocol.
+        models: By name.
+        access: Who may ask.
+        loading: Whether models may be loaded and unloaded by request.
         uptime_s: Seconds since the start.
     """
 
-    def __init__(self, applications: dict[str, Served], *, max_batch_rows: int, uptime_s: Callable[[], float]) -> None:
-        self._applications = applications
-        self._max_batch_rows = max_batch_rows
+    def __init__(self, models: Models, access: Access, *, loading: bool, uptime_s: Callable[[], float]) -> None:
+        self._models = models
+        self._access = access
+        self._loading = loading
         self._uptime_s = uptime_s
+        self._tasks: set[asyncio.Task[None]] = set()
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
         if "/page/index.html" in self._page:
             self._page["/"] = self._page["/page/index.html"]
-        self.draining = False
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Answer a request, now or later, exactly once; gives what cancels it."""
+        plan: _Plan | None = request.head.plan
         try:
-            return self._routed(request, answer)
+            if plan is None or plan.epoch != self._models.epoch:
+                # A head says the same each time it comes, so what follows from it is worked out once.
+                plan = request.head.plan = self._planned(request.head)
+            return plan.act(request, answer)
         except RequestError as error:
+            if plan is not None and plan.served is not None:
+                plan.served.count_refusal(error)
             answer(refused(error))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             answer(refused(ComputeFailed("The server failed on this request; its log says how.")))
         return None
 
-    def _routed(self, request: Request, answer: Answer) -> Cancel:
-        path = request.path
-        # The hot path first.
-        if path.startswith("/v1/apps/"):
-            served = self._named(path[9:])
-            _need(request, "POST")
-            return self._counted(served, plain.infer, request, answer)
-        if path.startswith("/v2"):
-            return self._version_two(request, answer)
-        _need(request, "GET, HEAD")
-        if path == "/v1/stats":
-            answer(_json(statistics.stats(next(iter(self._applications.values())), self._uptime_s())))
-        elif path == "/v1/apps":
-            answer(_json({"apps": [self._described(served) for served in self._applications.values()]}))
-        elif path == "/metrics":
-            answer(Response(200, statistics.exposition(self._applications.values()), statistics.CONTENT_TYPE))
-        elif path in self._page:
-            answer(self._page[path])
-        else:
-            raise UnknownRoute(
-                f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, /v1/stats, /v2 and /metrics."
-            )
-        return None
-
-    def _version_two(self, request: Request, answer: Answer) -> Cancel:
-        match request.path.rstrip("/").split("/")[2:]:
-            case []:
-                _need(request, "GET, HEAD")
-                answer(_json({"name": "penstock", "version": _version(), "extensions": inference_v2.EXTENSIONS}))
-            case ["health", "live"]:
-                _need(request, "GET, HEAD")
-                answer(_json({"live": True}))
-            case ["health", "ready"]:
-                _need(request, "GET, HEAD")
-                answer(self._readiness())
-            case ["repository", "index"]:
-                _need(request, "POST")
-                answer(_json([{"name": name, "version": "1", "state": "READY"} for name in self._applications]))
-            case ["models", name, *rest]:
-                served = self._named(name)
-                if rest[:1] == ["versions"]:
-                    if rest[1:2] != ["1"]:
-                        raise UnknownRoute(f"Model {name!r} has version 1 alone.")
-                    rest = rest[2:]
-                return self._model(served, rest, request, answer)
-            case _:
-                raise UnknownRoute(
-                    f"There is no {request.path!r} in the Open Inference Protocol's paths that are served."
-                )
-        return None
-
-    def _model(self, served: Served, rest: list[str], request: Request, answer: Answer) -> Cancel:
-        application = served.application
-        specs = application.input, application.output
-        if rest == ["infer"]:
-            _need(request, "POST")
-            return self._counted(served, self._infer, request, answer)
-        _need(request, "GET, HEAD")
-        if rest == []:
-            answer(_json(inference_v2.model_metadata(application.name, *specs)))
-        elif rest == ["ready"]:
-            answer(self._readiness())
-        elif rest == ["config"]:
-            answer(_json(inference_v2.model_config(application.name, *specs, self._max_batch_rows)))
-        elif rest == ["stats"]:
-            answer(_json(self._statistics(served)))
-        else:
-            raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {request.path!r} is none of them.")
-        return None
-
-    def _infer(self, served: Served, request: Request, answer: Answer) -> Cancel:
-        application = served.application
-        infer = inference_v2.parse_infer(request, application.input, application.output, self._max_batch_rows)
-
-        def finished(result: Array | RequestError) -> None:
-            if isinstance(result, RequestError):
-                plain.count_refusal(served, result)
-                answer(refused(result))
-                return
-            served.counts.answered += 1
-            answer(inference_v2.infer_response(infer, result, application.name, application.output))
-
-        budget_ns = infer.budget_ns or plain.budget_ns_of(request)
-        tickets = served.ask_all(infer.chunks, finished, budget_ns)
-        return lambda: served.cancel(tickets)
-
-    def _counted(
-        self, served: Served, ask: Callable[[Served, Request, Answer], Cancel], request: Request, answer: Answer
-    ) -> Cancel:
+    def _planned(self, head: Head) -> _Plan:
+        epoch = self._models.epoch
+        cors = self._access.cors(head)
+        preflight = self._access.preflight(head)
+        if preflight is not None:
+            return _Plan(epoch, lambda request, answer: answer(Response(204, b"", headers=preflight)))
         try:
-            return ask(served, request, answer)
+            self._access.check(head)
+            act, served = self._routed(head)
         except RequestError as error:
-            plain.count_refusal(served, error)
-            raise
+            response = refused(error)
+            act, served = lambda request, answer: answer(response), None
+        if cors:
+            act = partial(_with_headers, act, cors)
+        return _Plan(epoch, act, served)
 
-    def _named(self, name: str) -> Served:
-        served = self._applications.get(name)
-        if served is None:
-            raise UnknownRoute(f"There is no model {name!r} here; there is {', '.join(map(repr, self._applications))}.")
-        return served
+    def _routed(self, head: Head) -> tuple[Act, Served | None]:
+        path = head.path
+        if path.startswith("/v1/apps/"):
+            served = self._models.named(path[9:])
+            _need(head, "POST")
+            with served.counting():
+                return plain.Plan.of(served, head).infer, served
+        if path.startswith("/v2"):
+            return self._version_two(head)
+        _need(head, "GET, HEAD")
+        if path == "/v1/stats":
+            return _now(self._stats), None
+        if path == "/v1/apps":
+            return _now(lambda: {"apps": [described(served) for served in self._models]}), None
+        if path == "/metrics":
+            return self._metrics, None
+        if path in self._page:
+            page = self._page[path]
+            return lambda request, answer: answer(page), None
+        raise UnknownRoute(
+            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, /v1/stats, /v2 and /metrics."
+        )
 
-    def _readiness(self) -> Response:
-        if self.draining:
-            raise Overloaded("The server is going down; ask another one.", 5.0)
-        return _json({"ready": True})
+    def _version_two(self, head: Head) -> tuple[Act, Served | None]:
+        match head.path.rstrip("/").split("/")[2:]:
+            case []:
+                _need(head, "GET, HEAD")
+                extensions = inference_v2.EXTENSIONS
+                return _now(lambda: {"name": "penstock", "version": _version(), "extensions": extensions}), None
+            case ["health", "live"]:
+                _need(head, "GET, HEAD")
+                return _now(lambda: {"live": True}), None
+            case ["health", "ready"]:
+                _need(head, "GET, HEAD")
+                return _now(self._readiness), None
+            case ["repository", "index"]:
+                _need(head, "POST")
+                return _now(self._index), None
+            case ["repository", "models", name, "load" | "unload" as what]:
+                _need(head, "POST")
+                return self._changing(head, name, what), None
+            case ["models", name, "versions", number, *rest]:
+                return self._model(self._models.named(name, number), rest, head)
+            case ["models", name, *rest]:
+                return self._model(self._models.named(name), rest, head)
+            case _:
+                raise UnknownRoute(f"There is no {head.path!r} in the Open Inference Protocol's paths that are served.")
 
-    def _described(self, served: Served) -> dict[str, Any]:
-        return describe(served.application) | {
-            "latency_ms": served.budget_ns / 1e6,
-            "bundle": served.manifest.content_hash,
-            "metrics": served.manifest.metrics,
-        }
+    def _model(self, served: Served, rest: list[str], head: Head) -> tuple[Act, Served | None]:
+        if rest == ["infer"]:
+            _need(head, "POST")
+            with served.counting():
+                return inference_v2.Plan.of(served, head).infer, served
+        _need(head, "GET, HEAD")
+        name, application = served.name, served.application
+        specs = application.input, application.output
+        if rest == []:
+            return _now(lambda: inference_v2.model_metadata(name, served.version, *specs)), None
+        if rest == ["ready"]:
+            return _now(self._readiness), None
+        if rest == ["config"]:
+            return _now(lambda: inference_v2.model_config(name, *specs, served.most_rows)), None
+        if rest == ["stats"]:
+            return _now(lambda: statistics.model_statistics(served)), None
+        raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
 
-    def _statistics(self, served: Served) -> dict[str, Any]:
-        rows, queue_ns, compute_ns, latency_ns = served.table.sums.tolist()
+    def _changing(self, head: Head, name: str, what: str) -> Act:
+        if not self._loading:
+            raise Forbidden("This server was started with its models named; start it with --models to load more.")
+        self._access.check(head, admin=True)
+        change = self._models.load if what == "load" else self._models.unload
 
-        def entry(ns: int) -> dict[str, int]:
-            return {"count": rows, "ns": ns}
+        async def changed(answer: Answer) -> None:
+            try:
+                await change(name)
+                answer(Response(200))
+            except RequestError as error:
+                answer(refused(error))
 
-        nothing = {"count": 0, "ns": 0}
-        return {
-            "model_stats": [
-                {
-                    "name": served.application.name,
-                    "version": "1",
-                    "inference_count": rows,
-                    "execution_count": int(served.table.batch_counts.sum()),
-                    "inference_stats": {
-                        "success": entry(latency_ns),
-                        "fail": {"count": served.counts.failed, "ns": 0},
-                        "queue": entry(queue_ns),
-                        "compute_input": nothing,
-                        "compute_infer": entry(compute_ns),
-                        "compute_output": nothing,
-                    },
-                }
-            ]
-        }
+        def act(request: Request, answer: Answer) -> None:
+            inference_v2.refuse_overrides(request.body)
+            task = asyncio.get_running_loop().create_task(changed(answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return act
+
+    def _readiness(self) -> dict[str, Any]:
+        self._models.refuse_unready()
+        return {"ready": True}
+
+    def _index(self) -> list[dict[str, str]]:
+        return [
+            {"name": name, "version": number, "state": state, "reason": reason}
+            for name, number, state, reason in self._models.index()
+        ]
+
+    def _stats(self) -> dict[str, Any]:
+        models = {served.name: statistics.stats(served, self._uptime_s()) for served in self._models}
+        # The page draws the first; whoever serves several finds each under its name.
+        return (next(iter(models.values())) if models else {}) | {"models": models}
+
+    def _metrics(self, request: Request, answer: Answer) -> None:
+        answer(Response(200, statistics.exposition(list(self._models)), statistics.CONTENT_TYPE))
 
 
-def _need(request: Request, allowed: str) -> None:
-    if request.method not in allowed.split(", "):
-        raise WrongMethod(f"{request.path} takes {allowed}, not {request.method}.", allowed)
+def described(served: Served) -> dict[str, Any]:
+    """What a client may know of a model, as JSON values."""
+    return describe(served.application) | {
+        "name": served.name,
+        "version": served.version,
+        "latency_ms": served.budget_ns / 1e6,
+        "bundle": served.manifest.content_hash,
+        "metrics": served.manifest.metrics,
+    }
 
 
-def _json(value: Any) -> Response:
-    return Response(200, orjson.dumps(value))
+def _now(value: Callable[[], Any]) -> Act:
+    return lambda request, answer: answer(Response(200, orjson.dumps(value())))
+
+
+def _with_headers(act: Act, headers: tuple[tuple[str, str], ...], request: Request, answer: Answer) -> Cancel:
+    def with_headers(response: Response) -> None:
+        answer(Response(response.status, response.body, response.content_type, response.headers + headers))
+
+    try:
+        return act(request, with_headers)
+    except RequestError as error:
+        with_headers(refused(error))
+        return None
+
+
+def _need(head: Head, allowed: str) -> None:
+    if head.method not in allowed.split(", "):
+        raise WrongMethod(f"{head.path} takes {allowed}, not {head.method}.", allowed)
 
 
 def _static(file: Path) -> Response:

@@ -4,6 +4,9 @@ A pure function: NumPy in, NumPy out, no clock and no sockets. Earliest deadline
 the last one ends and never waits to fill. Its size is the one under which most of the waiting rows meet their
 deadlines, the larger one on a tie: while all can be kept that is the largest batch that harms nobody, and under
 overload it gives up the rows that would force small, slow batches (as Nexus's early drop does, SOSP 2019).
+
+There are two classes. Rows of the second, the background, run where they make nobody of the first late: in the room
+that a batch has left when no row of the first class stays behind.
 """
 
 from typing import NamedTuple
@@ -12,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.serve.costs import Costs
-from penstock.serve.slots import CANCELLED_NS, PATIENT, SlotTable
+from penstock.serve.slots import BACKGROUND, CANCELLED_NS, PATIENT, SlotTable
 
 # R ready rows
 
@@ -86,10 +89,57 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
     slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
     if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
         return Schedule(rows_R, _NOBODY, 0)
-    return _under_pressure(rows_R, slack_R, columns.flags[rows_R, entry_R] & PATIENT != 0, costs)
+    waiting = _Waiting(rows_R, slack_R, columns.flags[rows_R, entry_R] & PATIENT != 0)
+    background_R = columns.flags[rows_R, entry_R] & BACKGROUND != 0
+    first = _under_pressure(waiting.where(~background_R), costs)
+    if not background_R.any():
+        return first
+    return _with_background(first, waiting, waiting.where(background_R), costs)
 
 
-def _under_pressure(rows_R: Rows, slack_R: Rows, patient_R: npt.NDArray[np.bool_], costs: Costs) -> Schedule:
+def urgency(columns: Columns, now_ns: int, costs: Costs) -> tuple[int, int]:
+    """How soon a table must be given the engine.
+
+    Returns:
+        Its ready rows, and the nanoseconds after which a batch of those would come too late for the most urgent.
+    """
+    rows_R = ready_slots(columns)
+    if rows_R.size == 0:
+        return 0, 0
+    entry_R = (columns.consumed[rows_R] - columns.busy[rows_R]) % columns.deadline_ns.shape[1]
+    slack_ns = int(columns.deadline_ns[rows_R, entry_R].min()) - now_ns
+    return rows_R.size, slack_ns - costs.of(min(rows_R.size, costs.largest))
+
+
+class _Waiting(NamedTuple):
+    rows_R: Rows
+    slack_R: Rows
+    patient_R: npt.NDArray[np.bool_]
+
+    def where(self, mask_R: npt.NDArray[np.bool_]) -> "_Waiting":
+        return _Waiting(self.rows_R[mask_R], self.slack_R[mask_R], self.patient_R[mask_R])
+
+
+def _with_background(first: Schedule, waiting: _Waiting, background: _Waiting, costs: Costs) -> Schedule:
+    if not first.run.size:
+        second = _under_pressure(background, costs)
+        return second._replace(expire=np.concatenate([first.expire, second.expire]))
+    tightest_ns = waiting.slack_R[np.isin(waiting.rows_R, first.run)].min()
+    most = min(first.run.size + background.rows_R.size, costs.largest)
+    sizes = [0] if first.waiting else [size for size in (*costs.rows, most) if costs.of(min(size, most)) <= tightest_ns]
+    size = min(max(sizes, default=0), most)
+    cost_ns = costs.of(max(size, first.run.size))
+    order = np.argsort(background.slack_R, kind="stable")
+    rows, slack, patient = background.rows_R[order], background.slack_R[order], background.patient_R[order]
+    hopeless = (slack < costs.least_ns) & (~patient | (slack <= CANCELLED_NS // 2))
+    joins = np.flatnonzero(~hopeless & ((slack >= cost_ns) | patient))[: max(size - first.run.size, 0)]
+    run: Rows = np.concatenate([first.run, rows[joins]])
+    expire: Rows = np.concatenate([first.expire, rows[hopeless]])
+    return Schedule(run, expire, waiting.rows_R.size - run.size - expire.size)
+
+
+def _under_pressure(waiting: _Waiting, costs: Costs) -> Schedule:
+    rows_R, slack_R, patient_R = waiting
     order = np.argsort(slack_R, kind="stable")
     rows_R, slack_R, patient_R = rows_R[order], slack_R[order], patient_R[order]
     hopeful = int(np.searchsorted(slack_R, costs.least_ns))

@@ -1,106 +1,117 @@
-"""What the front-end knows of one served application: how to take a chunk in, and what to say when its result comes."""
+"""What a front-end knows of one served model: how to put a chunk in, and what to say when its result comes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import final
 
 import numpy as np
 
 from penstock.core.application import Application, Reply, reply_of
 from penstock.core.bundle import Manifest
-from penstock.core.errors import ComputeFailed, RequestError, TooLate
+from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.spec import Array
-from penstock.serve.frontend import Frontend, Ticket
-from penstock.serve.slots import EXPIRED, FAILED, OK, SlotTable
+from penstock.serve.frontend import Done, Frontend, Ticket
+from penstock.serve.slots import BROKEN, ENGINE_LOST, EXPIRED, FAILED, INVALID, OK, REFUSED, TOO_LATE, SlotTable
 
 Finished = Callable[[Array | RequestError], None]
 
-
-@dataclass(slots=True)
-class Counts:
-    """What this front-end counted itself, cumulative; the engine's own counts are in the table."""
-
-    answered: int = 0
-    refused: int = 0
-    expired: int = 0
-    failed: int = 0
-    invalid: int = 0
+# An engine that was lost is back after about this time: what torch takes to import.
+RESTART_S = 3.0
 
 
 @final
 class Served:
-    """One application behind the routes.
+    """One model behind the routes.
 
     Args:
+        name: What requests call it.
+        version: Of the model directory; `"1"` where there is none.
         application: What it is.
         manifest: Of the bundle that is served.
         frontend: Puts chunks in and takes results out.
         table: For the statistics.
         budget_ns: The latency budget of a request that names none.
         arrival_ns: When what is being read now came, on the engine's clock.
+        now_ns: That clock.
+
+    Attributes:
+        counts: Of this front-end's requests, by what became of them.
+        engine_lost: Whether its engine is gone, and a new table comes with the next one.
     """
 
     def __init__(
         self,
+        *,
+        name: str,
+        version: str,
         application: Application,
         manifest: Manifest,
         frontend: Frontend,
         table: SlotTable,
-        *,
         budget_ns: int,
         arrival_ns: Callable[[], int],
         now_ns: Callable[[], int],
     ) -> None:
+        self.name = name
+        self.version = version
         self.application = application
         self.manifest = manifest
         self.frontend = frontend
         self.table = table
         self.budget_ns = budget_ns
         self.reply: Reply = reply_of(application)
-        self.counts = Counts()
+        self.counts = frontend.counts
+        self.engine_lost = False
+        self._shape = application.output.shape
         self._arrival_ns = arrival_ns
         self._now_ns = now_ns
 
-    def ask(self, chunk: Array | bytes, finished: Finished, budget_ns: int | None) -> Ticket:
-        """Put in one chunk; `finished` gets its output, valid during the call only, or why there is none.
+    def put(self, chunk: Array | bytes, done: Done, budget_ns: int | None = None, background: bool = False) -> Ticket:
+        """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says.
 
         Raises:
             RequestError: It is refused.
         """
-
-        def done(status: int, output: Array, last: bool) -> None:
-            if status == OK:
-                finished(output.reshape(self.application.output.shape))
-            else:
-                finished(self._why(status, budget_ns or self.budget_ns))
-
+        if self.engine_lost:
+            raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
         return self.frontend.submit(
-            chunk, done=done, arrival_ns=self._arrival_ns(), now_ns=self._now_ns(), budget_ns=budget_ns
+            chunk,
+            done=done,
+            arrival_ns=self._arrival_ns(),
+            budget_ns=budget_ns,
+            now_ns=self._now_ns(),
+            background=background,
         )
 
-    def ask_all(self, chunks: Array, finished: Finished, budget_ns: int | None) -> list[Ticket]:
+    def ask_all(
+        self, chunks: Array, finished: Finished, budget_ns: int | None, background: bool = False
+    ) -> list[Ticket]:
         """Put in several chunks `[n, ...]` that are answered together, `[n, ...]`, or not at all.
 
         Raises:
             RequestError: They are refused.
         """
-        outputs = np.empty((len(chunks), *self.application.output.shape), self.application.output.numpy_dtype)
-        left, failure = len(chunks), None
+        outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
+        left, failure = len(chunks), OK
         tickets: list[Ticket] = []
 
-        def finish_one(index: int, result: Array | RequestError) -> None:
+        def finish_one(index: int, status: int, output: Array) -> None:
             nonlocal left, failure
             left -= 1
-            if isinstance(result, RequestError):
-                failure = failure or result
+            if status == OK:
+                outputs[index] = output.reshape(self._shape)
             else:
-                outputs[index] = result
+                failure = failure or status
             if left == 0:
-                finished(failure or outputs)
+                finished(self.why(failure, budget_ns) if failure != OK else outputs)
 
         try:
             for index, chunk in enumerate(chunks):
-                tickets.append(self.ask(chunk, lambda result, index=index: finish_one(index, result), budget_ns))
+
+                def done(status: int, output: Array, last: bool, index: int = index) -> None:
+                    finish_one(index, status, output)
+
+                tickets.append(self.put(chunk, done, budget_ns, background))
         except RequestError:
             self.cancel(tickets)
             raise
@@ -111,9 +122,46 @@ class Served:
         for ticket in tickets:
             self.frontend.cancel(ticket)
 
-    def _why(self, status: int, budget_ns: int) -> RequestError:
+    def lose_engine(self) -> None:
+        """The engine is gone: whoever waits is told, and nobody else is taken in."""
+        self.engine_lost = True
+        self.frontend.fail(ENGINE_LOST)
+
+    @contextmanager
+    def counting(self) -> Generator[None]:
+        """Count what is refused inside."""
+        try:
+            yield
+        except RequestError as error:
+            self.count_refusal(error)
+            raise
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that one request may have."""
+        return max(1, self.table.layout.slots_each // 4)
+
+    def total(self, column: int) -> int:
+        """What all front-ends counted."""
+        return int(self.table.counts[:, column].sum())
+
+    def count_refusal(self, error: RequestError) -> None:
+        """Count a request that got no result by what was the matter."""
+        if isinstance(error, TooLate):
+            column = TOO_LATE
+        elif error.status in (503, 504):
+            column = REFUSED
+        else:
+            column = BROKEN if error.status >= 500 else INVALID
+        self.counts[column] += 1
+
+    def why(self, status: int, budget_ns: int | None) -> RequestError:
+        """The refusal that a result's status means."""
         if status == EXPIRED:
-            return TooLate(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
+            budget_ms = (self.budget_ns if budget_ns is None else budget_ns) / 1e6
+            return TooLate(f"No answer was possible within {budget_ms:g} ms; come back later.", 1.0)
+        if status == ENGINE_LOST:
+            return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
         if status == FAILED:
             return ComputeFailed("The application's network failed on this input; the server's log says how.")
         return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")

@@ -9,9 +9,12 @@ A slot is *ready* when (`submitted != consumed` or `busy`) and `produced - taken
 
 The ring entry of the chunk that is being worked on stays as it is until the row is no longer busy: a front-end has at
 most K entries ahead, the one in progress included.
+
+Each of F front-ends owns N / F slots in a row, and a ring in which the engine names those of them that have results.
 """
 
 import mmap
+import os
 import platform
 from dataclasses import dataclass
 from typing import Any, Literal, Self, final
@@ -22,15 +25,20 @@ import numpy.typing as npt
 from penstock.core.errors import ServeError
 from penstock.core.spec import Array, TensorSpec
 
-# N slots, K chunks in a slot's ring
+# N slots, K chunks in a slot's ring, F front-ends
 
 # status
 OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
+ENGINE_LOST = 4  # never in the table: what a front-end says for an engine that is gone
 
 # flags
 FIRST = 1  # the first chunk of a stream
 LAST = 2  # the last chunk of a stream
 PATIENT = 4  # still worth answering after its deadline: a live stream catches up, it never loses a chunk
+BACKGROUND = 8  # of the second class: runs where it delays nobody of the first
+
+# What a front-end counts, by column of `counts`.
+OFFERED, ANSWERED, REFUSED, TOO_LATE, BROKEN, INVALID = range(6)
 
 CANCELLED_NS = -(1 << 61)  # a deadline so far in the past that no patience covers it
 
@@ -58,20 +66,30 @@ class TableLayout:
     """How many slots of which chunks: what both sides need to find the columns in the buffer.
 
     Args:
-        slots: N.
+        slots: N, a multiple of F.
         chunks: K, 1 for one-shot requests.
         input: One raw input chunk.
         output: One output chunk.
+        frontends: F.
     """
 
     slots: int
     chunks: int
     input: TensorSpec
     output: TensorSpec
+    frontends: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.slots % self.frontends == 0, (self.slots, self.frontends)
+
+    @property
+    def slots_each(self) -> int:
+        """Slots of one front-end."""
+        return self.slots // self.frontends
 
     def columns(self) -> tuple[Column, ...]:
         """Every column, in the order of the buffer."""
-        n, k = self.slots, self.chunks
+        n, k, f = self.slots, self.chunks, self.frontends
         times, batches = len(TIME_EDGES_NS) + 1, len(BATCH_EDGES) + 1
         return (
             Column("submitted", "front-end", "int64", (n,)),  # chunks put into the input ring
@@ -89,9 +107,12 @@ class TableLayout:
             Column("output_length", "engine", "int64", (n, k)),
             Column("status", "engine", "int64", (n, k)),
             # The slots of results as they are put out, so that front-ends need not scan. At most K a slot are
-            # outstanding, so a ring of N * K never overruns its reader.
-            Column("done", "engine", "int64", (n * k,)),
-            Column("done_count", "engine", "int64", (1,)),
+            # outstanding, so a ring of K entries a slot never overruns its reader.
+            Column("done", "engine", "int64", (f, self.slots_each * k)),
+            Column("done_count", "engine", "int64", (f,)),
+            # What each front-end tells the others and the world; a row has one writer.
+            Column("held", "front-end", "int64", (f, 8)),  # slots in use, of the first and of the second class
+            Column("counts", "front-end", "int64", (f, 8)),  # requests by what became of them
             # Header: what front-ends admit from.
             Column("heartbeat_ns", "engine", "int64", (1,)),
             Column("backlog", "engine", "int64", (1,)),  # rows left waiting by the last tick
@@ -99,6 +120,7 @@ class TableLayout:
             Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
             Column("handling_ns", "engine", "int64", (1,)),  # of one row besides the network
             Column("least_ns", "engine", "int64", (1,)),  # the shortest time that the network took for one row
+            Column("rivals_ns", "engine", "int64", (1,)),  # the work that waits in the engine's other tables
             # Statistics, cumulative.
             Column("batch_counts", "engine", "int64", (batches,)),
             Column("queue_counts", "engine", "int64", (times,)),
@@ -139,12 +161,15 @@ class SlotTable:
     status: npt.NDArray[np.int64]
     done: npt.NDArray[np.int64]
     done_count: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
     heartbeat_ns: npt.NDArray[np.int64]
     backlog: npt.NDArray[np.int64]
     cost_rows: npt.NDArray[np.int64]
     cost_ns: npt.NDArray[np.int64]
     handling_ns: npt.NDArray[np.int64]
     least_ns: npt.NDArray[np.int64]
+    rivals_ns: npt.NDArray[np.int64]
     batch_counts: npt.NDArray[np.int64]
     queue_counts: npt.NDArray[np.int64]
     compute_counts: npt.NDArray[np.int64]
@@ -170,11 +195,33 @@ class SlotTable:
         Raises:
             ServeError: A processor that does not keep stores in order.
         """
-        if platform.machine() not in ("x86_64", "AMD64"):
-            raise ServeError(
-                f"the slot table needs a processor that keeps stores in order, x86-64; this is {platform.machine()}."
-            )
+        _refuse_other_processors()
         return cls(layout, mmap.mmap(-1, layout.nbytes))
+
+    @classmethod
+    def shared(cls, layout: TableLayout) -> tuple[Self, int]:
+        """A table in memory that dies with the last process that holds it, and its file descriptor.
+
+        Raises:
+            ServeError: A processor that does not keep stores in order.
+        """
+        _refuse_other_processors()
+        descriptor = os.memfd_create("penstock-slots", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, layout.nbytes)
+        return cls.attached(layout, descriptor), descriptor
+
+    @classmethod
+    def attached(cls, layout: TableLayout, descriptor: int) -> Self:
+        """The table that another process made."""
+        assert os.fstat(descriptor).st_size == layout.nbytes, (os.fstat(descriptor).st_size, layout)
+        return cls(layout, mmap.mmap(descriptor, layout.nbytes))
+
+
+def _refuse_other_processors() -> None:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise ServeError(
+            f"the slot table needs a processor that keeps stores in order, x86-64; this is {platform.machine()}."
+        )
 
 
 def _nbytes(column: Column) -> int:

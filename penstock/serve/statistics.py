@@ -14,28 +14,25 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from penstock.serve.served import Served
-from penstock.serve.slots import BATCH_EDGES, TIME_EDGES_NS
+from penstock.serve.slots import ANSWERED, BATCH_EDGES, BROKEN, INVALID, REFUSED, TIME_EDGES_NS, TOO_LATE
 
 Counts = npt.NDArray[np.int64]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OUTCOMES = {"answered": ANSWERED, "refused": REFUSED, "expired": TOO_LATE, "failed": BROKEN, "invalid": INVALID}
 # Every fourth edge, a doubling, is fine enough for Prometheus and a quarter of the lines.
 _EVERY = 4
 
 
 def stats(served: Served, uptime_s: float) -> dict[str, Any]:
     """The counts that the page draws, cumulative since the start."""
-    table, counts = served.table, served.counts
+    table = served.table
     upper_ms = [*(TIME_EDGES_NS / 1e6).round(4).tolist(), None]
     return {
         "uptime_s": uptime_s,
         "latency_ms": served.budget_ns / 1e6,
-        "slots": {"total": served.frontend.total, "in_use": served.frontend.in_use},
-        "answered": counts.answered,
-        "refused": counts.refused,
-        "expired": counts.expired,
-        "failed": counts.failed,
-        "invalid": counts.invalid,
+        "slots": {"total": table.slots, "in_use": int(table.held.sum())},
+        **{outcome: served.total(column) for outcome, column in OUTCOMES.items()},
         "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": table.batch_counts.tolist()},
         "latency": {"upper_ms": upper_ms, "counts": table.latency_counts.tolist()},
         "queue": {"upper_ms": upper_ms, "counts": table.queue_counts.tolist()},
@@ -45,6 +42,34 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
             "ms": [ns / 1e6 for ns in _used(table.cost_ns)],
             "handling_us": int(table.handling_ns[0]) / 1e3,
         },
+    }
+
+
+def model_statistics(served: Served) -> dict[str, Any]:
+    """`GET /v2/models/{name}/stats`."""
+    rows, queue_ns, compute_ns, latency_ns = served.table.sums.tolist()
+
+    def entry(ns: int) -> dict[str, int]:
+        return {"count": rows, "ns": ns}
+
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "model_stats": [
+            {
+                "name": served.name,
+                "version": served.version,
+                "inference_count": rows,
+                "execution_count": int(served.table.batch_counts.sum()),
+                "inference_stats": {
+                    "success": entry(latency_ns),
+                    "fail": {"count": served.total(BROKEN), "ns": 0},
+                    "queue": entry(queue_ns),
+                    "compute_input": nothing,
+                    "compute_infer": entry(compute_ns),
+                    "compute_output": nothing,
+                },
+            }
+        ]
     }
 
 
@@ -74,12 +99,12 @@ class _TableCollector(Collector):
         compute = HistogramMetricFamily("penstock_compute_seconds", "Of the batch of each request.", labels=["app"])
         latency = HistogramMetricFamily("penstock_latency_seconds", "From arrival to its result.", labels=["app"])
         for served in self._applications:
-            name, table, counts = [served.application.name], served.table, served.counts
-            for outcome in ("answered", "refused", "expired", "failed", "invalid"):
-                requests.add_metric([*name, outcome], getattr(counts, outcome))
+            name, table = [served.name], served.table
+            for outcome, column in OUTCOMES.items():
+                requests.add_metric([*name, outcome], served.total(column))
             misses.add_metric(name, int(table.outcomes[4]))
-            slots.add_metric(name, served.frontend.in_use)
-            total.add_metric(name, served.frontend.total)
+            slots.add_metric(name, int(table.held.sum()))
+            total.add_metric(name, table.slots)
             budget.add_metric(name, served.budget_ns / 1e9)
             rows, queue_ns, compute_ns, latency_ns = table.sums.tolist()
             batch.add_metric(name, _buckets(BATCH_EDGES.tolist(), table.batch_counts, 1), rows)

@@ -2,8 +2,9 @@
 
 import zlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
-from typing import final
+from typing import Any, final
 from urllib.parse import unquote
 
 import httptools
@@ -12,9 +13,32 @@ from penstock.core.errors import InvalidInput, RequestError, TooLarge, Unsupport
 
 MAX_HEAD_BYTES = 16_384
 MAX_HEADERS = 64
+# A body of at most so many bytes is not worth compressing.
+SMALL = 256
 
+# With one of these, the bytes alone do not say what the body is.
+_DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _REASONS.items()}
+
+
+@dataclass(slots=True)
+class Head:
+    """What stands before a request's body.
+
+    Args:
+        method: `"POST"`.
+        path: Decoded, without the query.
+        headers: By lower-case name; of a header that comes twice, the last.
+        keep_alive: Whether the client wants the connection to stay.
+        plan: What the routes remember of how to answer it; theirs alone.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    keep_alive: bool = True
+    plan: Any = None
 
 
 @dataclass(slots=True)
@@ -22,21 +46,67 @@ class Request:
     """One request, whole.
 
     Args:
-        method: `"POST"`.
-        path: Decoded, without the query.
-        headers: By lower-case name; of a header that comes twice, the last.
+        head: What stands before the body; shared by requests with the same head, so nobody changes it.
         body: Decompressed.
-        keep_alive: Whether the client wants the connection to stay.
     """
 
-    method: str
-    path: str
-    headers: dict[str, str]
+    head: Head
     body: bytes
-    keep_alive: bool
+
+    @property
+    def method(self) -> str:
+        """`"POST"`."""
+        return self.head.method
+
+    @property
+    def path(self) -> str:
+        """Decoded, without the query."""
+        return self.head.path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """By lower-case name; of a header that comes twice, the last."""
+        return self.head.headers
 
 
-@dataclass(frozen=True, slots=True)
+@final
+class KnownHeads:
+    """Heads that were parsed before, by their bytes: a client's requests mostly differ in their bodies alone.
+
+    Only what leaves no doubt where the body ends is kept: a Content-Length, nothing chunked, coded or upgraded.
+    """
+
+    MOST = 1024
+    MOST_BYTES = 2048
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, tuple[Head, int]] = {}
+
+    def request(self, data: bytes) -> Request | None:
+        """The one whole request that the bytes are, if its head is known."""
+        end = data.find(b"\r\n\r\n") + 4
+        known = self._heads.get(data[:end])
+        if known is None or known[1] != len(data) - end:
+            return None
+        return Request(known[0], data[end:])
+
+    def clear(self) -> None:
+        """Remember none: what the routes made of them may be another now."""
+        self._heads.clear()
+
+    def learn(self, data: bytes, request: Request) -> None:
+        """Remember the head of the one whole request that the bytes were parsed as."""
+        end = data.find(b"\r\n\r\n") + 4
+        headers = request.headers
+        length = len(data) - end
+        sure = not headers.keys() & _DOUBTFUL and headers.get("content-length", "0") == str(length)
+        if sure and request.head.keep_alive and 4 <= end <= self.MOST_BYTES:
+            if len(self._heads) >= self.MOST:
+                self._heads.clear()
+            self._heads[data[:end]] = request.head, length
+
+
+@dataclass(slots=True)
 class Response:
     """What goes back.
 
@@ -70,10 +140,14 @@ class RequestReader:
 
     Args:
         max_body_bytes: A larger body is refused before it is kept.
+        known: Heads that were parsed before, on any connection.
+        max_headers: A head with more of them is refused.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, known: KnownHeads | None = None, *, max_headers: int = MAX_HEADERS) -> None:
         self._max_body_bytes = max_body_bytes
+        self._known = known or KnownHeads()
+        self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
         self._now = _Pending()
         self._complete: list[Request] = []
@@ -89,6 +163,10 @@ class RequestReader:
         Returns:
             The requests that are whole now, in order, and the refusal that ends the connection, if there is one.
         """
+        # At the start of a request, nothing being left over from the one before.
+        fresh = not self.begun and self._refusal is None
+        if fresh and (request := self._known.request(data)) is not None:
+            return [request], None
         if self._refusal is None:
             self.begun = True
             try:
@@ -104,6 +182,8 @@ class RequestReader:
             if self._unfinished_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_head_too_large())
         complete, self._complete = self._complete, []
+        if fresh and len(complete) == 1 and not self.begun and self._refusal is None:
+            self._known.learn(data, complete[0])
         return complete, self._refusal
 
     def on_message_begin(self) -> None:
@@ -122,8 +202,8 @@ class RequestReader:
         now = self._now
         now.count += 1
         self._grow_head(len(name) + len(value) + 4)
-        if now.count > MAX_HEADERS:
-            self._refuse(TooLarge(f"The request has more than {MAX_HEADERS} headers; send fewer."))
+        if now.count > self._max_headers:
+            self._refuse(TooLarge(f"The request has more than {self._max_headers} headers; send fewer."))
             return
         now.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
 
@@ -164,7 +244,8 @@ class RequestReader:
         path = now.path.partition("?")[0]
         if "%" in path:
             path = unquote(path)
-        self._complete.append(Request(now.method, path, now.headers, body, self._parser.should_keep_alive()))
+        head = Head(now.method, path, now.headers, self._parser.should_keep_alive())
+        self._complete.append(Request(head, body))
 
     def _grow_head(self, count: int) -> None:
         self._now.head_bytes += count
@@ -210,9 +291,11 @@ def decompressed(body: bytes, encoding: str, most: int) -> bytes:
 def serialised(response: Response, request: Request | None, *, close: bool) -> bytes:
     """The bytes of a response to a request (None where none could be read)."""
     body = response.body
+    if request is not None and not close and not response.headers and len(body) <= SMALL and request.method != "HEAD":
+        return _small_head(response.status, response.content_type, len(body)) + body
     parts = [_STATUS_LINES.get(response.status) or f"HTTP/1.1 {response.status} \r\n".encode()]
     accepts = request.headers.get("accept-encoding") if request is not None else None
-    if accepts and len(body) > 256:
+    if accepts and len(body) > SMALL:
         body, encoding = _compressed(body, accepts)
         if encoding:
             parts.append(f"Content-Encoding: {encoding}\r\nVary: Accept-Encoding\r\n".encode())
@@ -222,6 +305,12 @@ def serialised(response: Response, request: Request | None, *, close: bool) -> b
     if request is None or request.method != "HEAD":
         parts.append(body)
     return b"".join(parts)
+
+
+@lru_cache(256)
+def _small_head(status: int, content_type: str, length: int) -> bytes:
+    line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n".encode()
+    return line + f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 def _compressed(body: bytes, accepts: str) -> tuple[bytes, str]:

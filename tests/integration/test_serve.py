@@ -248,9 +248,9 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--latency-ms", "0"], "--latency-ms is 0; it must be from above 0"),
+        (["--latency-ms", "0"], "--latency-ms is 0; it must be above 0"),
         (["--max-batch", "0"], "--max-batch is 0; it must be at least 1"),
-        (["--frontends", "3"], "--frontends is 3; only 0 is there now"),
+        (["--frontends", "99"], "--frontends is 99; it must be from 0 to 64"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
         (["--latency-ms", "1"], "for one request on this machine, more than the latency budget of 1 ms"),
     ],

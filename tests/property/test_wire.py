@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
-from penstock.serve.wire import MAX_HEAD_BYTES, Request, RequestReader, Response, decompressed, serialised
+from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, RequestReader, Response, decompressed, serialised
 
 MOST = 10_000
 
@@ -32,7 +32,7 @@ def requests(draw: st.DrawFn) -> tuple[bytes, Request]:
     else:
         data = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
     known = {name.lower(): value for name, value in headers.items()}
-    return data, Request("POST", path, known, body, True)
+    return data, Request(Head("POST", path, known), body)
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -55,7 +55,7 @@ def test_however_requests_are_cut_they_arrive_whole_and_in_order(
     for request, (_, expected) in zip(arrived, sent, strict=True):
         assert (request.method, request.path, request.body) == (expected.method, expected.path, expected.body)
         assert expected.headers.items() <= request.headers.items()
-        assert request.keep_alive
+        assert request.head.keep_alive
 
 
 @given(st.binary(max_size=600), st.lists(st.integers(0, 10**6), max_size=10))
@@ -111,12 +111,12 @@ def test_what_unpacks_to_too_much_is_stopped_early() -> None:
 
 
 def test_answers_say_how_long_they_are_and_compress_where_asked() -> None:
-    request = Request("GET", "/", {"accept-encoding": "gzip, br"}, b"", True)
+    request = Request(Head("GET", "/", {"accept-encoding": "gzip, br"}), b"")
     answer = serialised(Response(200, b"x" * 1000), request, close=True)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"Content-Encoding: gzip" in head
     assert b"Connection: close" in head
     assert f"Content-Length: {len(body)}".encode() in head
     assert gzip.decompress(body) == b"x" * 1000
-    head_only = serialised(Response(200, b"xyz"), Request("HEAD", "/", {}, b"", True), close=False)
+    head_only = serialised(Response(200, b"xyz"), Request(Head("HEAD", "/", {}), b""), close=False)
     assert head_only.endswith(b"Content-Length: 3\r\n\r\n")

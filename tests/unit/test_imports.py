@@ -14,7 +14,13 @@ import penstock.core
 import penstock.serve
 
 # The engine's side of the package; everything else in it is the front-end's.
-ENGINE = {"penstock.serve.engine", "penstock.serve.server", "penstock.serve.turns"}
+ENGINE = {
+    "penstock.serve.engine",
+    "penstock.serve.engine_host",
+    "penstock.serve.engine_process",
+    "penstock.serve.engines",
+    "penstock.serve.single",
+}
 
 
 def below(package: ModuleType) -> list[str]:

@@ -4,21 +4,25 @@ With the binary tensor data extension: the JSON head's length stands in `Inferen
 little-endian tensors follow it in the order in which the head names them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import orjson
 
-from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.protocols.plain import json_of
-from penstock.serve.wire import Request, Response
+from penstock.serve.connection import Answer, refused
+from penstock.serve.protocols.plain import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_background, json_of
+from penstock.serve.served import Served
+from penstock.serve.slots import ANSWERED
+from penstock.serve.wire import Head, Request, Response
 
 # n rows of one request
 
 HEAD_LENGTH = "inference-header-content-length"
-EXTENSIONS = ["binary_tensor_data"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 _SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 
@@ -33,6 +37,7 @@ class Infer:
         binary: Whether the output is wanted as raw bytes.
         wanted: Whether the output is wanted at all.
         budget_ns: The latency budget that it names, or None.
+        background: Whether it is of the second class: a `priority` of 2 or more, 1 being the highest.
     """
 
     id: str | None
@@ -41,6 +46,54 @@ class Infer:
     binary: bool
     wanted: bool
     budget_ns: int | None
+    background: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the head of an inference request says of how to answer it.
+
+    Args:
+        served: By which model.
+        budget_ns: Its own latency budget, or None.
+        background: Whether it is of the second class.
+    """
+
+    served: Served
+    budget_ns: int | None
+    background: bool
+
+    @classmethod
+    def of(cls, served: Served, head: Head) -> "Plan":
+        """Read a head.
+
+        Raises:
+            InvalidInput: The budget or the priority is none.
+        """
+        headers = head.headers
+        return cls(served, budget_ns_of(headers.get(BUDGET_HEADER)), is_background(headers.get(PRIORITY_HEADER)))
+
+    def infer(self, request: Request, answer: Answer) -> Callable[[], None]:
+        """Put the rows in, and answer when all their results are there; gives what cancels them.
+
+        Raises:
+            RequestError: It is not of the protocol, not what the model takes, or refused.
+        """
+        served = self.served
+        application = served.application
+        infer = parse_infer(request, application.input, application.output, served.most_rows)
+
+        def finished(result: Array | RequestError) -> None:
+            if isinstance(result, RequestError):
+                served.count_refusal(result)
+                answer(refused(result))
+                return
+            served.counts[ANSWERED] += 1
+            answer(infer_response(infer, result, served.name, served.version, application.output))
+
+        background = infer.background or self.background
+        tickets = served.ask_all(infer.chunks, finished, infer.budget_ns or self.budget_ns, background)
+        return lambda: served.cancel(tickets)
 
 
 def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_rows: int) -> Infer:
@@ -81,12 +134,13 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
         binary=binary,
         wanted=wanted,
         budget_ns=_timeout_ns(parameters.get("timeout")),
+        background=_is_background(parameters.get("priority")),
     )
 
 
-def infer_response(infer: Infer, outputs: Array, name: str, spec: TensorSpec) -> Response:
+def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: TensorSpec) -> Response:
     """The response to an inference request: `outputs` is `[n, *spec.shape]`."""
-    head: dict[str, Any] = {"model_name": name, "model_version": "1", "outputs": []}
+    head: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     if infer.id is not None:
         head["id"] = infer.id
     if not infer.wanted:
@@ -105,11 +159,11 @@ def infer_response(infer: Infer, outputs: Array, name: str, spec: TensorSpec) ->
     )
 
 
-def model_metadata(name: str, input: TensorSpec, output: TensorSpec) -> dict[str, Any]:
+def model_metadata(name: str, version: str, input: TensorSpec, output: TensorSpec) -> dict[str, Any]:
     """`GET /v2/models/{name}`."""
     return {
         "name": name,
-        "versions": ["1"],
+        "versions": [version],
         "platform": "penstock",
         "inputs": [_tensor_metadata(input)],
         "outputs": [_tensor_metadata(output)],
@@ -196,6 +250,27 @@ def _timeout_ns(timeout: Any) -> int | None:
     if not isinstance(timeout, int) or timeout < 0:
         raise InvalidInput(f"The timeout is {timeout!r}; it must be a whole number of microseconds.")
     return timeout * 1_000
+
+
+def _is_background(priority: Any) -> bool:
+    if priority is None:
+        return False
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority < 0:
+        raise InvalidInput(f"The priority is {priority!r}; it must be a whole number, 1 the highest, 2 the background.")
+    return priority > 1
+
+
+def refuse_overrides(body: bytes) -> None:
+    """Read the body of a request to load or unload a model.
+
+    Raises:
+        InvalidInput: It is not of the protocol, or wants another configuration or other files.
+    """
+    head = _dictionary(json_of(body), "the body") if body.strip() else {}
+    parameters = _dictionary(head.get("parameters", {}), "parameters")
+    unknown = sorted(parameters.keys() - {"unload_dependents"})
+    if unknown:
+        raise InvalidInput(f"The parameter {unknown[0]!r} is not taken; a model is loaded as its bundle says.")
 
 
 def _dictionary(value: Any, what: str) -> dict[str, Any]:

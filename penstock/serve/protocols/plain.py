@@ -2,62 +2,119 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 import orjson
 
-from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLate, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.spec import Array
 from penstock.serve.connection import Answer, refused
 from penstock.serve.served import Served
-from penstock.serve.wire import Request, Response
+from penstock.serve.slots import ANSWERED, BROKEN, OK
+from penstock.serve.wire import Head, Request, Response
 
 log = logging.getLogger(__name__)
 
 RAW = "application/octet-stream"
 BUDGET_HEADER = "penstock-latency-ms"
+PRIORITY_HEADER = "penstock-priority"
+PRIORITIES = ("interactive", "background")
 # What clients send when they were not told better; the body itself says what it is.
 _UNSAID = ("", "application/x-www-form-urlencoded")
 MAX_BUDGET_MS = 600_000
 
 
-def infer(served: Served, request: Request, answer: Answer) -> Callable[[], None]:
-    """Decode the body, put it in, and answer when its result comes.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request's head says of how to answer it.
 
-    Raises:
-        RequestError: It is not what the application takes, or it is refused.
+    Args:
+        served: By which model.
+        content_type: Of the body, in lower case, without parameters.
+        raw_body: Whether any bytes of the right count are a chunk.
+        raw_reply: Whether raw bytes are wanted back.
+        budget_ns: Its own latency budget, or None.
+        background: Whether it is of the second class.
     """
-    raw_reply = RAW in request.headers.get("accept", "")
 
-    def finished(result: Array | RequestError) -> None:
-        if isinstance(result, RequestError):
-            count_refusal(served, result)
-            answer(refused(result))
-            return
-        try:
-            body = result.tobytes() if raw_reply else orjson.dumps(served.reply(result))
-        except Exception:
-            log.exception("the reply of %r raised; that request alone fails", served.application.name)
-            served.counts.failed += 1
-            answer(refused(ComputeFailed("The application's reply failed on this output; the server's log says how.")))
-            return
-        served.counts.answered += 1
-        answer(Response(200, body, RAW if raw_reply else "application/json"))
+    served: Served
+    content_type: str
+    raw_body: bool
+    raw_reply: bool
+    budget_ns: int | None
+    background: bool
 
-    ticket = served.ask(chunk_of(served, request), finished, budget_ns_of(request))
-    return lambda: served.frontend.cancel(ticket)
+    @classmethod
+    def of(cls, served: Served, head: Head) -> "Plan":
+        """Read a head.
+
+        Raises:
+            InvalidInput: The budget or the priority is none.
+        """
+        content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return cls(
+            served,
+            content_type,
+            content_type == RAW and served.application.input.takes_any_bytes,
+            RAW in head.headers.get("accept", ""),
+            budget_ns_of(head.headers.get(BUDGET_HEADER)),
+            is_background(head.headers.get(PRIORITY_HEADER)),
+        )
+
+    def infer(self, request: Request, answer: Answer) -> Callable[[], None]:
+        """Decode the body, put it in, and answer when its result comes; gives what cancels it.
+
+        Raises:
+            RequestError: It is not what the application takes, or it is refused.
+        """
+        served, body = self.served, request.body
+        if not (self.raw_body and len(body) == served.application.input.nbytes):
+            chunk = chunk_of(served, self.content_type, body)
+        else:
+            chunk = body
+        ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background)
+        return lambda: served.frontend.cancel(ticket)
 
 
-def chunk_of(served: Served, request: Request) -> Array | bytes:
+@final
+@dataclass(slots=True)
+class _Asked:
+    plan: Plan
+    answer: Answer
+
+    def done(self, status: int, output: Array, last: bool) -> None:
+        plan, served = self.plan, self.plan.served
+        if status != OK:
+            error = served.why(status, plan.budget_ns)
+            served.count_refusal(error)
+            self.answer(refused(error))
+        elif plan.raw_reply:
+            served.counts[ANSWERED] += 1
+            self.answer(Response(200, output.tobytes(), RAW))
+        else:
+            self.answer(_replied(served, output))
+
+
+def _replied(served: Served, output: Array) -> Response:
+    try:
+        body = orjson.dumps(served.reply(output.reshape(served.application.output.shape)))
+    except Exception:
+        log.exception("the reply of %r raised; that request alone fails", served.name)
+        served.counts[BROKEN] += 1
+        return refused(ComputeFailed("The application's reply failed on this output; the server's log says how."))
+    served.counts[ANSWERED] += 1
+    return Response(200, body)
+
+
+def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     """The raw chunk in a request's body.
 
     Raises:
         RequestError: It is not what the application takes.
     """
-    application, body = served.application, request.body
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    application = served.application
     if content_type == RAW:
-        if application.input.takes_any_bytes and len(body) == application.input.nbytes:
-            return body
         return application.input.from_bytes(body)
     begins = body[:64].lstrip()[:1]
     if begins == b"[" and (content_type == "application/json" or content_type in _UNSAID):
@@ -68,7 +125,7 @@ def chunk_of(served: Served, request: Request) -> Array | bytes:
     if application.decode is not None and (content_type in _UNSAID or content_type in application.accepts):
         return _decoded(served, body, content_type)
     taken = ", ".join(dict.fromkeys((*application.accepts, "application/json", RAW)))
-    raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {application.name!r}; send {taken}.")
+    raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
 
 
 def json_of(body: bytes) -> object:
@@ -83,13 +140,12 @@ def json_of(body: bytes) -> object:
         raise InvalidInput(f"The body is not JSON that can be read ({error}).") from None
 
 
-def budget_ns_of(request: Request) -> int | None:
+def budget_ns_of(text: str | None) -> int | None:
     """The latency budget that a request names for itself, in nanoseconds.
 
     Raises:
         InvalidInput: It is not a number of milliseconds above 0.
     """
-    text = request.headers.get(BUDGET_HEADER)
     if text is None:
         return None
     try:
@@ -101,16 +157,17 @@ def budget_ns_of(request: Request) -> int | None:
     return int(budget_ms * 1e6)
 
 
-def count_refusal(served: Served, error: RequestError) -> None:
-    """Count a request that got no result by what was the matter."""
-    if isinstance(error, TooLate):
-        served.counts.expired += 1
-    elif error.status in (503, 504):
-        served.counts.refused += 1
-    elif error.status >= 500:
-        served.counts.failed += 1
-    else:
-        served.counts.invalid += 1
+def is_background(text: str | None) -> bool:
+    """Whether a request says that it is of the second class.
+
+    Raises:
+        InvalidInput: It names another class.
+    """
+    if text is None:
+        return False
+    if text.lower() not in PRIORITIES:
+        raise InvalidInput(f"Penstock-Priority is {text!r}; it must be {' or '.join(PRIORITIES)}.")
+    return text.lower() == "background"
 
 
 def _decoded(served: Served, body: bytes, content_type: str) -> Array:
@@ -121,5 +178,5 @@ def _decoded(served: Served, body: bytes, content_type: str) -> Array:
     except RequestError:
         raise
     except Exception:
-        log.exception("the decode of %r raised; that request alone fails", application.name)
+        log.exception("the decode of %r raised; that request alone fails", served.name)
         raise ComputeFailed("The application's decode failed on this body; the server's log says how.") from None

@@ -1,0 +1,151 @@
+"""Who may ask: API keys for clients, and CORS for the browsers of other sites."""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from penstock.core.errors import Forbidden, ServeError, Unauthorized
+from penstock.serve.wire import Head
+
+# Balancers and probes ask these without a key; the page's own files hold no secret.
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/")
+OPEN_PREFIX = "/page/"
+ADMIN = "admin"
+LEAST_CHARACTERS = 16
+PREFLIGHT_S = 600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """A client's key, as its digest.
+
+    Args:
+        name: The client's, for the log.
+        digest: SHA-256 of the key.
+        admin: Whether it may load and unload models.
+    """
+
+    name: str
+    digest: bytes
+    admin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of everybody who may ask.
+
+    Args:
+        keys: Of each client.
+    """
+
+    keys: tuple[Key, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """A file with a line for each client: its name, its key, and `admin` where it may load models.
+
+        Raises:
+            ServeError: It cannot be read, or a line is another.
+        """
+        try:
+            lines = file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServeError(f"the API keys in {file} cannot be read ({error}).") from None
+        keys: list[Key] = []
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) not in (2, 3) or words[2:] not in ([], [ADMIN]):
+                raise ServeError(f"line {number} of {file} is not 'NAME KEY' or 'NAME KEY admin'.")
+            if len(words[1]) < LEAST_CHARACTERS:
+                raise ServeError(
+                    f"the key of {words[0]!r} in {file} has {len(words[1])} characters, fewer than {LEAST_CHARACTERS}; "
+                    f"'openssl rand -hex 24' makes a good one."
+                )
+            keys.append(Key(name=words[0], digest=_digest(words[1]), admin=len(words) == 3))
+        if not keys:
+            raise ServeError(f"{file} has no keys; write a line 'NAME KEY' for each client.")
+        return cls(tuple(keys))
+
+    def check(self, authorization: str | None, *, admin: bool) -> None:
+        """Let a client pass or not.
+
+        Args:
+            authorization: `Bearer KEY`.
+            admin: Whether it wants what only admins may.
+
+        Raises:
+            Unauthorized: No key, or one that nobody has.
+            Forbidden: It is not an admin's.
+        """
+        scheme, _, given = (authorization or "").partition(" ")
+        digest = _digest(given.strip()) if scheme.lower() == "bearer" else b""
+        # Every key is compared, each in constant time: how long it takes says nothing of how near a guess is.
+        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        if not found:
+            raise Unauthorized("This server wants an API key; send 'Authorization: Bearer KEY'.")
+        if admin and not found[0].admin:
+            raise Forbidden(f"The key of {found[0].name!r} may not load or unload models; use an admin's.")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask, and from where.
+
+    Args:
+        keys: Where only those with a key may.
+        origins: The sites whose pages may ask; `"*"` for all.
+    """
+
+    keys: Keys | None = None
+    origins: tuple[str, ...] = ()
+
+    def check(self, head: Head, *, admin: bool = False) -> None:
+        """Let a request pass or not.
+
+        Raises:
+            Unauthorized: It needs a key and has none that is known.
+            Forbidden: Its key does not suffice.
+        """
+        if self.keys is None or head.path in OPEN_PATHS or head.path.startswith(OPEN_PREFIX):
+            return
+        key = head.headers.get("authorization")
+        if key is None and "x-api-key" in head.headers:
+            key = f"Bearer {head.headers['x-api-key']}"
+        self.keys.check(key, admin=admin)
+
+    def cors(self, head: Head) -> tuple[tuple[str, str], ...]:
+        """The headers that let a browser show the answer to another site's page."""
+        origin = head.headers.get("origin")
+        if origin is None or not self.origins:
+            return ()
+        if "*" in self.origins:
+            return (("Access-Control-Allow-Origin", "*"), *_EXPOSED)
+        if origin not in self.origins:
+            return ()
+        return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"), *_EXPOSED)
+
+    def preflight(self, head: Head) -> tuple[tuple[str, str], ...] | None:
+        """The headers that answer a browser which asks before it asks; None where it may not, or the head is none."""
+        if head.method != "OPTIONS" or "access-control-request-method" not in head.headers:
+            return None
+        allowed = self.cors(head)
+        if not allowed:
+            return None
+        wanted = head.headers.get("access-control-request-headers", "content-type")
+        return (
+            *allowed,
+            ("Access-Control-Allow-Methods", "GET, HEAD, POST"),
+            ("Access-Control-Allow-Headers", wanted),
+            ("Access-Control-Max-Age", str(PREFLIGHT_S)),
+        )
+
+
+_EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Content-Length"),)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,82 @@
+"""Several tables on one processor: whose batch runs next.
+
+Each table has an engine of its own, and all of them share one CPU or GPU. While there is time for all, the table whose
+most urgent row must start soonest goes first. Where one batch would make another table's rows late, that table goes
+first that has had less of the processor: one application under overload does not take the others' time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from penstock.serve.engine import Engine
+from penstock.serve.scheduler import Schedule
+
+# A table's use of the processor is forgotten by half in this time.
+FORGOTTEN_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Share:
+    engine: Engine
+    used_ns: float = 0.0
+
+
+@final
+class Engines:
+    """Runs one batch a tick, of the table that needs it most.
+
+    Args:
+        clock_ns: The clock that deadlines are on.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._shares: dict[int, _Share] = {}
+        self._forgotten_ns = clock_ns()
+
+    def add(self, key: int, engine: Engine) -> None:
+        """Serve another table, under a key of the caller's."""
+        least = min((share.used_ns for share in self._shares.values()), default=0.0)
+        self._shares[key] = _Share(engine, least)
+
+    def remove(self, key: int) -> None:
+        """Serve a table no more."""
+        del self._shares[key]
+
+    def tick(self) -> tuple[int, Schedule] | None:
+        """Run the next batch.
+
+        Returns:
+            The key of the table that it was of and what was run and refused; None where nothing is ready.
+        """
+        start_ns = self._clock_ns()
+        key = self._chosen(start_ns)
+        if key is None:
+            return None
+        share = self._shares[key]
+        chosen = share.engine.tick(start_ns)
+        share.used_ns += self._clock_ns() - start_ns
+        if start_ns - self._forgotten_ns > FORGOTTEN_NS:
+            self._forgotten_ns = start_ns
+            for each in self._shares.values():
+                each.used_ns /= 2
+        return key, chosen
+
+    def _chosen(self, now_ns: int) -> int | None:
+        if len(self._shares) == 1:
+            return next(iter(self._shares))
+        waiting = {key: share.engine.waiting(now_ns) for key, share in self._shares.items()}
+        for key, share in self._shares.items():
+            share.engine.rivals(sum(each.work_ns for other, each in waiting.items() if other != key))
+        ready = {key: each for key, each in waiting.items() if each.rows}
+        if not ready:
+            return None
+        late = [
+            key
+            for key, each in ready.items()
+            if each.slack_ns < max((other.batch_ns for rival, other in ready.items() if rival != key), default=0)
+        ]
+        if late:
+            return min(late, key=lambda key: self._shares[key].used_ns)
+        return min(ready, key=lambda key: ready[key].slack_ns)

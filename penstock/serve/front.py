@@ -1,0 +1,104 @@
+"""A front-end put together: models by name, their tables, the routes, the sockets. It never loads torch."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import final
+
+from penstock.serve.access import Access, Keys
+from penstock.serve.attachments import Attachments
+from penstock.serve.http_server import HttpServer
+from penstock.serve.messages import Loaded
+from penstock.serve.models import Models, Repository
+from penstock.serve.routes import Routes
+from penstock.serve.settings import Settings
+from penstock.serve.slots import SlotTable
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Front:
+    """Everything between the sockets and the tables.
+
+    Args:
+        settings: How to serve.
+        listener: The socket that clients connect to.
+        repository: Loads and unloads models when a client asks.
+        index: Which of the front-ends this is.
+        wake: Called when there is something new for the engine.
+        arrival_ns: When what is being read now came.
+
+    Raises:
+        ServeError: The API keys or TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        repository: Repository,
+        *,
+        index: int,
+        wake: Callable[[], None],
+        arrival_ns: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self.models = Models(repository)
+        self.attachments = Attachments(
+            self.models,
+            budget_ns=settings.budget_ns,
+            index=index,
+            wake=wake,
+            arrival_ns=arrival_ns,
+            now_ns=time.monotonic_ns,
+        )
+        keys = None if settings.api_keys is None else Keys.read(settings.api_keys)
+        started_s = time.monotonic()
+        routes = Routes(
+            self.models,
+            Access(keys, settings.cors),
+            loading=settings.models is not None,
+            uptime_s=lambda: time.monotonic() - started_s,
+        )
+        self._http = HttpServer(settings, listener, routes.handle, self._most_body_bytes)
+
+    def attach(self, loaded: Loaded, memory: SlotTable | int) -> None:
+        """Let a model answer to its name, see `Attachments.attach`."""
+        self.attachments.attach(loaded, memory)
+        self._http.forget_heads()
+
+    async def retire(self, key: int) -> None:
+        """Let go of a table, see `Attachments.retire`."""
+        await self.attachments.retire(key)
+        # What a head was found to mean holds the table.
+        self._http.forget_heads()
+
+    def lose_engine(self) -> None:
+        """The engine is gone, see `Attachments.lose_engine`."""
+        self.attachments.lose_engine()
+        self._http.forget_heads()
+
+    def listen(self) -> None:
+        """Take connections from now on."""
+        self._http.listen()
+
+    def refuse_more(self) -> None:
+        """Say that the server is not ready any more, and let each connection's next answer be its last."""
+        self.models.draining = True
+        self._http.close_after_next()
+
+    async def drain(self, hurry: Callable[[], bool]) -> None:
+        """Answer what was accepted, then end every connection."""
+        self.refuse_more()
+        log.info("draining: %d requests are being answered", self.attachments.in_use)
+        await self._http.drain(self._settings.drain_s, hurry)
+        log.info("drained; %d requests were answered in all", self.attachments.answered)
+
+    def abort(self) -> None:
+        """End every connection at once; what waits does not run."""
+        self._http.abort()
+
+    def _most_body_bytes(self) -> int:
+        return max((served.application.max_body_bytes for served in self.models), default=0)

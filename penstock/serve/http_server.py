@@ -1,0 +1,222 @@
+"""The listening side of a front-end: takes connections, ends silent ones, drains."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import final
+
+from penstock.core.errors import ServeError, TooSlow
+from penstock.serve.connection import Connection, Handler
+from penstock.serve.settings import Settings
+from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+# How long a refused client may go on sending what nobody keeps, so that it reads the refusal.
+LINGER_S = 2.0
+# How long a drained server waits for requests that are in the sockets already.
+GRACE_S = 0.25
+BACKLOG = 1024
+RETRY_S = 0.1
+
+
+@final
+class HttpServer:
+    """The connections of one front-end.
+
+    Args:
+        settings: Limits and TLS.
+        listener: The socket that clients connect to.
+        handle: What answers a request.
+        most_body_bytes: The largest body that any model takes now.
+
+    Raises:
+        ServeError: The TLS files are none.
+    """
+
+    def __init__(
+        self, settings: Settings, listener: socket.socket, handle: Handler, most_body_bytes: Callable[[], int]
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._handle = handle
+        self._most_body_bytes = most_body_bytes
+        self._tls = _tls(settings)
+        self._known = KnownHeads()
+        self._connections: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def forget_heads(self) -> None:
+        """What answers to some name may be another now."""
+        self._known.clear()
+
+    def listen(self) -> None:
+        """Take connections from now on."""
+        loop = asyncio.get_running_loop()
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
+        loop.add_reader(self._listener, self._accept)
+        self._sweeper = loop.create_task(self._sweep())
+
+    def close_after_next(self) -> None:
+        """Let every connection's next answer be its last."""
+        self._draining = True
+        for connection in list(self._connections):
+            connection.close_after_next()
+
+    async def drain(self, seconds: float, hurry: Callable[[], bool]) -> None:
+        """Answer what was accepted and what still comes in on the way, then end every connection.
+
+        Args:
+            seconds: The longest that this may take.
+            hurry: Says that nothing is waited for any more.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = time.monotonic() + seconds
+        self.close_after_next()
+        # Clients and balancers see that it is not ready any more, and those that talk on learn it from their answers.
+        await asyncio.sleep(min(GRACE_S, seconds))
+        # A listener that closes resets the connections that wait in it: take them all first.
+        self._accept()
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        await asyncio.sleep(min(GRACE_S, seconds))
+        for connection in list(self._connections):
+            connection.close_when_idle()
+        while self._connections and time.monotonic() < end_s and not hurry():
+            await asyncio.sleep(0.005)
+        self.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    def abort(self) -> None:
+        """End every connection at once."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _accept(self) -> None:
+        # Every connection that waits, not one a turn of the loop: while a batch runs, many may come.
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                waiting, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # No descriptors left, say: the socket stays readable, and to try again at once would take all the time.
+                log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
+                loop.remove_reader(self._listener)
+                loop.call_later(RETRY_S, self._accept_again)
+                return
+            if len(self._connections) + len(self._connecting) >= self._settings.max_connections:
+                waiting.close()
+                continue
+            task = loop.create_task(self._connected(waiting))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    async def _connected(self, waiting: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if self._tls is None:
+                await loop.connect_accepted_socket(self._connection, waiting)
+            else:
+                timeout_s = self._settings.begun_s
+                await loop.connect_accepted_socket(
+                    self._connection, waiting, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                )
+        except (OSError, ssl.SSLError) as error:
+            log.info("a client was gone before it was accepted: %s", error)
+            waiting.close()
+
+    def _connection(self) -> Connection:
+        # The parser keeps a body only up to the largest that any route takes.
+        most = self._most_body_bytes() + MAX_HEAD_BYTES
+        reader = RequestReader(most, self._known, max_headers=self._settings.max_headers)
+        connection = Connection(self._handle, self._connections, reader, time.monotonic)
+        if self._draining:
+            connection.close_after_next()
+        return connection
+
+    async def _sweep(self) -> None:
+        """End connections whose clients fell silent."""
+        settings = self._settings
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for connection in list(self._connections):
+                silent_s = now - connection.heard_s
+                if connection.lingering_since_s is not None:
+                    if now - connection.lingering_since_s > LINGER_S:
+                        connection.abort()
+                elif connection.idle and silent_s > settings.idle_s:
+                    connection.close_when_idle()
+                elif not connection.idle and not connection.answering and silent_s > settings.begun_s:
+                    connection.refuse(
+                        TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go.")
+                    )
+
+
+def listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """Bound sockets for so many front-ends; the kernel spreads the connections over those that listen.
+
+    Raises:
+        ServeError: The address cannot be had.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        first = _bound(family, host, port, shared=False)
+        if count == 1:
+            return [first]
+        # Bound alone first: with SO_REUSEPORT another server's port would be taken without a word.
+        port = first.getsockname()[1]
+        first.close()
+        return [_bound(family, host, port, shared=True) for _ in range(count)]
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port."
+        ) from None
+
+
+def url_of(listener: socket.socket, tls: bool) -> str:
+    """What a client on this machine calls the server."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}/"
+
+
+def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ServeError(
+            f"the TLS certificate {settings.tls_certificate} with the key {settings.tls_key} cannot be used ({error})."
+        ) from None
+    return context

@@ -1,0 +1,180 @@
+"""What a child of the supervisor runs: `python -m penstock.serve.process`, the engine or a front-end."""
+
+import asyncio
+import ctypes
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any, final
+
+import uvloop
+
+from penstock.core.errors import InvalidInput, PenstockError
+from penstock.serve.front import Front
+from penstock.serve.logs import set_up_logging
+from penstock.serve.messages import (
+    Alive,
+    Change,
+    Channel,
+    Done,
+    Drain,
+    Failed,
+    Listen,
+    Loaded,
+    Lose,
+    Message,
+    Retire,
+    States,
+)
+from penstock.serve.settings import Settings
+from penstock.serve.turns import Turns
+
+ALIVE_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Play the role that the command line tells."""
+    role, parent, channel, descriptors = json.loads(sys.argv[1])
+    # Whatever becomes of the supervisor, nothing of it stays behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = Settings.from_json(sys.argv[2])
+    set_up_logging(settings, role)
+    end = socket.socket(fileno=channel)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        play = _engine if role == "engine" else _front
+        runner.run(play(role, settings, end, descriptors))
+
+
+async def _engine(role: str, settings: Settings, end: socket.socket, wakes: list[int]) -> None:
+    # The only one of the two that loads torch.
+    from penstock.serve.engine_process import EngineProcess
+
+    await EngineProcess(settings, end, wakes[0], wakes[1:]).run()
+
+
+async def _front(role: str, settings: Settings, end: socket.socket, descriptors: list[int]) -> None:
+    engine, own, listener = descriptors
+    index = int(role.rpartition(" ")[2])
+    await _FrontProcess(settings, end, index, engine, own, socket.socket(fileno=listener)).run()
+
+
+@final
+class _FrontProcess:
+    def __init__(
+        self, settings: Settings, end: socket.socket, index: int, engine: int, own: int, listener: socket.socket
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._own = own
+        self._submitted = 0
+        self._turns = Turns(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
+        self._front = Front(settings, listener, self, index=index, wake=self._wake, arrival_ns=self._turns.arrival_ns)
+        self._changes: dict[int, asyncio.Future[None]] = {}
+        self._tokens = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._drained = asyncio.Event()
+        self._channel = Channel(end, self._heard, self._drained.set)
+        loop.add_reader(own, self._woken)
+
+    async def run(self) -> None:
+        beating = asyncio.create_task(beat(self._channel))
+        await self._drained.wait()
+        beating.cancel()
+
+    async def load(self, name: str) -> None:
+        """`Repository`'s: the supervisor does it."""
+        await self._change(name, unload=False)
+
+    async def unload(self, name: str) -> None:
+        """`Repository`'s: the supervisor does it."""
+        await self._change(name, unload=True)
+
+    async def _change(self, name: str, *, unload: bool) -> None:
+        token = next(self._tokens)
+        future = self._changes[token] = asyncio.get_running_loop().create_future()
+        self._channel.send(Change(token=token, name=name, unload=unload))
+        try:
+            await future
+        finally:
+            del self._changes[token]
+
+    def _wake(self) -> None:
+        self._submitted += 1
+        self._turns.wake()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._own)
+        self._turns.wake()
+
+    def _work(self) -> int:
+        # One wake-up for all that this poll brought.
+        submitted, self._submitted = self._submitted, 0
+        if submitted:
+            os.eventfd_write(self._engine, 1)
+        return submitted + self._front.attachments.collect()
+
+    def _heard(self, message: Message, descriptors: list[int]) -> None:
+        front = self._front
+        match message:
+            case Loaded():
+                self._attach(message, descriptors[0])
+            case Retire(key=key):
+                self._run(self._retire(key))
+            case Lose():
+                front.lose_engine()
+            case States(models=models):
+                front.models.states = models
+            case Listen():
+                front.listen()
+            case Drain():
+                self._run(self._drain())
+            case Done(key=token):
+                self._changes[token].set_result(None)
+            case Failed(key=token, error=error):
+                self._changes[token].set_exception(InvalidInput(error))
+            case _:
+                raise AssertionError(message)
+
+    def _attach(self, loaded: Loaded, descriptor: int) -> None:
+        key = loaded.order.key
+        try:
+            self._front.attach(loaded, descriptor)
+        except PenstockError as error:
+            self._channel.send(Failed(key=key, error=str(error)))
+        else:
+            self._channel.send(Done(key=key))
+        finally:
+            os.close(descriptor)
+
+    async def _retire(self, key: int) -> None:
+        await self._front.retire(key)
+        self._channel.send(Done(key=key))
+
+    async def _drain(self) -> None:
+        await self._front.drain(lambda: False)
+        self._drained.set()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def beat(channel: Channel) -> None:
+    """Tell the supervisor again and again that this process's loop turns."""
+    while True:
+        channel.send(Alive())
+        await asyncio.sleep(ALIVE_S)
+
+
+if __name__ == "__main__":
+    main()

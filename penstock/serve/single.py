@@ -1,0 +1,120 @@
+"""One process that serves: engine and front-end share an event loop, the tables are in its private memory."""
+
+import asyncio
+import signal
+import socket
+import time
+from typing import final
+
+from penstock.serve.engine_host import EngineHost
+from penstock.serve.front import Front
+from penstock.serve.http_server import listeners, url_of
+from penstock.serve.messages import Loaded, Order
+from penstock.serve.models import ModelState
+from penstock.serve.repository import Memory, ModelRepository
+from penstock.serve.settings import Settings
+from penstock.serve.slots import OFFERED
+from penstock.serve.turns import Turns
+
+
+def serve_single(settings: Settings, runner: asyncio.Runner) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        PenstockError: A bundle cannot be loaded, a network is slower than the budget, or the port is taken.
+    """
+    (listener,) = listeners(settings.host, settings.port, 1)
+    runner.run(_serve(settings, listener))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    await _Single(settings, listener).run()
+
+
+@final
+class _Single:
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._listener = listener
+        self._host = EngineHost(settings, shared=False)
+        self._turns = Turns(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
+        self._repository = ModelRepository(settings.bundles, settings.models, self, self)
+        self._front = Front(
+            settings,
+            listener,
+            self._repository,
+            index=0,
+            wake=self._turns.wake,
+            arrival_ns=self._turns.arrival_ns,
+        )
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._ended_ns = 0
+        self._offered = 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        await self._repository.load_all()
+        self._front.listen()
+        names = ", ".join(served.name for served in self._front.models)
+        url = url_of(self._listener, self._settings.tls_certificate is not None)
+        print(f"Serving {names} at {url}", flush=True)
+        await self._stop.wait()
+        await self._front.drain(lambda: self._signals > 1)
+
+    def _work(self) -> int:
+        start_ns = time.monotonic_ns()
+        ticked = self._host.engines.tick()
+        ticked_ns = time.monotonic_ns()
+        if ticked is None:
+            return 0
+        key, chosen = ticked
+        answered = chosen.run.size + chosen.expire.size
+        frontend = self._front.attachments.frontend(key)
+        if not answered or frontend is None:
+            return answered
+        frontend.collect()
+        frontend.refresh()
+        self._observe_handling(key, start_ns, ticked_ns, answered, frontend.counts[OFFERED])
+        return answered
+
+    def _observe_handling(self, key: int, start_ns: int, ticked_ns: int, answered: int, offered: int) -> None:
+        """Let the costs follow what reading and answering took, which is the engine's own time here."""
+        end_ns = time.monotonic_ns()
+        read, self._offered = offered - self._offered, offered
+        # Between two turns without a rest, all the time went into reading.
+        if read > 0 and self._turns.unbroken:
+            reading_ns = (start_ns - self._ended_ns) / read
+            self._host.by_key[key].observe_handling(reading_ns + (end_ns - ticked_ns) / answered)
+        self._ended_ns = end_ns
+
+    async def load(self, order: Order) -> tuple[Loaded, Memory]:
+        """`EngineSide`'s."""
+        loaded, table, _ = await self._host.load(order)
+        return loaded, table
+
+    async def unload(self, key: int) -> None:
+        """`EngineSide`'s."""
+        self._host.unload(key)
+
+    async def attach(self, loaded: Loaded, memory: Memory) -> None:
+        """`FrontendSide`'s."""
+        self._front.attach(loaded, memory)
+
+    async def retire(self, key: int) -> None:
+        """`FrontendSide`'s."""
+        await self._front.retire(key)
+
+    def tell(self, states: tuple[ModelState, ...]) -> None:
+        """`FrontendSide`'s."""
+        self._front.models.states = states
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._front.refuse_more()
+        if self._signals > 1:
+            self._front.abort()
+        self._stop.set()

@@ -1,0 +1,274 @@
+"""Starts the engine and the front-ends, watches them, starts again what dies, and drains at the end. It loads no torch.
+
+    supervisor ── pair of sockets ── engine          torch, the networks, the tables' engine columns
+        └──────── pair of sockets ── front-ends      sockets, parsing, decode, reply
+    engine ══ slot tables in shared memory, and a wake-up for each ══ front-ends
+
+The listening sockets are the supervisor's, so that what waits in them outlives a front-end. A child is killed by the
+kernel when the supervisor is gone, however it went, and shared memory dies with the last process that holds it.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from typing import Any, final
+
+from penstock.core.errors import PenstockError, ServeError
+from penstock.serve.child import Child
+from penstock.serve.http_server import listeners, url_of
+from penstock.serve.messages import (
+    Alive,
+    Change,
+    Done,
+    Drain,
+    Failed,
+    Listen,
+    Loaded,
+    Lose,
+    Message,
+    Order,
+    Retire,
+    States,
+    Unload,
+)
+from penstock.serve.models import ModelState
+from penstock.serve.repository import Memory, ModelRepository
+from penstock.serve.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# A front-end ends itself once it has drained; so long after that it is killed.
+OVERTIME_S = 2.0
+ENGINE_ENDS_S = 3.0
+
+
+def supervise(settings: Settings, runner: asyncio.Runner) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        PenstockError: A bundle cannot be loaded, a network is slower than the budget, or the port is taken.
+    """
+    runner.run(_supervise(settings, listeners(settings.host, settings.port, settings.frontend_processes)))
+
+
+async def _supervise(settings: Settings, sockets: list[socket.socket]) -> None:
+    supervisor = _Supervisor(settings, sockets)
+    try:
+        await supervisor.run()
+    finally:
+        supervisor.kill()
+
+
+@final
+class _Supervisor:
+    def __init__(self, settings: Settings, sockets: list[socket.socket]) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        count = len(sockets)
+        # What wakes the engine, then what wakes each front-end; all made here, so that they outlive who uses them.
+        self._wakes = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count + 1)]
+        self._repository = ModelRepository(settings.bundles, settings.models, self, self)
+        self._stop = asyncio.Event()
+        self._failed = ""
+        self._signals = 0
+        self._waiting: dict[tuple[Child, int], asyncio.Future[tuple[Message, list[int]]]] = {}
+        self._tokens = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening = False
+        self._tables: dict[int, tuple[Loaded, int]] = {}
+        self._retired: set[int] = set()
+        self._engine = Child("engine", settings, self._wakes, self._heard, self._engine_lost, self._engine_back)
+        self._frontends = [
+            Child(
+                f"front-end {index}",
+                settings,
+                [self._wakes[0], self._wakes[index + 1], sockets[index].fileno()],
+                self._heard,
+                self._frontend_lost,
+                self._frontend_back,
+            )
+            for index in range(count)
+        ]
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        for child in (self._engine, *self._frontends):
+            child.start()
+        loading = loop.create_task(self._first_load())
+        stopping = loop.create_task(self._stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not self._failed and loading.done():
+            loading.result()
+        await stopping
+        if self._failed:
+            raise ServeError(self._failed)
+        await self._drain()
+
+    async def _first_load(self) -> None:
+        await self._repository.load_all()
+        self._listening = True
+        for child in self._frontends:
+            child.send(Listen())
+        names = ", ".join(loaded.order.name for loaded, _ in self._repository.loaded)
+        print(f"Serving {names} at {url_of(self._sockets[0], self._settings.tls_certificate is not None)}", flush=True)
+
+    async def _drain(self) -> None:
+        # A socket of ours that nobody accepts from would still be given connections.
+        for listener in self._sockets:
+            listener.close()
+        for child in (self._engine, *self._frontends):
+            child.wanted = False
+        for child in self._frontends:
+            child.send(Drain())
+        allowed_s = self._settings.drain_s + OVERTIME_S
+        ends = [asyncio.create_task(child.ended()) for child in self._frontends]
+        hurried = asyncio.create_task(self._hurried())
+        await asyncio.wait((asyncio.gather(*ends), hurried), timeout=allowed_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        self._engine.close()
+        await asyncio.wait((asyncio.create_task(self._engine.ended()),), timeout=ENGINE_ENDS_S)
+
+    async def _hurried(self) -> None:
+        while self._signals < 2:
+            await asyncio.sleep(0.02)
+
+    def kill(self) -> None:
+        """Leave no child behind."""
+        for child in (*self._frontends, self._engine):
+            child.wanted = False
+            child.kill()
+
+    async def load(self, order: Order) -> tuple[Loaded, Memory]:
+        """`EngineSide`'s."""
+        answer, descriptors = await self._ask(self._engine, order.key, order)
+        assert isinstance(answer, Loaded), answer
+        self._tables[order.key] = answer, descriptors[0]
+        return answer, descriptors[0]
+
+    async def unload(self, key: int) -> None:
+        """`EngineSide`'s."""
+        self._engine.send(Unload(key=key))
+        self._retired.discard(key)
+        _, memory = self._tables.pop(key, (None, -1))
+        if memory >= 0:
+            os.close(memory)
+
+    async def attach(self, loaded: Loaded, memory: Memory) -> None:
+        """`FrontendSide`'s."""
+        assert isinstance(memory, int), memory
+        key = loaded.order.key
+        await asyncio.gather(*(self._ask(child, key, loaded, (memory,)) for child in self._frontends if child.alive))
+
+    async def retire(self, key: int) -> None:
+        """`FrontendSide`'s."""
+        self._retired.add(key)
+        await asyncio.gather(*(self._ask(child, key, Retire(key=key)) for child in self._frontends if child.alive))
+
+    def tell(self, states: tuple[ModelState, ...]) -> None:
+        """`FrontendSide`'s."""
+        for child in self._frontends:
+            child.send(States(models=states))
+
+    async def _ask(
+        self, child: Child, key: int, message: Message, descriptors: tuple[int, ...] = ()
+    ) -> tuple[Message, list[int]]:
+        future: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()
+        self._waiting[child, key] = future
+        child.send(message, descriptors)
+        try:
+            return await future
+        finally:
+            self._waiting.pop((child, key), None)
+
+    def _heard(self, child: Child, message: Message, descriptors: list[int]) -> None:
+        match message:
+            case Alive():
+                child.heard()
+            case Change():
+                self._run(self._change(child, message))
+            case Loaded(order=order):
+                self._answer(child, order.key, message, descriptors)
+            case Done(key=key):
+                self._answer(child, key, message, descriptors)
+            case Failed(key=key, error=error):
+                future = self._waiting.get((child, key))
+                if future is not None and not future.done():
+                    future.set_exception(ServeError(error))
+            case _:
+                raise AssertionError(message)
+
+    def _answer(self, child: Child, key: int, message: Message, descriptors: list[int]) -> None:
+        future = self._waiting.get((child, key))
+        if future is not None and not future.done():
+            future.set_result((message, descriptors))
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    async def _change(self, child: Child, change: Change) -> None:
+        """A client of a front-end asked to load or to unload a model."""
+        do = self._repository.unload if change.unload else self._repository.load
+        try:
+            await do(change.name)
+        except PenstockError as error:
+            child.send(Failed(key=change.token, error=str(error)))
+        else:
+            child.send(Done(key=change.token))
+
+    def _frontend_lost(self, child: Child) -> None:
+        # What was asked of it counts as done: the next one begins with all that is loaded.
+        for (waiting, key), future in list(self._waiting.items()):
+            if waiting is child and not future.done():
+                future.set_result((Done(key=key), []))
+        self._fail_start(child)
+
+    def _engine_lost(self, child: Child) -> None:
+        for frontend in self._frontends:
+            frontend.send(Lose())
+        for (waiting, _), future in list(self._waiting.items()):
+            if waiting is child and not future.done():
+                future.set_exception(ServeError("the engine's process ended while it loaded; its log says why."))
+        for _, memory in self._tables.values():
+            os.close(memory)
+        self._tables.clear()
+        self._repository.lose()
+        self._fail_start(child)
+
+    def _fail_start(self, child: Child) -> None:
+        if not self._listening and child.wanted:
+            child.wanted = False
+            self._failed = (
+                self._failed or f"the process of {child.role} ended while the server started; its log says why."
+            )
+            self._stop.set()
+
+    def _engine_back(self, child: Child) -> None:
+        self._run(self._repository.restore())
+
+    def _frontend_back(self, child: Child) -> None:
+        self._run(self._attach_all(child))
+
+    async def _attach_all(self, child: Child) -> None:
+        child.send(States(models=self._repository.states))
+        for key, (loaded, memory) in list(self._tables.items()):
+            if key not in self._retired:
+                try:
+                    await self._ask(child, key, loaded, (memory,))
+                except PenstockError as error:
+                    log.error("%s does not serve %s: %s", child.role, loaded.order.name, error)
+        child.send(Listen())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._stop.set()
