@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from penstock.runtime.bundle import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
+    from penstock.serve.client import AsyncClient as AsyncClient
+    from penstock.serve.client import Client as Client
     from penstock.train.recipe import Recipe as Recipe
 
 __version__ = "0.1.0.dev0"
 
 _HOME = {
     "Application": "penstock.core.application",
+    "AsyncClient": "penstock.serve.client",
     "Bundle": "penstock.runtime.bundle",
+    "Client": "penstock.serve.client",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
     "Recipe": "penstock.train.recipe",
@@ -27,7 +31,17 @@ _HOME = {
     "load": "penstock.runtime.load",
 }
 
-__all__ = ["Application", "Bundle", "PenstockError", "Predictor", "Recipe", "TensorSpec", "load"]
+__all__ = [
+    "Application",
+    "AsyncClient",
+    "Bundle",
+    "Client",
+    "PenstockError",
+    "Predictor",
+    "Recipe",
+    "TensorSpec",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,10 @@ PenstockError                 says what, the value received, and the fix
 ├── TrainError                a recipe, a run or a checkpoint is wrong
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── ServeError                the server cannot start
+├── ClientError               a client is set up wrong, or got no answer
+│   ├── Unreachable           no connection, or it broke before the answer was whole
+│   ├── TimedOut              no answer within the client's `timeout_s`
+│   └── NotUnderstood         the answer is not one of a Penstock server
 └── RequestError              a request gets no result; each knows its HTTP status
     ├── InvalidInput          400
     ├── Unauthorized          401
@@ -59,6 +63,22 @@ class BenchError(PenstockError):
 
 class ServeError(PenstockError):
     """The server cannot start."""
+
+
+class ClientError(PenstockError):
+    """A client is set up wrong, or got no answer."""
+
+
+class Unreachable(ClientError):
+    """No connection to the server, or it broke before the answer was whole."""
+
+
+class TimedOut(ClientError):
+    """No answer within the client's `timeout_s`."""
+
+
+class NotUnderstood(ClientError):
+    """What answered is not a Penstock server, or serves another bundle than a moment ago."""
 
 
 class RequestError(PenstockError):

@@ -3,7 +3,7 @@
 A document is run from top to bottom in a folder of its own, which holds the README's `app.py` and its run, `runs/iris`:
 
     ```python title="x.py"    becomes that file
-    ```python                 is executed
+    ```python                 is executed, with the port of the server that was started above it
     ```console                its `$ ` lines are run by bash and must print what follows them, where `...` stands for
                               anything; `penstock serve` stays up, on a free port that stands in for the one in the text
     ```text, ```json, ...     are not examples to run
@@ -117,7 +117,7 @@ def blocks(language: str, evaluate: Callable[[Example], None]) -> AbstractCodeBl
 
 
 def evaluate_python(example: Example) -> None:
-    source = str(example.parsed)
+    source = str(example.parsed).replace(URL_IN_TEXT, example.namespace["shell"].url)
     if title := example.region.lexemes["title"]:
         file = Path.cwd() / title
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ class Server:
         self.frontend = Frontend(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
         self.answers: dict[int, list[tuple[int, list[float], bool]]] = defaultdict(list)
 
-    def ask(self, key: int, value: float, **options: int) -> Ticket:
+    def ask(self, key: int, value: float, **options: Any) -> Ticket:
         def done(status: int, output: np.ndarray, last: bool) -> None:
             self.answers[key].append((status, output.tolist(), last))
 

@@ -78,5 +78,5 @@ def test_all_is_complete() -> None:
 
 
 def test_an_unknown_name_says_which_there_are() -> None:
-    with pytest.raises(AttributeError, match="it has Application, Bundle"):
+    with pytest.raises(AttributeError, match="it has Application, AsyncClient, Bundle"):
         _ = penstock.Sandwich
