@@ -37,6 +37,7 @@ class Target:
         requests: Whole HTTP requests, one for each golden example.
         answers: `[g, ...]`, what each must be answered with as raw bytes; None to check nothing.
         tolerance: The largest difference of a right answer.
+        preamble_nbytes: What precedes the raw bytes in every answer's body, where a server puts its own description.
     """
 
     host: str
@@ -44,6 +45,7 @@ class Target:
     requests: tuple[bytes, ...]
     answers: Array | None
     tolerance: float
+    preamble_nbytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,10 +208,11 @@ class _Sender:
         answers = self.job.target.answers
         if answers is None or not entries:
             return 0, 0
-        nbytes = answers[0].nbytes
+        start = self.job.target.preamble_nbytes
+        nbytes = start + answers[0].nbytes
         short = sum(len(entry[4]) != nbytes for entry in entries)
         whole = [entry for entry in entries if len(entry[4]) == nbytes]
-        given = np.frombuffer(b"".join(entry[4] for entry in whole), answers.dtype).reshape(len(whole), -1)
+        given = np.frombuffer(b"".join(entry[4][start:] for entry in whole), answers.dtype).reshape(len(whole), -1)
         golden = answers.reshape(len(answers), -1)[[entry[2] for entry in whole]]
         # Written so that NaN counts as a difference.
         same = (np.abs(given.astype(np.float64) - golden) <= self.job.target.tolerance).all(1)
