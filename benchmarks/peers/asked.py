@@ -28,8 +28,7 @@ def checked_target(contestant: Contestant, model: str, bundle: Path, port: int) 
     path = contestant.path.format(model=model)
     golden = files.golden
     bodies = [chunk.tobytes() for chunk in golden.inputs]
-    _wait_for_200(contestant, port, path, bodies[0])
-    answers = [_ask(contestant, port, path, body)[1] for body in bodies]
+    answers = [_answer(contestant, port, path, body) for body in bodies]
     preamble_nbytes = _preamble_nbytes(contestant, answers, golden.outputs[0].nbytes)
     given = np.stack([np.frombuffer(answer[preamble_nbytes:], golden.outputs.dtype) for answer in answers])
     difference = float(np.abs(given - golden.outputs.reshape(given.shape)).max())
@@ -57,7 +56,8 @@ def _preamble_nbytes(contestant: Contestant, answers: Sequence[bytes], reply_nby
     return lengths.pop() - reply_nbytes
 
 
-def _wait_for_200(contestant: Contestant, port: int, path: str, body: bytes) -> None:
+def _answer(contestant: Contestant, port: int, path: str, body: bytes) -> bytes:
+    """Asks again until the answer is 200: a server may listen before its network is there, or be too busy once."""
     last = "nothing"
     given_up_s = time.monotonic() + READY_S
     while time.monotonic() < given_up_s:
@@ -67,7 +67,7 @@ def _wait_for_200(contestant: Contestant, port: int, path: str, body: bytes) -> 
             last = str(error)
         else:
             if status == 200:
-                return
+                return answer
             last = f"status {status}, {answer[:200]!r}"
         time.sleep(0.2)
     raise BenchError(f"{contestant.label} did not answer within {READY_S:g} s; the last that came was {last}.")

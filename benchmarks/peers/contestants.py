@@ -17,10 +17,14 @@ class Tuned:
     Args:
         max_batch: The largest batch, in rows.
         max_wait_ms: How long a batch waits to fill, in milliseconds.
+        max_queue_ms: A request that has waited longer is refused, where the server can do that.
+        max_queue: With so many waiting, more are refused, where the server can do that.
     """
 
     max_batch: int
     max_wait_ms: float = 0.0
+    max_queue_ms: float = 45.0
+    max_queue: int = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +67,8 @@ class Contestant:
             f"--port={port}",
             f"--max-batch={tuned.max_batch}",
             f"--max-wait-ms={tuned.max_wait_ms:g}",
+            f"--max-queue-ms={tuned.max_queue_ms:g}",
+            f"--max-queue={tuned.max_queue}",
         ]
 
 
@@ -80,6 +86,14 @@ CONTESTANTS = (
         label="Mosec",
         path="/predict",
         tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1), "mlp": Tuned(max_batch=32, max_wait_ms=1)},
+    ),
+    Contestant(
+        name="triton",
+        label="Triton (Python backend)",
+        path="/v2/models/{model}/infer",
+        # No JSON before the tensor's bytes.
+        headers="Inference-Header-Content-Length: 0\r\n",
+        tuned={"cnn": Tuned(max_batch=64), "mlp": Tuned(max_batch=32)},
     ),
 )
 

@@ -12,7 +12,7 @@ import penstock
 
 @final
 class Network:
-    """The network of a bundle over raw bytes.
+    """The network of a bundle over raw bytes; `predict` is the same over arrays, `[B, ...]` to `[B, ...]`.
 
     Args:
         bundle: The bundle's folder.
@@ -23,7 +23,7 @@ class Network:
 
     def __init__(self, bundle: str | Path) -> None:
         predictor = penstock.load(bundle, threads=1)
-        self._predict = predictor.executor.predict
+        self.predict = predictor.executor.predict
         self._dtype = predictor.application.input.numpy_dtype
         self._shape = predictor.application.input.shape
         self._reply_nbytes = predictor.application.output.nbytes
@@ -32,12 +32,12 @@ class Network:
         """One batch: the raw bytes of each input to the raw bytes of each output."""
         # A bytearray, because torch wants memory that can be written.
         chunks = np.frombuffer(bytearray().join(bodies), self._dtype).reshape(len(bodies), *self._shape)
-        outputs = self._predict(chunks).tobytes()
+        outputs = self.predict(chunks).tobytes()
         return [outputs[start : start + self._reply_nbytes] for start in range(0, len(outputs), self._reply_nbytes)]
 
 
 def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line that every peer's server.py understands: bundle, port, max_batch, max_wait_ms.
+    """The command line that every peer's server.py understands: see `Tuned`.
 
     Args:
         argv: The arguments; this process's by default.
@@ -47,4 +47,6 @@ def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-wait-ms", type=float, default=0.0)
+    parser.add_argument("--max-queue-ms", type=float, default=45.0)
+    parser.add_argument("--max-queue", type=int, default=1024)
     return parser.parse_args(argv)
