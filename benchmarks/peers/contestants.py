@@ -17,13 +17,11 @@ class Tuned:
     Args:
         max_batch: The largest batch, in rows.
         max_wait_ms: How long a batch waits to fill, in milliseconds.
-        max_queue_ms: A request that has waited longer is refused, where the server can do that.
         max_queue: With so many waiting, more are refused, where the server can do that.
     """
 
     max_batch: int
     max_wait_ms: float = 0.0
-    max_queue_ms: float = 45.0
     max_queue: int = 1024
 
 
@@ -67,7 +65,6 @@ class Contestant:
             f"--port={port}",
             f"--max-batch={tuned.max_batch}",
             f"--max-wait-ms={tuned.max_wait_ms:g}",
-            f"--max-queue-ms={tuned.max_queue_ms:g}",
             f"--max-queue={tuned.max_queue}",
         ]
 
@@ -94,6 +91,18 @@ CONTESTANTS = (
         # No JSON before the tensor's bytes.
         headers="Inference-Header-Content-Length: 0\r\n",
         tuned={"cnn": Tuned(max_batch=64), "mlp": Tuned(max_batch=32)},
+    ),
+    Contestant(
+        name="fastapi",
+        label="FastAPI",
+        path="/predict",
+        tuned={"cnn": Tuned(max_batch=32), "mlp": Tuned(max_batch=32)},
+    ),
+    Contestant(
+        name="litserve",
+        label="LitServe",
+        path="/predict",
+        tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1), "mlp": Tuned(max_batch=32, max_wait_ms=1)},
     ),
 )
 

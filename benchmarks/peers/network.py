@@ -47,6 +47,5 @@ def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-wait-ms", type=float, default=0.0)
-    parser.add_argument("--max-queue-ms", type=float, default=45.0)
     parser.add_argument("--max-queue", type=int, default=1024)
     return parser.parse_args(argv)

@@ -23,7 +23,7 @@ output {{ name: "output" data_type: TYPE_FP32 dims: {output_dims} }}
 instance_group {{ kind: KIND_CPU count: 1 }}
 dynamic_batching {{
   max_queue_delay_microseconds: {max_wait_us}
-  default_queue_policy {{ timeout_action: REJECT default_timeout_microseconds: {queue_us} allow_timeout_override: false }}
+  default_queue_policy {{ max_queue_size: {max_queue} }}
 }}
 parameters {{ key: "bundle" value {{ string_value: "{bundle}" }} }}
 """
@@ -40,7 +40,7 @@ def main() -> None:
         input_dims=list(manifest.input.shape),
         output_dims=list(manifest.output.shape),
         max_wait_us=round(given.max_wait_ms * 1000),
-        queue_us=round(given.max_queue_ms * 1000),
+        max_queue=given.max_queue,
         bundle=given.bundle.resolve(),
     )
     repository = Path(sys.prefix) / "repository"
