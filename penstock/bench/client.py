@@ -37,6 +37,7 @@ class Target:
         requests: Whole HTTP requests, one for each golden example.
         answers: `[g, ...]`, what each must be answered with as raw bytes; None to check nothing.
         tolerance: The largest difference of a right answer.
+        preamble_nbytes: What precedes the raw bytes in every answer's body, where a server puts its own description.
     """
 
     host: str
@@ -44,6 +45,7 @@ class Target:
     requests: tuple[bytes, ...]
     answers: Array | None
     tolerance: float
+    preamble_nbytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,10 +208,12 @@ class _Sender:
         answers = self.job.target.answers
         if answers is None or not entries:
             return 0, 0
-        nbytes = answers[0].nbytes
+        start = self.job.target.preamble_nbytes
+        nbytes = start + answers[0].nbytes
         short = sum(len(entry[4]) != nbytes for entry in entries)
         whole = [entry for entry in entries if len(entry[4]) == nbytes]
-        given = np.frombuffer(b"".join(entry[4] for entry in whole), answers.dtype).reshape(len(whole), -1)
+        given = np.frombuffer(b"".join(entry[4][start:] for entry in whole), answers.dtype)
+        given = given.reshape(len(whole), answers[0].size)
         golden = answers.reshape(len(answers), -1)[[entry[2] for entry in whole]]
         # Written so that NaN counts as a difference.
         same = (np.abs(given.astype(np.float64) - golden) <= self.job.target.tolerance).all(1)
@@ -244,12 +248,13 @@ class _Connection(asyncio.Protocol):
         if head < 0:
             self._buffer = buffer
             return
-        length_at = buffer.find(b"Content-Length: ", 0, head)
+        # From the line's start: there are headers whose names end like this one.
+        length_at = buffer.find(b"\r\nContent-Length: ", 0, head)
         if length_at < 0:
-            length_at = buffer.lower().find(b"content-length: ", 0, head)
+            length_at = buffer.lower().find(b"\r\ncontent-length: ", 0, head)
         assert length_at >= 0, buffer[:head]
-        end = buffer.find(b"\r", length_at)
-        whole = head + 4 + int(buffer[length_at + 16 : end])
+        end = buffer.find(b"\r", length_at + 2)
+        whole = head + 4 + int(buffer[length_at + 18 : end])
         if len(buffer) < whole:
             self._buffer = buffer
             return

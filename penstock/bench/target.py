@@ -55,11 +55,11 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
     )
 
 
-def request_bytes(host: str, port: int, path: str, content: bytes, content_type: str) -> bytes:
-    """A whole POST request."""
+def request_bytes(host: str, port: int, path: str, content: bytes, content_type: str, headers: str = "") -> bytes:
+    """A whole POST request; `headers` are more lines of its head, each ended by CRLF."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {content_type}\r\n"
-        f"Accept: application/octet-stream\r\nContent-Length: {len(content)}\r\n\r\n"
+        f"Accept: application/octet-stream\r\nContent-Length: {len(content)}\r\n{headers}\r\n"
     )
     return head.encode() + content
 

@@ -1,0 +1,51 @@
+"""Write the bundles that servers are compared with: random weights from a seed, nothing is trained.
+
+python -m benchmarks.models.write --to runs/models [--seed 0]
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from penstock import Bundle
+from penstock.core.application import find_application
+
+HERE = Path(__file__).parent
+MODELS = ("cnn", "mlp")
+EXAMPLES = 32
+
+
+def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
+    """The bundle of one of the models with random weights and random golden examples.
+
+    Args:
+        model: One of `MODELS`.
+        folder: Where the bundle goes; a bundle that is there is replaced.
+        seed: Of the weights and of the examples.
+
+    Raises:
+        BundleError: The folder is taken by something else.
+    """
+    found = find_application(str(HERE / f"{model}.py"))
+    torch.manual_seed(seed)
+    network = found.model()
+    spec = found.application.input
+    examples = np.random.default_rng(seed).integers(0, 256, (EXAMPLES, *spec.shape)).astype(spec.dtype)
+    return Bundle.write(found, network, examples, to=folder)
+
+
+def main() -> None:
+    """Write both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--to", type=Path, default=Path("runs/models"))
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    for model in MODELS:
+        bundle = write_bundle(model, given.to / model, given.seed)
+        print(f"{bundle.folder}: {bundle.manifest.parameters:,} parameters")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Mosec: HTTP and batching in Rust, the network in one worker process behind a Unix socket."""
+
+import sys
+from typing import Any, final
+
+from mosec import Server, Worker
+
+from benchmarks.peers.network import Network, peer_arguments
+
+
+@final
+class Predict(Worker):
+    resp_mime_type = "application/octet-stream"
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The worker's process is a fresh one that was started with the same command line.
+        self._network = Network(peer_arguments().bundle)
+
+    def deserialize(self, data: bytes) -> bytes:
+        return data
+
+    def forward(self, data: list[bytes]) -> list[bytes]:
+        return self._network.answer(data)
+
+    def serialize(self, data: Any) -> bytes:
+        return data
+
+
+if __name__ == "__main__":
+    given = peer_arguments()
+    server = Server()
+    server.append_worker(
+        Predict, num=1, max_batch_size=given.max_batch, max_wait_time=round(given.max_wait_ms), route="/predict"
+    )
+    sys.exit(server.run())

@@ -1,0 +1,51 @@
+"""The network that every peer serves: loaded from the same bundle, on one thread, from request bodies to reply bodies."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+import penstock
+
+
+@final
+class Network:
+    """The network of a bundle over raw bytes; `predict` is the same over arrays, `[B, ...]` to `[B, ...]`.
+
+    Args:
+        bundle: The bundle's folder.
+
+    Raises:
+        BundleError: It is damaged, or its answers are not the recorded ones.
+    """
+
+    def __init__(self, bundle: str | Path) -> None:
+        predictor = penstock.load(bundle, threads=1)
+        self.predict = predictor.executor.predict
+        self._dtype = predictor.application.input.numpy_dtype
+        self._shape = predictor.application.input.shape
+        self._reply_nbytes = predictor.application.output.nbytes
+
+    def answer(self, bodies: Sequence[bytes | bytearray | memoryview]) -> list[bytes]:
+        """One batch: the raw bytes of each input to the raw bytes of each output."""
+        # A bytearray, because torch wants memory that can be written.
+        chunks = np.frombuffer(bytearray().join(bodies), self._dtype).reshape(len(bodies), *self._shape)
+        outputs = self.predict(chunks).tobytes()
+        return [outputs[start : start + self._reply_nbytes] for start in range(0, len(outputs), self._reply_nbytes)]
+
+
+def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line that every peer's server.py understands: see `Tuned`.
+
+    Args:
+        argv: The arguments; this process's by default.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument("--max-wait-ms", type=float, default=0.0)
+    parser.add_argument("--max-queue", type=int, default=1024)
+    return parser.parse_args(argv)

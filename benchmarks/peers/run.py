@@ -1,0 +1,191 @@
+"""Penstock beside other servers: the same network, the same requests, one core for the server, the other for the load.
+
+python -m benchmarks.peers.run [--only NAME ...] [--model cnn|mlp] [--repeat 5] [--seconds 3] [--out FILE]
+
+Every repetition starts each server anew, one after the other, so that what changes on the machine meanwhile meets all
+of them alike. An answer that is not the golden one ends the run.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.models.write import MODELS, write_bundle
+from benchmarks.peers.asked import checked_target
+from benchmarks.peers.contestants import HOME, PENSTOCK, Contestant, chosen
+from benchmarks.peers.processes import make_environment, running
+from penstock.bench.client import Target
+from penstock.bench.load import Load, find_goodput, measure
+from penstock.bench.results import Line, Peer, line_of
+from penstock.core.errors import PenstockError
+
+SERVER_CORE, LOAD_CORE = 0, 1
+BUDGET_MS = 50.0
+CLOSED_CONNECTIONS = 64
+OPEN_CONNECTIONS = 512
+# Above the closed loop's rate, where larger batches can come together.
+HIGHEST_OVER_CLOSED = 1.3
+OVERLOADS = (1.5, 3.0)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One of the figures that are measured.
+
+    Args:
+        heading: Of its column.
+        workload: What is put on the server.
+        metric: What the number is.
+    """
+
+    heading: str
+    workload: str
+    metric: str
+
+
+CLOSED = Figure(
+    heading="closed loop",
+    workload=f"closed loop, {CLOSED_CONNECTIONS} connections",
+    metric="right answers a second",
+)
+BEST = Figure(
+    heading=f"within {BUDGET_MS:g} ms",
+    workload=f"open loop, {OPEN_CONNECTIONS} connections",
+    metric=f"highest Poisson rate with 99% of all requests answered within {BUDGET_MS:g} ms",
+)
+OVERLOADED = tuple(
+    Figure(
+        heading=f"at {factor:g}x",
+        workload=f"open loop at {factor:g} times its own best rate, {OPEN_CONNECTIONS} connections",
+        metric=f"right answers within {BUDGET_MS:g} ms a second",
+    )
+    for factor in OVERLOADS
+)
+FIGURES = (CLOSED, BEST, *OVERLOADED)
+
+Values = dict[tuple[Contestant, Figure], list[float]]
+
+
+def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Figure, float]:
+    """Every figure of a running server once, in requests a second.
+
+    Raises:
+        BenchError: An answer was wrong, or none came.
+    """
+    load = Load(
+        rate=None, connections=CLOSED_CONNECTIONS, seconds=seconds, cpus=frozenset({LOAD_CORE}), seed=1000 * seed
+    )
+    closed = measure(target, load).answered_a_second
+    open_load = replace(load, connections=OPEN_CONNECTIONS)
+    best, _ = find_goodput(
+        target, open_load, budget_ms=BUDGET_MS, highest=closed * HIGHEST_OVER_CLOSED, say=lambda text: say(f"  {text}")
+    )
+    figures = {CLOSED: closed, BEST: best}
+    for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
+        # A server that keeps the budget at no rate has no rate of its own to be overloaded at.
+        measured = measure(target, replace(open_load, rate=factor * best)) if best else None
+        figures[figure] = measured.goodput(BUDGET_MS) if measured else 0.0
+    return figures
+
+
+def compare(model: str, contestants: Sequence[Contestant], repeat: int, seconds: float, say: Say) -> Values:
+    """Every figure of every server, repeated and interleaved; ends early, with what there is, on Ctrl-C."""
+    bundle = write_bundle(model, HOME / "bundles" / model).folder
+    values: Values = {(contestant, figure): [] for contestant in contestants for figure in FIGURES}
+    try:
+        for repetition in range(repeat):
+            for contestant in contestants:
+                with running(contestant, model, bundle, SERVER_CORE) as port:
+                    target = checked_target(contestant, model, bundle, port)
+                    say(f"{model}, {contestant.label}, {repetition + 1} of {repeat}: answers are the golden ones")
+                    figures = measure_once(target, seconds, repetition, say)
+                say("  " + ", ".join(f"{figure.heading} {value:,.0f}/s" for figure, value in figures.items()))
+                for figure, value in figures.items():
+                    values[contestant, figure].append(value)
+    except KeyboardInterrupt:
+        say("Interrupted; what was measured until here:")
+    return {key: measured for key, measured in values.items() if measured}
+
+
+def lines_of(model: str, values: Values, command: str) -> list[Line]:
+    """A line of data for each server and figure; Penstock's beside the best peer's."""
+    lines: list[Line] = []
+    for (contestant, figure), measured in values.items():
+        median = float(np.median(measured))
+        others = [
+            (float(np.median(theirs)), other.label)
+            for (other, same), theirs in values.items()
+            if same == figure and other is not PENSTOCK
+        ]
+        peer = None
+        if contestant is PENSTOCK and others and max(others)[0] > 0:
+            best, label = max(others)
+            peer = Peer(name=label, median=best, ratio=median / best)
+        workload = f"{model} served by {contestant.label} on one core, {figure.workload}"
+        lines.append(
+            line_of(
+                measured,
+                id=None,
+                workload=workload,
+                metric=figure.metric,
+                unit="requests/s",
+                command=command,
+                peer=peer,
+            )
+        )
+    return lines
+
+
+def table_of(model: str, values: Values) -> Table:
+    """Medians, with the 10th and 90th percentile under them."""
+    table = Table("server", title=f"{model}: requests/s, median (10th to 90th percentile)")
+    for figure in FIGURES:
+        table.add_column(figure.heading, justify="right")
+    for contestant in dict.fromkeys(contestant for contestant, _ in values):
+        cells: list[str] = []
+        for figure in FIGURES:
+            low, median, high = np.percentile(values[contestant, figure], (10, 50, 90))
+            cells.append(f"{median:,.0f} ({low:,.0f} to {high:,.0f})")
+        table.add_row(contestant.label, *cells)
+    return table
+
+
+def main() -> None:
+    """Read the command line, compare, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.run", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], help="a server's name; may be given several times")
+    parser.add_argument("--model", choices=MODELS, action="append", help="both by default")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long each load is measured")
+    parser.add_argument("--out", type=Path, help="a file to which a JSON line for each server and figure is appended")
+    given = parser.parse_args()
+    # The servers are ended on SIGTERM as on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(highlight=False, soft_wrap=True)
+    command = " ".join(["python -m benchmarks.peers.run", *sys.argv[1:]])
+    try:
+        contestants = chosen(given.only)
+        for contestant in contestants:
+            make_environment(contestant, console.print)
+        for model in given.model or MODELS:
+            values = compare(model, contestants, given.repeat, given.seconds, console.print)
+            console.print(table_of(model, values))
+            if given.out is not None:
+                with given.out.open("a") as sink:
+                    sink.writelines(json.dumps(asdict(line)) + "\n" for line in lines_of(model, values, command))
+    except PenstockError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

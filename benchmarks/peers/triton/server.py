@@ -1,0 +1,71 @@
+"""Triton Inference Server with its Python backend: writes a model repository and becomes the server."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from benchmarks.peers.contestants import ROOT
+from benchmarks.peers.network import peer_arguments
+from penstock.core.bundle import read_bundle
+
+HERE = Path(__file__).parent
+# The stub is linked with the system's own Python 3.11 and finds its modules by this version.
+STUB_PYTHON = "3.11"
+HTTP_THREADS = 1
+
+CONFIG = """\
+name: "{name}"
+backend: "python"
+max_batch_size: {max_batch}
+input {{ name: "input" data_type: TYPE_UINT8 dims: {input_dims} }}
+output {{ name: "output" data_type: TYPE_FP32 dims: {output_dims} }}
+instance_group {{ kind: KIND_CPU count: 1 }}
+dynamic_batching {{
+  max_queue_delay_microseconds: {max_wait_us}
+  default_queue_policy {{ max_queue_size: {max_queue} }}
+}}
+parameters {{ key: "bundle" value {{ string_value: "{bundle}" }} }}
+"""
+
+
+def main() -> None:
+    given = peer_arguments()
+    site = next(place for place in map(Path, sys.path) if (place / "pytriton").is_dir())
+    triton = site / "pytriton" / "tritonserver"
+    manifest = read_bundle(given.bundle).manifest
+    config = CONFIG.format(
+        name=manifest.name,
+        max_batch=given.max_batch,
+        input_dims=list(manifest.input.shape),
+        output_dims=list(manifest.output.shape),
+        max_wait_us=round(given.max_wait_ms * 1000),
+        max_queue=given.max_queue,
+        bundle=given.bundle.resolve(),
+    )
+    repository = Path(sys.prefix) / "repository"
+    shutil.rmtree(repository, ignore_errors=True)
+    version = repository / manifest.name / "1"
+    version.mkdir(parents=True)
+    shutil.copy(HERE / "model.py", version)
+    modules_at = [str(ROOT), *(place for place in sys.path if place.endswith("site-packages"))]
+    (version / "path.txt").write_text("\n".join(modules_at))
+    (repository / manifest.name / "config.pbtxt").write_text(config)
+    # As pytriton does it: the stub finds its libraries by its place in this tree.
+    stub = triton / "python_backend_stubs" / STUB_PYTHON / "triton_python_backend_stub"
+    shutil.copy(stub, triton / "backends" / "python")
+    arguments = [
+        str(triton / "bin" / "tritonserver"),
+        f"--model-repository={repository}",
+        f"--backend-directory={triton / 'backends'}",
+        "--http-address=127.0.0.1",
+        f"--http-port={given.port}",
+        f"--http-thread-count={HTTP_THREADS}",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+    ]
+    os.execv(arguments[0], arguments)
+
+
+if __name__ == "__main__":
+    main()
