@@ -213,8 +213,8 @@ def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
 
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
-    from penstock.runtime.executor import TorchExecutor
     from penstock.runtime.load import load_weights, network_of
+    from penstock.runtime.torch_executor import TorchExecutor
 
     network = network_of(found)
     load_weights(network, files.weights)

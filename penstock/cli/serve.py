@@ -23,6 +23,12 @@ def serve(
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
     latency_ms: Annotated[float, typer.Option(help="The latency budget of a request that names none.")] = 50.0,
     max_batch: Annotated[int | None, typer.Option(help="Hold batches to this many rows; the budget decides.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can.")
+    ] = "auto",
+    cache: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE", help="Where exported networks are kept.")
+    ] = Path("~/.cache/penstock"),
     app: Annotated[str | None, typer.Option(metavar="REF", help="Where the application is now, if it moved.")] = None,
     accept_changed_app: Annotated[bool, typer.Option(help="Take an application whose sources changed.")] = False,
     frontends: Annotated[
@@ -60,6 +66,8 @@ def serve(
         port=port,
         latency_ms=latency_ms,
         max_batch=max_batch,
+        executor=executor,
+        cache=cache.expanduser(),
         app=app,
         accept_changed_app=accept_changed_app,
         frontends=frontends,

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from penstock.core.application import Application, FoundApplication
-from penstock.core.errors import BundleCorrupt, BundleError, SourcesChanged
+from penstock.core.application import Application, FoundApplication, find_application
+from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
 
@@ -196,6 +196,24 @@ def read_manifest(folder: Path) -> Manifest:
         )
         raise BundleError(f"{folder} is not a bundle (no {MANIFEST}){hint}.")
     return _manifest(folder / MANIFEST)
+
+
+def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
+    """The application of a bundle: where it was when the bundle was written, or where `app` says.
+
+    Raises:
+        BundleError: The bundle does not know, because it was made in a notebook.
+        ApplicationError: It is not there.
+    """
+    reference = app or files.manifest.reference
+    if not reference:
+        raise BundleError("the bundle does not say where its application is; name it with --app (app=...).")
+    try:
+        return find_application(reference)
+    except ApplicationError as error:
+        if app:
+            raise
+        raise ApplicationError(f"{error} If the application is elsewhere now, name it with --app (app=...).") from error
 
 
 def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden) -> BundleFiles:

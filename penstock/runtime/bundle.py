@@ -18,8 +18,8 @@ from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundl
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
-from penstock.runtime.executor import TorchExecutor
 from penstock.runtime.load import as_found, network_of
+from penstock.runtime.torch_executor import TorchExecutor
 
 TOLERANCE_FP32 = 1e-4
 GOLDEN_EXAMPLES = 32

@@ -6,12 +6,9 @@ keeps a state for each and clears it where a row is `fresh`.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import nn
 
 from penstock.core.spec import Array, TensorSpec
 
@@ -63,35 +60,3 @@ class Executor(ABC):
     @abstractmethod
     def step(self, batch: Batch) -> Result:
         """Run the network once for the rows of the batch."""
-
-
-@final
-class TorchExecutor(Executor):
-    """A one-shot network on the CPU, without graphs: any number of rows, no padding.
-
-    Args:
-        module: The network, in evaluation mode.
-        input: One raw input chunk.
-        output: One output chunk.
-        max_rows: The largest batch.
-    """
-
-    def __init__(self, module: nn.Module, input: TensorSpec, output: TensorSpec, max_rows: int = 1024) -> None:
-        self.input = input
-        self.output = output
-        self.max_rows = max_rows
-        self._serve = served_function(module)
-
-    def step(self, batch: Batch) -> Result:
-        """Run the network once for the rows of the batch."""
-        return Result(output_B=self.predict(batch.chunk_B))
-
-    def predict(self, chunk_B: Array) -> Array:
-        """The network's outputs `[B, *output.shape]` for raw inputs `[B, *input.shape]`."""
-        with torch.inference_mode():
-            return self._serve(torch.from_numpy(chunk_B)).numpy()
-
-
-def served_function(module: nn.Module) -> Any:
-    """The function of a network that is served: its `predict` where it has one, else its `forward`."""
-    return getattr(module, "predict", module)

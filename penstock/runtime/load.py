@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.core.application import Application, FoundApplication, find_application, reply_of
-from penstock.core.bundle import BundleFiles, read_bundle
+from penstock.core.application import Application, FoundApplication, reply_of
+from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.executor import TorchExecutor
+from penstock.runtime.torch_executor import TorchExecutor
 
 _DIFFERENCES_NAMED = 3
 
@@ -109,24 +109,6 @@ def load(
     executor = TorchExecutor(module, application.input, application.output)
     files.golden.check(executor.predict)
     return Predictor(application=application, files=files, module=module, executor=executor)
-
-
-def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
-    """The application of a bundle: where it was when the bundle was written, or where `app` says.
-
-    Raises:
-        BundleError: The bundle does not know, because it was made in a notebook.
-        ApplicationError: It is not there.
-    """
-    reference = app or files.manifest.reference
-    if not reference:
-        raise BundleError("the bundle does not say where its application is; name it with --app (app=...).")
-    try:
-        return find_application(reference)
-    except ApplicationError as error:
-        if app:
-            raise
-        raise ApplicationError(f"{error} If the application is elsewhere now, name it with --app (app=...).") from error
 
 
 def as_found(application: Application) -> FoundApplication:

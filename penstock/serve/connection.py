@@ -77,6 +77,11 @@ class Connection(asyncio.Protocol):
         self.heard_s = self._clock_s()
         if self._refusal is not None:
             return  # what it still sends is read and dropped, so that it gets to read why
+        if self._current is None and not self._waiting and (request := self._reader.known(data)) is not None:
+            # Nearly every request of a client that stays: whole, alone, and with a head that was seen before.
+            self._start(request)
+            self._proceed()
+            return
         requests, refusal = self._reader.feed(data)
         if requests:
             self._waiting.extend(requests)
@@ -138,14 +143,7 @@ class Connection(asyncio.Protocol):
     def _proceed(self) -> None:
         # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead.
         while self._current is None and self._waiting and self._transport is not None:
-            self._current = self._waiting.popleft()
-            self._continued = False
-            self._inside = True
-            cancel = self._handle(self._current, self._answer)
-            self._inside = False
-            if self.answering:
-                self._cancel = cancel
-                return
+            self._start(self._waiting.popleft())
         if self._transport is None or self._current is not None:
             return
         if self._refusal is not None:
@@ -154,6 +152,15 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         elif self._paused:
             self._resume()
+
+    def _start(self, request: Request) -> None:
+        self._current = request
+        self._continued = False
+        self._inside = True
+        cancel = self._handle(request, self._answer)
+        self._inside = False
+        if self.answering:
+            self._cancel = cancel
 
     def _answer(self, response: Response) -> None:
         request = self._current

@@ -4,14 +4,12 @@ import asyncio
 import logging
 import os
 import time
+from pathlib import Path
 from typing import final
 
-import numpy as np
-import torch
-
+from penstock.core.application import Application
 from penstock.core.errors import ServeError
-from penstock.core.spec import Array
-from penstock.runtime.load import Predictor, load
+from penstock.runtime.serving import Runnable, as_choice, make_runnable
 from penstock.serve.engine import Engine
 from penstock.serve.engines import Engines
 from penstock.serve.messages import Loaded, Order
@@ -23,11 +21,6 @@ log = logging.getLogger(__name__)
 # The table takes at most this much memory, and never more slots than this.
 TABLE_BYTES = 256 << 20
 MOST_SLOTS = 4096
-# By what share more threads must shorten a batch of so many rows to be used.
-WORTHWHILE_THREADS = 0.75
-TRIED_ROWS = 16
-TRIED_RUNS = 5
-TRIED_S = 0.1
 
 
 @final
@@ -42,7 +35,6 @@ class EngineHost:
     def __init__(self, settings: Settings, *, shared: bool) -> None:
         self._settings = settings
         self._shared = shared
-        self._threads_chosen = False
         self.engines = Engines(time.monotonic_ns)
         self.by_key: dict[int, Engine] = {}
 
@@ -57,28 +49,24 @@ class EngineHost:
         """
         settings = self._settings
         if self.by_key or self._shared:
-            predictor = await asyncio.to_thread(self._predictor, order)
+            runnable = await asyncio.to_thread(self._runnable, order)
         else:
-            predictor = self._predictor(order)
-        if not self._threads_chosen:
-            self._threads_chosen = True
-            choose_threads(predictor, len(os.sched_getaffinity(0)))
-        layout = _layout(predictor, settings.frontend_processes or 1)
+            runnable = self._runnable(order)
+        layout = _layout(runnable.application, settings.frontend_processes or 1)
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
         engine = Engine(
-            predictor.executor,
+            runnable.executor,
             table,
             budget_ns=settings.budget_ns,
             clock_ns=time.monotonic_ns,
             max_rows=settings.max_batch,
         )
-        for _ in engine.measuring(predictor.files.golden.inputs[0]):
+        for _ in engine.measuring(runnable.files.golden.inputs[0]):
             await asyncio.sleep(0)
-        name = order.name or predictor.application.name
+        name = order.name or runnable.application.name
         log.info(
-            "%s measured on %d threads: 1 row %.2f ms, %d rows %.2f ms, the largest batch within %g ms",
+            "%s measured: 1 row %.2f ms, %d rows %.2f ms, the largest batch within %g ms",
             name,
-            torch.get_num_threads(),
             engine.costs.of(1) / 1e6,
             engine.costs.largest,
             engine.costs.of(engine.costs.largest) / 1e6,
@@ -86,7 +74,7 @@ class EngineHost:
         )
         self.by_key[order.key] = engine
         self.engines.add(order.key, engine)
-        manifest = predictor.files.manifest
+        manifest = runnable.files.manifest
         loaded = Loaded(
             order=Order(key=order.key, name=name, version=order.version, bundle=order.bundle),
             slots=layout.slots,
@@ -101,41 +89,19 @@ class EngineHost:
         if self.by_key.pop(key, None) is not None:
             self.engines.remove(key)
 
-    def _predictor(self, order: Order) -> Predictor:
-        return load(order.bundle, app=self._settings.app, accept_changed=self._settings.accept_changed_app)
+    def _runnable(self, order: Order) -> Runnable:
+        settings = self._settings
+        return make_runnable(
+            Path(order.bundle),
+            app=settings.app,
+            accept_changed=settings.accept_changed_app,
+            choice=as_choice(settings.executor),
+            cache=settings.cache,
+            cores=len(os.sched_getaffinity(0)),
+        )
 
 
-def choose_threads(predictor: Predictor, cores: int) -> None:
-    """Give the network all cores if that makes a batch clearly faster, else one.
-
-    Threads that gain little cost much as soon as anything else runs on the machine: each waits for the slowest.
-    """
-    example = predictor.files.golden.inputs[:1]
-    batch = np.repeat(example, TRIED_ROWS, 0)
-    times_s = {threads: _batch_s(predictor, batch, threads) for threads in {cores, 1}}
-    threads = cores if times_s[cores] < WORTHWHILE_THREADS * times_s[1] else 1
-    torch.set_num_threads(threads)
-    log.info(
-        "%d rows take %s; the network gets %d threads",
-        TRIED_ROWS,
-        ", ".join(f"{seconds * 1e3:.2f} ms with {count}" for count, seconds in sorted(times_s.items())),
-        threads,
-    )
-
-
-def _batch_s(predictor: Predictor, batch: Array, threads: int) -> float:
-    torch.set_num_threads(threads)
-    times_s: list[float] = []
-    # The first run allocates; a network that takes long is judged by fewer runs.
-    while len(times_s) <= TRIED_RUNS and sum(times_s) < TRIED_S:
-        start_s = time.perf_counter()
-        predictor.executor.predict(batch)
-        times_s.append(time.perf_counter() - start_s)
-    return float(np.median(times_s[1:] or times_s))
-
-
-def _layout(predictor: Predictor, frontends: int) -> TableLayout:
-    application = predictor.application
+def _layout(application: Application, frontends: int) -> TableLayout:
     chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
     each = min(MOST_SLOTS, TABLE_BYTES // chunk_bytes) // frontends
     if each < 1:

@@ -182,7 +182,8 @@ class Frontend:
         ticket.done = None
         ticket.ended = True
         self._cancel_deadlines(ticket.slot)
-        self._release_if_over(ticket.slot)
+        if self._is_last(ticket, self._taken[ticket.slot]):
+            self._release(ticket)
         self._wake()
 
     def fail(self, status: int) -> None:
@@ -233,11 +234,12 @@ class Frontend:
         if ticket is None or self._produced[slot] == taken:
             return  # named by the ring for the front-end that was here before
         entry = slot * self._chunks + taken % self._chunks
+        last = self._is_last(ticket, taken + 1)
         if ticket.done is not None:
-            last = self._is_last(ticket, taken + 1)
             ticket.done(self._status[entry], self._output[entry, : self._output_length[entry]], last)
         self._taken[slot] = taken + 1
-        self._release_if_over(slot)
+        if last:
+            self._release(ticket)
 
     def _is_last(self, ticket: Ticket, taken: int) -> bool:
         slot = ticket.slot
@@ -248,12 +250,10 @@ class Frontend:
             and not self._busy[slot]
         )
 
-    def _release_if_over(self, slot: int) -> None:
-        ticket = self._tickets[slot]
-        if ticket is not None and self._is_last(ticket, self._taken[slot]):
-            self._tickets[slot] = None
-            self._held[ticket.background] -= 1
-            self._free.append(slot)
+    def _release(self, ticket: Ticket) -> None:
+        self._tickets[ticket.slot] = None
+        self._held[ticket.background] -= 1
+        self._free.append(ticket.slot)
 
     def _admit(self, left_ns: int, budget_ns: int, background: bool) -> None:
         # The second class waits behind everybody, the first only behind itself.

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from penstock.core.errors import ServeError
 
-_PATHS = ("models", "api_keys", "tls_certificate", "tls_key")
+_PATHS = ("cache", "models", "api_keys", "tls_certificate", "tls_key")
 # Up to so many cores, a process of its own for the front-end costs more than it gains.
 CORES_SHARED = 2
 MOST_FRONTENDS = 64
@@ -26,6 +26,8 @@ class Settings:
         grpc_port: The port of gRPC; None for none.
         latency_ms: The budget of a request that names none, in milliseconds.
         max_batch: A limit of the batch below what the budget allows; None for no other.
+        executor: What runs the networks on a CPU: `"auto"`, `"onnx"` or `"torch"`.
+        cache: The folder where exported graphs are kept.
         app: Where the application is now, if it moved; for one bundle alone.
         accept_changed_app: Take an application whose sources changed, as long as the golden examples agree.
         frontends: Front-end processes; 0 for one that shares the engine's process, None for what suits the machine.
@@ -49,6 +51,8 @@ class Settings:
     grpc_port: int | None = None
     latency_ms: float = 50.0
     max_batch: int | None = None
+    executor: str = "auto"
+    cache: Path = Path("~/.cache/penstock")
     app: str | None = None
     accept_changed_app: bool = False
     frontends: int | None = None

@@ -157,6 +157,10 @@ class RequestReader:
         self.expects_continue = False
         self.begun = False
 
+    def known(self, data: bytes) -> Request | None:
+        """The request that the bytes are, if they are one and whole, its head is known and nothing is left over."""
+        return None if self.begun or self._refusal is not None else self._known.request(data)
+
     def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
         """Take bytes in.
 
@@ -165,8 +169,6 @@ class RequestReader:
         """
         # At the start of a request, nothing being left over from the one before.
         fresh = not self.begun and self._refusal is None
-        if fresh and (request := self._known.request(data)) is not None:
-            return [request], None
         if self._refusal is None:
             self.begun = True
             try:

@@ -257,7 +257,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 )
 def test_a_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
     bundle = write_doubler(tmp_path, sleep_s=0.01)
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *options]
+    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", "--executor", "torch", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert sentence in done.stderr

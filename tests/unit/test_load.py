@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.core.application import find_application
+from penstock.core.bundle import found_for
 from penstock.core.decode import decode_image
 from penstock.core.errors import (
     ApplicationError,
@@ -24,7 +25,7 @@ from penstock.core.errors import (
 )
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.bundle import Bundle
-from penstock.runtime.load import found_for, load, load_weights
+from penstock.runtime.load import load, load_weights
 from tests.support.small import APP_PY, Small, examples, network, small, write_app, written
 
 DECODING: dict[str, Any] = {"decode": lambda body, _: np.frombuffer(body, "<f4"), "accepts": ("text/plain",)}

@@ -32,7 +32,7 @@ class Plan:
     Args:
         served: By which model.
         content_type: Of the body, in lower case, without parameters.
-        raw_body: Whether any bytes of the right count are a chunk.
+        raw_bytes: Any bytes of this count are a chunk; -1 where they are not.
         raw_reply: Whether raw bytes are wanted back.
         budget_ns: Its own latency budget, or None.
         background: Whether it is of the second class.
@@ -40,7 +40,7 @@ class Plan:
 
     served: Served
     content_type: str
-    raw_body: bool
+    raw_bytes: int
     raw_reply: bool
     budget_ns: int | None
     background: bool
@@ -53,10 +53,11 @@ class Plan:
             InvalidInput: The budget or the priority is none.
         """
         content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+        input = served.application.input
         return cls(
             served,
             content_type,
-            content_type == RAW and served.application.input.takes_any_bytes,
+            input.nbytes if content_type == RAW and input.takes_any_bytes else -1,
             RAW in head.headers.get("accept", ""),
             budget_ns_of(head.headers.get(BUDGET_HEADER)),
             is_background(head.headers.get(PRIORITY_HEADER)),
@@ -69,10 +70,7 @@ class Plan:
             RequestError: It is not what the application takes, or it is refused.
         """
         served, body = self.served, request.body
-        if not (self.raw_body and len(body) == served.application.input.nbytes):
-            chunk = chunk_of(served, self.content_type, body)
-        else:
-            chunk = body
+        chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
         ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background)
         return lambda: served.frontend.cancel(ticket)
 

@@ -1,0 +1,74 @@
+"""Exports a bundle's network as an ONNX graph: `python -m penstock.runtime.export_graph BUNDLE FILE`.
+
+A process of its own: the exporter takes seconds and hundreds of megabytes that a server should not keep, and a second
+export in one process was seen to freeze a dimension without a word.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import PenstockError
+from penstock.runtime.load import Predictor, load
+from penstock.runtime.torch_executor import served_function
+
+# Two, because a batch of one is a constant to the exporter.
+EXAMPLES = 2
+
+
+@final
+class _Served(nn.Module):
+    """The function of a network that is served, as a module of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, chunk_B: Tensor) -> Tensor:
+        return served_function(self.module)(chunk_B)
+
+
+def export_graph(predictor: Predictor, file: Path) -> None:
+    """Write the network of a loaded bundle as an ONNX graph, its first dimension of any size."""
+    golden = predictor.files.golden.inputs
+    chunk_B = torch.from_numpy(golden[[0] * EXAMPLES].copy())
+    program = torch.onnx.export(
+        _Served(predictor.module).eval(),
+        (chunk_B,),
+        input_names=[predictor.application.input.name],
+        output_names=[predictor.application.output.name],
+        dynamic_shapes={"chunk_B": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(file)
+
+
+def main() -> None:
+    """Export, or say on standard error why not."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.runtime.export_graph", description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--app")
+    parser.add_argument("--accept-changed-app", action="store_true")
+    given = parser.parse_args()
+    # The exporter says much about itself; what counts is whether the graph gives the golden answers.
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    try:
+        export_graph(load(given.bundle, app=given.app, accept_changed=given.accept_changed_app), given.file)
+    except PenstockError as error:
+        sys.exit(str(error))
+    except Exception as error:  # noqa: BLE001 - the exporter raises whatever it meets; this is the process's top
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+if __name__ == "__main__":
+    main()

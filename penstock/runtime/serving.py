@@ -1,0 +1,160 @@
+"""A bundle made runnable for a server, by the executor that is fastest where it runs.
+
+On a CPU that is ONNX Runtime over the exported graph: docs/decisions/007-executor.md has the figures. Where a
+network cannot be exported, or its graph gives other answers, torch runs it, and the log says why.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from penstock.core.application import Application
+from penstock.core.bundle import BundleFiles, found_for, read_bundle
+from penstock.core.errors import ServeError
+from penstock.core.spec import Array
+from penstock.runtime.executor import Batch, Executor
+
+log = logging.getLogger(__name__)
+
+Choice = Literal["auto", "onnx", "torch"]
+CHOICES: tuple[Choice, ...] = ("auto", "onnx", "torch")
+
+# By what share more threads must shorten a batch of so many rows to be used.
+WORTHWHILE_THREADS = 0.75
+TRIED_ROWS = 16
+TRIED_RUNS = 5
+TRIED_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runnable:
+    """A verified bundle and what runs its network.
+
+    Args:
+        application: What it is for.
+        files: The bundle.
+        executor: Runs the network.
+    """
+
+    application: Application
+    files: BundleFiles
+    executor: Executor
+
+
+def make_runnable(
+    bundle: Path, *, app: str | None, accept_changed: bool, choice: Choice, cache: Path, cores: int
+) -> Runnable:
+    """Verify a bundle and choose what runs it, on how many threads.
+
+    Args:
+        bundle: Its folder.
+        app: Where the application is now, if it moved.
+        accept_changed: Take an application whose sources changed, as long as the golden examples agree.
+        choice: `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
+        cache: The folder where exported graphs are kept.
+        cores: That the network may use.
+
+    Raises:
+        BundleError: The bundle is damaged, its application changed, or its answers did.
+        ApplicationError: Its application cannot be found.
+        ServeError: ONNX Runtime was asked for and cannot run it.
+    """
+    files = read_bundle(bundle)
+    found = found_for(files, app)
+    files.check_sources(found, accept_changed=accept_changed)
+    if choice != "torch":
+        options = [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
+        executor = _by_onnx(files, cache, options, cores)
+        if isinstance(executor, Executor):
+            return Runnable(application=found.application, files=files, executor=executor)
+        if choice == "onnx":
+            raise ServeError(f"ONNX Runtime cannot run {bundle}: {executor}. Leave out --executor onnx.")
+        log.warning("torch runs %s, since ONNX Runtime cannot: %s", found.application.name, executor)
+    return _by_torch(bundle, app, accept_changed, cores)
+
+
+def _by_onnx(files: BundleFiles, cache: Path, options: list[str], cores: int) -> Executor | str:
+    # Only here: whoever serves on torch alone need not load it.
+    from penstock.runtime.graph import cached_graph, onnx_executor, refuse_graph
+
+    graph = cached_graph(files, cache, options)
+    if isinstance(graph, Path) and isinstance(onnx_executor(files, graph, 1), str):
+        # A file that was cut short, say: made anew, it may be right.
+        graph.unlink(missing_ok=True)
+        graph = cached_graph(files, cache, options)
+    if isinstance(graph, str):
+        return graph
+    made: dict[int, Executor] = {}
+    for threads in {1, cores}:
+        executor = onnx_executor(files, graph, threads)
+        if isinstance(executor, str):
+            refuse_graph(graph, executor)
+            return executor
+        made[threads] = executor
+    return made[_worthwhile_threads(made.__getitem__, files.golden.inputs, cores, "ONNX Runtime")]
+
+
+def _by_torch(bundle: Path, app: str | None, accept_changed: bool, cores: int) -> Runnable:
+    import torch
+
+    from penstock.runtime.load import load
+
+    predictor = load(bundle, app=app, accept_changed=accept_changed)
+
+    def with_threads(threads: int) -> Executor:
+        torch.set_num_threads(threads)
+        return predictor.executor
+
+    with_threads(_worthwhile_threads(with_threads, predictor.files.golden.inputs, cores, "torch"))
+    return Runnable(application=predictor.application, files=predictor.files, executor=predictor.executor)
+
+
+def _worthwhile_threads(made: Callable[[int], Executor], examples: Array, cores: int, runner: str) -> int:
+    """All cores if that makes a batch clearly faster, else one.
+
+    Threads that gain little cost much as soon as anything else runs on the machine: each waits for the slowest.
+    """
+    if cores == 1:
+        return 1
+    batch = Batch(
+        slots_B=np.arange(TRIED_ROWS),
+        chunk_B=np.repeat(examples[:1], TRIED_ROWS, 0),
+        length_B=np.ones(TRIED_ROWS, np.int64),
+        fresh_B=np.ones(TRIED_ROWS, np.bool_),
+    )
+    times_s = {threads: _batch_s(made(threads), batch) for threads in (cores, 1)}
+    threads = cores if times_s[cores] < WORTHWHILE_THREADS * times_s[1] else 1
+    log.info(
+        "%s: %d rows take %s; the network gets %d threads",
+        runner,
+        TRIED_ROWS,
+        ", ".join(f"{seconds * 1e3:.2f} ms with {count}" for count, seconds in sorted(times_s.items())),
+        threads,
+    )
+    return threads
+
+
+def _batch_s(executor: Executor, batch: Batch) -> float:
+    times_s: list[float] = []
+    # The first run allocates; a network that takes long is judged by fewer runs.
+    while len(times_s) <= TRIED_RUNS and sum(times_s) < TRIED_S:
+        start_s = time.perf_counter()
+        executor.step(batch)
+        times_s.append(time.perf_counter() - start_s)
+    return float(np.median(times_s[1:] or times_s))
+
+
+def as_choice(text: str) -> Choice:
+    """A choice by its name.
+
+    Raises:
+        ServeError: There is none of that name.
+    """
+    if text not in CHOICES:
+        raise ServeError(f"--executor is {text!r}; it must be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}.")
+    return text
