@@ -23,6 +23,9 @@ def serve(
     accept_changed_app: Annotated[bool, typer.Option(help="Take an application whose sources changed.")] = False,
     frontends: Annotated[int, typer.Option(help="Front-end processes; 0 shares the engine's own.")] = 0,
     drain_s: Annotated[float, typer.Option(help="How long accepted requests may take after SIGTERM.")] = 10.0,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="The port of gRPC; 0 takes a free one. Without it: none.")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log what was measured and chosen.")] = False,
 ) -> None:
     """Serve a bundle over HTTP, batched under a latency budget. Nothing must be tuned."""
@@ -46,5 +49,6 @@ def serve(
             app=app,
             accept_changed_app=accept_changed_app,
             drain_s=drain_s,
+            grpc_port=grpc_port,
         )
     )

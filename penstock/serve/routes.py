@@ -131,7 +131,7 @@ class Routes:
         elif rest == ["config"]:
             answer(_json(inference_v2.model_config(application.name, *specs, self._max_batch_rows)))
         elif rest == ["stats"]:
-            answer(_json(self._statistics(served)))
+            answer(_json({"model_stats": [statistics.model_statistics(served)]}))
         else:
             raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {request.path!r} is none of them.")
         return None
@@ -177,32 +177,6 @@ class Routes:
             "latency_ms": served.budget_ns / 1e6,
             "bundle": served.manifest.content_hash,
             "metrics": served.manifest.metrics,
-        }
-
-    def _statistics(self, served: Served) -> dict[str, Any]:
-        rows, queue_ns, compute_ns, latency_ns = served.table.sums.tolist()
-
-        def entry(ns: int) -> dict[str, int]:
-            return {"count": rows, "ns": ns}
-
-        nothing = {"count": 0, "ns": 0}
-        return {
-            "model_stats": [
-                {
-                    "name": served.application.name,
-                    "version": "1",
-                    "inference_count": rows,
-                    "execution_count": int(served.table.batch_counts.sum()),
-                    "inference_stats": {
-                        "success": entry(latency_ns),
-                        "fail": {"count": served.counts.failed, "ns": 0},
-                        "queue": entry(queue_ns),
-                        "compute_input": nothing,
-                        "compute_infer": entry(compute_ns),
-                        "compute_output": nothing,
-                    },
-                }
-            ]
         }
 
 

@@ -4,14 +4,16 @@ The engine and the front-end share this process's event loop; the table is in it
 """
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -63,6 +65,7 @@ class Settings:
         app: Where the application is now, if it moved.
         accept_changed_app: Take an application whose sources changed, as long as the golden examples agree.
         drain_s: How long accepted requests may take after SIGTERM, in seconds.
+        grpc_port: The port of the Open Inference Protocol over gRPC; 0 takes a free one, None serves none.
     """
 
     bundle: Path
@@ -73,6 +76,7 @@ class Settings:
     app: str | None = None
     accept_changed_app: bool = False
     drain_s: float = 10.0
+    grpc_port: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_ms <= 600_000:
@@ -81,6 +85,11 @@ class Settings:
             raise ServeError(f"--max-batch is {self.max_batch}; it must be at least 1.")
         if not 0 <= self.port <= 65535:
             raise ServeError(f"--port is {self.port}; it must be from 0 to 65535.")
+        if self.grpc_port is not None:
+            if not 0 <= self.grpc_port <= 65535:
+                raise ServeError(f"--grpc-port is {self.grpc_port}; it must be from 0 to 65535.")
+            if not importlib.util.find_spec("grpc"):
+                raise ServeError("--grpc-port needs packages that are not there; install penstock[grpc].")
 
 
 def serve(settings: Settings) -> None:
@@ -90,6 +99,9 @@ def serve(settings: Settings) -> None:
         PenstockError: The bundle cannot be loaded, the network is slower than the budget, or the port is taken.
     """
     listener = _listener(settings.host, settings.port)
+    if settings.grpc_port is not None:
+        # gRPC shares a port with whoever has it. Another server on it is found here, and only here.
+        _listener(settings.host, settings.grpc_port).close()
     predictor = load(
         settings.bundle,
         app=settings.app,
@@ -141,6 +153,8 @@ class _Server:
         self._signals = 0
         budget_ns = int(settings.latency_ms * 1e6)
         layout = _layout(predictor)
+        self._max_batch_rows = max(1, layout.slots // 4)
+        self._stop_grpc: Callable[[float | None], Coroutine[Any, Any, None]] | None = None
         self._table = SlotTable.private(layout)
         self._engine = Engine(
             predictor.executor,
@@ -176,7 +190,7 @@ class _Server:
         started = time.monotonic()
         self._routes = Routes(
             {predictor.application.name: self._served},
-            max_batch_rows=max(1, layout.slots // 4),
+            max_batch_rows=self._max_batch_rows,
             uptime_s=lambda: time.monotonic() - started,
         )
 
@@ -191,12 +205,30 @@ class _Server:
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"Serving {self._application.name} at http://{shown}:{port}/", flush=True)
+        if self._settings.grpc_port is not None:
+            await self._start_grpc(self._settings.grpc_port)
         sweeper = asyncio.create_task(self._sweep())
         await self._stop.wait()
         log.info("draining: %d requests are being answered", self._served.frontend.in_use)
         await self._drain(loop)
         sweeper.cancel()
         log.info("drained; %d requests were answered in all", self._served.counts.answered)
+
+    async def _start_grpc(self, port: int) -> None:
+        # Here, because the packages of penstock[grpc] need not be there.
+        from penstock.serve.models import FixedModels
+        from penstock.serve.protocols.grpc_v2 import grpc_server
+
+        server = grpc_server(
+            FixedModels({self._application.name: self._served}, lambda: self._routes.draining),
+            host=self._settings.host,
+            port=port,
+            max_message_bytes=self._application.max_body_bytes + MAX_HEAD_BYTES,
+            max_batch_rows=self._max_batch_rows,
+        )
+        await server.start()
+        self._stop_grpc = server.stop
+        print(f"Serving {self._application.name} by gRPC on port {server.port}", flush=True)
 
     def _accept(self) -> None:
         # Every connection that waits, not one a turn of the loop: while a batch runs, many may come.
@@ -227,9 +259,15 @@ class _Server:
         await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
         for connection in list(self._connections):
             connection.close_when_idle()
-        while self._connections and time.monotonic() < end_s and self._signals < 2:
+        ending = loop.create_task(self._stop_grpc(end_s - time.monotonic())) if self._stop_grpc else None
+        while self._connections or not (ending is None or ending.done()):
+            if time.monotonic() >= end_s or self._signals >= 2:
+                break
             await asyncio.sleep(0.005)
         self._abort()
+        if self._stop_grpc and ending:
+            await self._stop_grpc(None)
+            await ending
 
     def _abort(self) -> None:
         for connection in list(self._connections):

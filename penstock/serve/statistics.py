@@ -48,6 +48,30 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
     }
 
 
+def model_statistics(served: Served) -> dict[str, Any]:
+    """The Open Inference Protocol's statistics of a model, cumulative since the start; times in nanoseconds."""
+    rows, queue_ns, compute_ns, latency_ns = served.table.sums.tolist()
+
+    def entry(ns: int) -> dict[str, int]:
+        return {"count": rows, "ns": ns}
+
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "name": served.application.name,
+        "version": "1",
+        "inference_count": rows,
+        "execution_count": int(served.table.batch_counts.sum()),
+        "inference_stats": {
+            "success": entry(latency_ns),
+            "fail": {"count": served.counts.failed, "ns": 0},
+            "queue": entry(queue_ns),
+            "compute_input": nothing,
+            "compute_infer": entry(compute_ns),
+            "compute_output": nothing,
+        },
+    }
+
+
 def exposition(applications: Iterable[Served]) -> bytes:
     """Prometheus's text of every application's metrics."""
     registry = CollectorRegistry(auto_describe=False)

@@ -1,0 +1,360 @@
+"""The Open Inference Protocol, version 2, over gRPC, in the event loop that also serves HTTP."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Awaitable, Callable
+from importlib.metadata import version
+from operator import methodcaller
+from typing import Any, NoReturn, Protocol, TypeVar, final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, ServeError
+from penstock.core.spec import Array
+from penstock.serve.protocols import grpc_v2_pb2 as pb
+from penstock.serve.protocols import inference_v2
+from penstock.serve.protocols.grpc_messages import infer_response, parse_infer, retry_metadata, status_of
+from penstock.serve.protocols.plain import count_refusal
+from penstock.serve.served import Served
+from penstock.serve.statistics import model_statistics
+
+log = logging.getLogger(__name__)
+
+SERVICE = "inference.GRPCInferenceService"
+EXTENSIONS = ["model_configuration", "model_repository", "statistics"]
+# The most requests of one stream that wait for their answers; the stream is read on as answers go out.
+STREAM_IN_FLIGHT = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Authorise = Callable[[str | None], bool]
+M = TypeVar("M", bound=Message)
+
+
+class Models(Protocol):
+    """What the server has to say of its models."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is going down."""
+        ...
+
+    def named(self, name: str, version: str) -> Served:
+        """The model of that name and version; the server chooses where the version is empty.
+
+        Raises:
+            UnknownRoute: There is none.
+        """
+        ...
+
+    def index(self) -> list[tuple[str, str, str, str]]:
+        """Name, version, state (`READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE`) and its reason, of each model."""
+        ...
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it anew.
+
+        Raises:
+            RequestError: It cannot be loaded.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Unload a model.
+
+        Raises:
+            RequestError: It cannot be unloaded.
+        """
+        ...
+
+
+def grpc_server(
+    models: Models,
+    *,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    max_batch_rows: int,
+    authorise: Authorise | None = None,
+) -> "GrpcServer":
+    """Make a gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
+
+    Args:
+        models: What is served.
+        host: The address to listen on.
+        port: The port; 0 takes a free one. Other processes may listen on the same one and share what comes.
+        max_message_bytes: The largest message that is taken.
+        max_batch_rows: The most rows of one request.
+        authorise: Given the metadata `authorization` of a call, or None where it has none, says whether it may be
+            answered. Whether the server lives and is ready, it tells everybody.
+
+    Raises:
+        ServeError: The port is taken.
+    """
+    options = (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 1),
+    )
+    server = grpc.aio.server(options=options)
+    service = _Service(models, max_batch_rows=max_batch_rows, authorise=authorise)
+    server.add_generic_rpc_handlers((service.handlers(),))
+    try:
+        taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError:
+        raise ServeError(f"cannot listen for gRPC on {host}:{port}; choose another --host or --grpc-port.") from None
+    return GrpcServer(server, service, taken)
+
+
+@final
+class GrpcServer:
+    """A gRPC server that knows its streams.
+
+    Attributes:
+        port: The port that it listens on.
+    """
+
+    def __init__(self, server: grpc.aio.Server, service: "_Service", port: int) -> None:
+        self._server = server
+        self._service = service
+        self.port = port
+
+    async def start(self) -> None:
+        """Take calls from now on."""
+        await self._server.start()
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Take no new calls, answer those that there are, and end streams when their last request is answered.
+
+        A second call with a shorter time shortens it.
+
+        Args:
+            grace_s: After so many seconds what is left is cancelled; None for at once.
+        """
+        self._service.end_streams()
+        await self._server.stop(grace_s)
+
+
+@final
+class _Service:
+    def __init__(self, models: Models, *, max_batch_rows: int, authorise: Authorise | None) -> None:
+        self._models = models
+        self._max_batch_rows = max_batch_rows
+        self._authorise = authorise
+        self._reading: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What answers each method of the service. Messages come as bytes, so that a damaged one is our own error."""
+        unary: dict[str, tuple[type[Message], Callable[[Any, Context], Awaitable[Message]]]] = {
+            "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
+            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
+            "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": (pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
+            "ModelInfer": (pb.ModelInferRequest, self._model_infer),
+            "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
+            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
+        }
+        health: dict[str, tuple[type[Message], Callable[[Any, Context], Awaitable[Message]]]] = {
+            "ServerLive": (pb.ServerLiveRequest, self._server_live),
+            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
+        }
+        serialise = methodcaller("SerializeToString")
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._answering(request, handler, self._authorise if name in unary else None),
+                response_serializer=serialise,
+            )
+            for name, (request, handler) in (unary | health).items()
+        }
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._model_stream_infer, response_serializer=serialise
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def end_streams(self) -> None:
+        """Read no more of any stream; each ends when its last request is answered."""
+        for reading in self._reading:
+            reading.cancel()
+
+    def _answering(
+        self,
+        request_type: type[Message],
+        handler: Callable[[Any, Context], Awaitable[Message]],
+        authorise: Authorise | None,
+    ) -> Callable[[bytes, Context], Awaitable[Message]]:
+        async def answer(raw: bytes, context: Context) -> Message:
+            await _check_key(authorise, context)
+            try:
+                return await handler(_parsed(request_type, raw), context)
+            except RequestError as error:
+                refusal = error
+            except Exception:
+                log.exception("%s failed", request_type.__name__)
+                refusal = _own_fault()
+            return await _refuse(context, refusal)
+
+        return answer
+
+    async def _server_live(self, request: pb.ServerLiveRequest, context: Context) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: pb.ServerReadyRequest, context: Context) -> Message:
+        return pb.ServerReadyResponse(ready=not self._models.draining)
+
+    async def _server_metadata(self, request: pb.ServerMetadataRequest, context: Context) -> Message:
+        return pb.ServerMetadataResponse(name="penstock", version=version("penstock"), extensions=EXTENSIONS)
+
+    async def _model_ready(self, request: pb.ModelReadyRequest, context: Context) -> Message:
+        ready = any(
+            name == request.name and request.version in ("", number) and state == "READY"
+            for name, number, state, _ in self._models.index()
+        )
+        return pb.ModelReadyResponse(ready=ready and not self._models.draining)
+
+    async def _model_metadata(self, request: pb.ModelMetadataRequest, context: Context) -> Message:
+        application = self._models.named(request.name, request.version).application
+        metadata = inference_v2.model_metadata(application.name, application.input, application.output)
+        metadata["versions"] = [number for name, number, *_ in self._models.index() if name == request.name]
+        return pb.ModelMetadataResponse(**metadata)
+
+    async def _model_config(self, request: pb.ModelConfigRequest, context: Context) -> Message:
+        application = self._models.named(request.name, request.version).application
+        config = inference_v2.model_config(
+            application.name, application.input, application.output, self._max_batch_rows
+        )
+        return pb.ModelConfigResponse(config=pb.ModelConfig(**config))
+
+    async def _model_statistics(self, request: pb.ModelStatisticsRequest, context: Context) -> Message:
+        wanted = [(request.name, request.version)]
+        if not request.name:
+            wanted = [(name, number) for name, number, state, _ in self._models.index() if state == "READY"]
+        entries = [model_statistics(self._models.named(*model)) for model in wanted]
+        return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
+
+    async def _repository_index(self, request: pb.RepositoryIndexRequest, context: Context) -> Message:
+        _check_repository(request.repository_name)
+        fields = ("name", "version", "state", "reason")
+        models = [dict(zip(fields, model, strict=True)) for model in self._models.index()]
+        if request.ready:
+            models = [model for model in models if model["state"] == "READY"]
+        return pb.RepositoryIndexResponse(models=models)
+
+    async def _load(self, request: pb.RepositoryModelLoadRequest, context: Context) -> Message:
+        _check_repository(request.repository_name)
+        if request.parameters:
+            raise InvalidInput(
+                f"Loading takes no parameters here, and {', '.join(sorted(request.parameters))} came; "
+                "change the bundle and load it anew."
+            )
+        await self._models.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest, context: Context) -> Message:
+        # The one parameter that clients send is unload_dependents, and nothing here depends on another model.
+        _check_repository(request.repository_name)
+        await self._models.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def _model_infer(self, request: pb.ModelInferRequest, context: Context) -> Message:
+        return await self._infer(request, context.time_remaining())
+
+    async def _infer(self, request: pb.ModelInferRequest, left_s: float | None) -> pb.ModelInferResponse:
+        served = self._models.named(request.model_name, request.model_version)
+        application = served.application
+        answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
+
+        def finished(result: Array | RequestError) -> None:
+            # A call that was cancelled takes its rows back only when it runs again.
+            if answer.done():
+                return
+            if isinstance(result, RequestError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        try:
+            infer = parse_infer(request, application.input, application.output, self._max_batch_rows, left_s)
+            tickets = served.ask_all(infer.chunks, finished, infer.budget_ns)
+            try:
+                outputs = await answer
+            finally:
+                # The client may be gone: what has not run yet does not. What was answered is not touched.
+                served.cancel(tickets)
+        except RequestError as error:
+            count_refusal(served, error)
+            raise
+        served.counts.answered += 1
+        return infer_response(infer, outputs, application.name, request.model_version or "1", application.output)
+
+    async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
+        await _check_key(self._authorise, context)
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read(requests, context, group))
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+        if reading.cancelled():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is going down; open a stream to another one.")
+
+    async def _read(self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup) -> None:
+        room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
+
+        async def answer(raw: bytes) -> None:
+            response = await self._stream_answer(raw)
+            async with writing:
+                await context.write(response)
+            room.release()
+
+        async for raw in requests:
+            await room.acquire()
+            group.create_task(answer(raw))
+
+    async def _stream_answer(self, raw: bytes) -> pb.ModelStreamInferResponse:
+        request = pb.ModelInferRequest()
+        try:
+            request = _parsed(pb.ModelInferRequest, raw)
+            # The deadline of the RPC is that of the whole stream, so it says nothing of this request.
+            response = await self._infer(request, None)
+            response.parameters["triton_final_response"].bool_param = True
+            return pb.ModelStreamInferResponse(infer_response=response)
+        except RequestError as error:
+            refusal = error
+        except Exception:
+            log.exception("a request of a stream failed")
+            refusal = _own_fault()
+        return pb.ModelStreamInferResponse(
+            error_message=str(refusal), infer_response=pb.ModelInferResponse(id=request.id)
+        )
+
+
+def _parsed(kind: type[M], raw: bytes) -> M:
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise InvalidInput(f"{len(raw):,} bytes are not a {kind.__name__}; send that message, as protobuf.") from None
+
+
+async def _check_key(authorise: Authorise | None, context: Context) -> None:
+    if authorise is None:
+        return
+    keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+    # gRPC has bytes under names that end in -bin alone.
+    if not authorise(str(keys[0]) if keys else None):
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED, "The call has no key that is taken; send one as metadata 'authorization'."
+        )
+
+
+async def _refuse(context: Context, error: RequestError) -> NoReturn:
+    await context.abort(status_of(error), str(error), retry_metadata(error))
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidInput(f"There is one repository, and it has no name; {name!r} came.")
+
+
+def _own_fault() -> ComputeFailed:
+    return ComputeFailed("The server failed on this request; its log says how.")
