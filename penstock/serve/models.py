@@ -1,10 +1,47 @@
-"""What a server that was started for fixed bundles has to say of its models."""
+"""What a server has to say of its models to those who ask by name."""
 
 from collections.abc import Callable
-from typing import NoReturn, final
+from typing import NoReturn, Protocol, final
 
 from penstock.core.errors import InvalidInput, UnknownRoute
 from penstock.serve.served import Served
+
+
+class Models(Protocol):
+    """What the server has to say of its models."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is going down."""
+        ...
+
+    def named(self, name: str, version: str) -> Served:
+        """The model of that name and version; the server chooses where the version is empty.
+
+        Raises:
+            UnknownRoute: There is none.
+        """
+        ...
+
+    def index(self) -> list[tuple[str, str, str, str]]:
+        """Name, version, state (`READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE`) and its reason, of each model."""
+        ...
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it anew.
+
+        Raises:
+            RequestError: It cannot be loaded.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Unload a model.
+
+        Raises:
+            RequestError: It cannot be unloaded.
+        """
+        ...
 
 
 @final

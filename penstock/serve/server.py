@@ -10,10 +10,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from penstock.runtime.load import Predictor, load
 from penstock.serve.connection import Connection
 from penstock.serve.engine import Engine
 from penstock.serve.frontend import Frontend
+from penstock.serve.protocols.grpc_thread import GrpcThread
 from penstock.serve.routes import Routes
 from penstock.serve.served import Served
 from penstock.serve.slots import SlotTable, TableLayout
@@ -101,7 +101,7 @@ def serve(settings: Settings) -> None:
     listener = _listener(settings.host, settings.port)
     if settings.grpc_port is not None:
         # gRPC shares a port with whoever has it. Another server on it is found here, and only here.
-        _listener(settings.host, settings.grpc_port).close()
+        _listener(settings.host, settings.grpc_port, "--grpc-port").close()
     predictor = load(
         settings.bundle,
         app=settings.app,
@@ -154,7 +154,7 @@ class _Server:
         budget_ns = int(settings.latency_ms * 1e6)
         layout = _layout(predictor)
         self._max_batch_rows = max(1, layout.slots // 4)
-        self._stop_grpc: Callable[[float | None], Coroutine[Any, Any, None]] | None = None
+        self._grpc: GrpcThread | None = None
         self._table = SlotTable.private(layout)
         self._engine = Engine(
             predictor.executor,
@@ -219,16 +219,20 @@ class _Server:
         from penstock.serve.models import FixedModels
         from penstock.serve.protocols.grpc_v2 import grpc_server
 
-        server = grpc_server(
-            FixedModels({self._application.name: self._served}, lambda: self._routes.draining),
-            host=self._settings.host,
-            port=port,
-            max_message_bytes=self._application.max_body_bytes + MAX_HEAD_BYTES,
-            max_batch_rows=self._max_batch_rows,
+        models = FixedModels({self._application.name: self._served}, lambda: self._routes.draining)
+        home = asyncio.get_running_loop()
+        self._grpc = GrpcThread(
+            lambda: grpc_server(
+                models,
+                host=self._settings.host,
+                port=port,
+                max_message_bytes=self._application.max_body_bytes + MAX_HEAD_BYTES,
+                max_batch_rows=self._max_batch_rows,
+                home=home,
+            )
         )
-        await server.start()
-        self._stop_grpc = server.stop
-        print(f"Serving {self._application.name} by gRPC on port {server.port}", flush=True)
+        taken = await self._grpc.start()
+        print(f"Serving {self._application.name} by gRPC on port {taken}", flush=True)
 
     def _accept(self) -> None:
         # Every connection that waits, not one a turn of the loop: while a batch runs, many may come.
@@ -259,15 +263,15 @@ class _Server:
         await asyncio.sleep(min(GRACE_S, self._settings.drain_s))
         for connection in list(self._connections):
             connection.close_when_idle()
-        ending = loop.create_task(self._stop_grpc(end_s - time.monotonic())) if self._stop_grpc else None
-        while self._connections or not (ending is None or ending.done()):
+        draining_grpc = loop.create_task(self._grpc.drain(end_s - time.monotonic())) if self._grpc else None
+        while self._connections or (draining_grpc and not draining_grpc.done()):
             if time.monotonic() >= end_s or self._signals >= 2:
                 break
             await asyncio.sleep(0.005)
         self._abort()
-        if self._stop_grpc and ending:
-            await self._stop_grpc(None)
-            await ending
+        if self._grpc and draining_grpc:
+            await self._grpc.close()
+            await asyncio.wait([draining_grpc])
 
     def _abort(self) -> None:
         for connection in list(self._connections):
@@ -320,7 +324,7 @@ def _layout(predictor: Predictor) -> TableLayout:
     return TableLayout(slots=slots, chunks=application.chunks, input=application.input, output=application.output)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
@@ -328,6 +332,6 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         raise ServeError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port."
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or {option}."
         ) from None
     return listener

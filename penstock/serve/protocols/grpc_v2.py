@@ -1,11 +1,14 @@
-"""The Open Inference Protocol, version 2, over gRPC, in the event loop that also serves HTTP."""
+"""The Open Inference Protocol, version 2, over gRPC.
+
+gRPC may run in another loop than the models: what touches a model runs in the models' loop, their home.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from operator import methodcaller
-from typing import Any, NoReturn, Protocol, TypeVar, final
+from typing import Any, NoReturn, TypeVar, final
 
 import grpc
 import grpc.aio
@@ -13,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, ServeError
 from penstock.core.spec import Array
+from penstock.serve.models import Models
 from penstock.serve.protocols import grpc_v2_pb2 as pb
 from penstock.serve.protocols import inference_v2
 from penstock.serve.protocols.grpc_messages import infer_response, parse_infer, retry_metadata, status_of
@@ -29,44 +33,8 @@ STREAM_IN_FLIGHT = 256
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Authorise = Callable[[str | None], bool]
+Answer = Callable[[Any], Coroutine[Any, Any, Message]]
 M = TypeVar("M", bound=Message)
-
-
-class Models(Protocol):
-    """What the server has to say of its models."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether the server is going down."""
-        ...
-
-    def named(self, name: str, version: str) -> Served:
-        """The model of that name and version; the server chooses where the version is empty.
-
-        Raises:
-            UnknownRoute: There is none.
-        """
-        ...
-
-    def index(self) -> list[tuple[str, str, str, str]]:
-        """Name, version, state (`READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE`) and its reason, of each model."""
-        ...
-
-    async def load(self, name: str) -> None:
-        """Load a model, or load it anew.
-
-        Raises:
-            RequestError: It cannot be loaded.
-        """
-        ...
-
-    async def unload(self, name: str) -> None:
-        """Unload a model.
-
-        Raises:
-            RequestError: It cannot be unloaded.
-        """
-        ...
 
 
 def grpc_server(
@@ -77,6 +45,7 @@ def grpc_server(
     max_message_bytes: int,
     max_batch_rows: int,
     authorise: Authorise | None = None,
+    home: asyncio.AbstractEventLoop | None = None,
 ) -> "GrpcServer":
     """Make a gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
 
@@ -88,6 +57,7 @@ def grpc_server(
         max_batch_rows: The most rows of one request.
         authorise: Given the metadata `authorization` of a call, or None where it has none, says whether it may be
             answered. Whether the server lives and is ready, it tells everybody.
+        home: The loop of the models, where it is not the running one.
 
     Raises:
         ServeError: The port is taken.
@@ -98,7 +68,7 @@ def grpc_server(
         ("grpc.so_reuseport", 1),
     )
     server = grpc.aio.server(options=options)
-    service = _Service(models, max_batch_rows=max_batch_rows, authorise=authorise)
+    service = _Service(models, max_batch_rows=max_batch_rows, authorise=authorise, home=home)
     server.add_generic_rpc_handlers((service.handlers(),))
     try:
         taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -138,36 +108,43 @@ class GrpcServer:
 
 @final
 class _Service:
-    def __init__(self, models: Models, *, max_batch_rows: int, authorise: Authorise | None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        *,
+        max_batch_rows: int,
+        authorise: Authorise | None,
+        home: asyncio.AbstractEventLoop | None,
+    ) -> None:
         self._models = models
         self._max_batch_rows = max_batch_rows
         self._authorise = authorise
+        self._home = home
         self._reading: set[asyncio.Task[None]] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What answers each method of the service. Messages come as bytes, so that a damaged one is our own error."""
-        unary: dict[str, tuple[type[Message], Callable[[Any, Context], Awaitable[Message]]]] = {
+        keyed: dict[str, tuple[type[Message], Answer]] = {
             "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
             "ModelReady": (pb.ModelReadyRequest, self._model_ready),
             "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
             "ModelConfig": (pb.ModelConfigRequest, self._model_config),
             "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
-            "ModelInfer": (pb.ModelInferRequest, self._model_infer),
             "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
             "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load),
             "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
         }
-        health: dict[str, tuple[type[Message], Callable[[Any, Context], Awaitable[Message]]]] = {
+        health: dict[str, tuple[type[Message], Answer]] = {
             "ServerLive": (pb.ServerLiveRequest, self._server_live),
             "ServerReady": (pb.ServerReadyRequest, self._server_ready),
         }
+        unary = {name: self._answering(*entry, self._authorise) for name, entry in keyed.items()}
+        unary |= {name: self._answering(*entry, None) for name, entry in health.items()}
+        unary["ModelInfer"] = self._answering(pb.ModelInferRequest, None, self._authorise)
         serialise = methodcaller("SerializeToString")
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._answering(request, handler, self._authorise if name in unary else None),
-                response_serializer=serialise,
-            )
-            for name, (request, handler) in (unary | health).items()
+            name: grpc.unary_unary_rpc_method_handler(answer, response_serializer=serialise)
+            for name, answer in unary.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._model_stream_infer, response_serializer=serialise
@@ -182,13 +159,17 @@ class _Service:
     def _answering(
         self,
         request_type: type[Message],
-        handler: Callable[[Any, Context], Awaitable[Message]],
+        answer_at_home: Answer | None,
         authorise: Authorise | None,
     ) -> Callable[[bytes, Context], Awaitable[Message]]:
         async def answer(raw: bytes, context: Context) -> Message:
             await _check_key(authorise, context)
             try:
-                return await handler(_parsed(request_type, raw), context)
+                request = _parsed(request_type, raw)
+                if answer_at_home is not None:
+                    return await self._at_home(answer_at_home(request))
+                assert isinstance(request, pb.ModelInferRequest), request
+                return await self._infer(request, context.time_remaining())
             except RequestError as error:
                 refusal = error
             except Exception:
@@ -198,43 +179,48 @@ class _Service:
 
         return answer
 
-    async def _server_live(self, request: pb.ServerLiveRequest, context: Context) -> Message:
+    async def _at_home(self, answer: Coroutine[Any, Any, Message]) -> Message:
+        if self._home is None:
+            return await answer
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._home))
+
+    async def _server_live(self, request: pb.ServerLiveRequest) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, request: pb.ServerReadyRequest, context: Context) -> Message:
+    async def _server_ready(self, request: pb.ServerReadyRequest) -> Message:
         return pb.ServerReadyResponse(ready=not self._models.draining)
 
-    async def _server_metadata(self, request: pb.ServerMetadataRequest, context: Context) -> Message:
+    async def _server_metadata(self, request: pb.ServerMetadataRequest) -> Message:
         return pb.ServerMetadataResponse(name="penstock", version=version("penstock"), extensions=EXTENSIONS)
 
-    async def _model_ready(self, request: pb.ModelReadyRequest, context: Context) -> Message:
+    async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = any(
             name == request.name and request.version in ("", number) and state == "READY"
             for name, number, state, _ in self._models.index()
         )
         return pb.ModelReadyResponse(ready=ready and not self._models.draining)
 
-    async def _model_metadata(self, request: pb.ModelMetadataRequest, context: Context) -> Message:
+    async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
         application = self._models.named(request.name, request.version).application
         metadata = inference_v2.model_metadata(application.name, application.input, application.output)
         metadata["versions"] = [number for name, number, *_ in self._models.index() if name == request.name]
         return pb.ModelMetadataResponse(**metadata)
 
-    async def _model_config(self, request: pb.ModelConfigRequest, context: Context) -> Message:
+    async def _model_config(self, request: pb.ModelConfigRequest) -> Message:
         application = self._models.named(request.name, request.version).application
         config = inference_v2.model_config(
             application.name, application.input, application.output, self._max_batch_rows
         )
         return pb.ModelConfigResponse(config=pb.ModelConfig(**config))
 
-    async def _model_statistics(self, request: pb.ModelStatisticsRequest, context: Context) -> Message:
+    async def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
         wanted = [(request.name, request.version)]
         if not request.name:
             wanted = [(name, number) for name, number, state, _ in self._models.index() if state == "READY"]
         entries = [model_statistics(self._models.named(*model)) for model in wanted]
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
 
-    async def _repository_index(self, request: pb.RepositoryIndexRequest, context: Context) -> Message:
+    async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
         _check_repository(request.repository_name)
         fields = ("name", "version", "state", "reason")
         models = [dict(zip(fields, model, strict=True)) for model in self._models.index()]
@@ -242,7 +228,7 @@ class _Service:
             models = [model for model in models if model["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=models)
 
-    async def _load(self, request: pb.RepositoryModelLoadRequest, context: Context) -> Message:
+    async def _load(self, request: pb.RepositoryModelLoadRequest) -> Message:
         _check_repository(request.repository_name)
         if request.parameters:
             raise InvalidInput(
@@ -252,21 +238,17 @@ class _Service:
         await self._models.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
-    async def _unload(self, request: pb.RepositoryModelUnloadRequest, context: Context) -> Message:
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
         # The one parameter that clients send is unload_dependents, and nothing here depends on another model.
         _check_repository(request.repository_name)
         await self._models.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    async def _model_infer(self, request: pb.ModelInferRequest, context: Context) -> Message:
-        return await self._infer(request, context.time_remaining())
-
     async def _infer(self, request: pb.ModelInferRequest, left_s: float | None) -> pb.ModelInferResponse:
-        served = self._models.named(request.model_name, request.model_version)
-        application = served.application
-        answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[pb.ModelInferResponse] = loop.create_future()
 
-        def finished(result: Array | RequestError) -> None:
+        def settle(result: pb.ModelInferResponse | RequestError) -> None:
             # A call that was cancelled takes its rows back only when it runs again.
             if answer.done():
                 return
@@ -275,19 +257,16 @@ class _Service:
             else:
                 answer.set_result(result)
 
+        home = self._home
+        done = settle if home is None else lambda result: loop.call_soon_threadsafe(settle, result)
+        asked = _Asked(self._models, request, left_s, self._max_batch_rows, done)
+        asked.put_in() if home is None else home.call_soon_threadsafe(asked.put_in)
         try:
-            infer = parse_infer(request, application.input, application.output, self._max_batch_rows, left_s)
-            tickets = served.ask_all(infer.chunks, finished, infer.budget_ns)
-            try:
-                outputs = await answer
-            finally:
-                # The client may be gone: what has not run yet does not. What was answered is not touched.
-                served.cancel(tickets)
-        except RequestError as error:
-            count_refusal(served, error)
+            return await answer
+        except asyncio.CancelledError:
+            # The client is gone: what has not run yet does not.
+            asked.take_back() if home is None else home.call_soon_threadsafe(asked.take_back)
             raise
-        served.counts.answered += 1
-        return infer_response(infer, outputs, application.name, request.model_version or "1", application.output)
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         await _check_key(self._authorise, context)
@@ -327,6 +306,58 @@ class _Service:
         return pb.ModelStreamInferResponse(
             error_message=str(refusal), infer_response=pb.ModelInferResponse(id=request.id)
         )
+
+
+@final
+class _Asked:
+    """One inference request, in the loop of the models. `done` is called once, unless it is taken back."""
+
+    def __init__(
+        self,
+        models: Models,
+        request: pb.ModelInferRequest,
+        left_s: float | None,
+        max_batch_rows: int,
+        done: Callable[[pb.ModelInferResponse | RequestError], object],
+    ) -> None:
+        self._models, self._request, self._left_s, self._done = models, request, left_s, done
+        self._max_batch_rows = max_batch_rows
+        self._cancel: Callable[[], None] | None = None
+
+    def put_in(self) -> None:
+        try:
+            served = self._models.named(self._request.model_name, self._request.model_version)
+        except RequestError as error:
+            self._done(error)
+            return
+        try:
+            self._ask(served)
+        except RequestError as error:
+            count_refusal(served, error)
+            self._done(error)
+        except Exception:
+            log.exception("a request of %r failed", served.application.name)
+            self._done(_own_fault())
+
+    def take_back(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+
+    def _ask(self, served: Served) -> None:
+        application, request = served.application, self._request
+        infer = parse_infer(request, application.input, application.output, self._max_batch_rows, self._left_s)
+
+        def finished(result: Array | RequestError) -> None:
+            if isinstance(result, RequestError):
+                count_refusal(served, result)
+                self._done(result)
+                return
+            served.counts.answered += 1
+            version = request.model_version or "1"
+            self._done(infer_response(infer, result, application.name, version, application.output))
+
+        tickets = served.ask_all(infer.chunks, finished, infer.budget_ns)
+        self._cancel = lambda: served.cancel(tickets)
 
 
 def _parsed(kind: type[M], raw: bytes) -> M:
