@@ -352,6 +352,7 @@ def test_a_second_signal_ends_it_at_once(slow: RunningServer) -> None:
     assert slow.process.wait(timeout=3) == 0
     assert any(answers.get(timeout=5) for _ in range(60))
     client.close()
+    assert slow.log() == ""
 
 
 def test_a_port_that_is_taken_is_said_in_one_sentence(server: RunningServer, url: str, slow_bundle: Path) -> None:

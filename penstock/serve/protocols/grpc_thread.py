@@ -31,16 +31,17 @@ class Server(Protocol):
 
 @final
 class GrpcThread:
-    """Runs a gRPC server beside the running loop.
+    """Runs a gRPC server beside the running loop, in which the models are.
 
     Args:
-        make: Makes the server, called in the new thread's loop; its `home` is the loop that the models are in.
+        make: Makes the server, called in the new thread's loop; its `home` is the loop that runs now.
     """
 
     def __init__(self, make: Callable[[], Server]) -> None:
         self._make = make
         self._started: Future[tuple[Server, asyncio.AbstractEventLoop]] = Future()
         self._over = asyncio.Event()
+        self._home = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
 
     async def start(self) -> int:
@@ -82,3 +83,9 @@ class GrpcThread:
             self._started.cancel()
         await self._over.wait()
         await server.stop(None)
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        # Until the home loop has taken back what these calls had put in, it may hand answers to this one.
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._home))
