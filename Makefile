@@ -6,9 +6,11 @@ CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 BIN := .venv/bin
 # More arguments for pytest: make unit ARGS='-k scheduler -x'
 ARGS ?=
+# Where the generated modules go: make proto OUT=elsewhere
+OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint types imports docs unit property integration format serve-docs constraints clean
+.PHONY: help setup demo test browser lint types imports docs unit property integration format serve-docs constraints proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -52,6 +54,12 @@ serve-docs: setup ## Serve the documentation while it is written
 constraints: setup ## Write constraints.txt from what .venv holds now
 	@{ sed '/^[^#]/,$$d' constraints.txt; $(BIN)/pip freeze --all --exclude-editable | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt
+
+# The messages get a descriptor pool of their own: the same names may be in the process already, from another package.
+proto: setup ## Generate the gRPC messages from their .proto
+	@mkdir -p $(OUT)
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=$(OUT) --pyi_out=$(OUT) penstock/serve/protocols/grpc_v2.proto
+	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(OUT)/penstock/serve/protocols/grpc_v2_pb2.py
 
 clean: ## Remove the environment, caches, runs and built documentation
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache site build dist runs *.egg-info

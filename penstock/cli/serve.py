@@ -21,6 +21,9 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Serve the Open Inference Protocol by gRPC on this port too; 0 takes a free one.")
+    ] = None,
     latency_ms: Annotated[float, typer.Option(help="The latency budget of a request that names none.")] = 50.0,
     max_batch: Annotated[int | None, typer.Option(help="Hold batches to this many rows; the budget decides.")] = None,
     executor: Annotated[
@@ -64,6 +67,7 @@ def serve(
         models=models,
         host=host,
         port=port,
+        grpc_port=grpc_port,
         latency_ms=latency_ms,
         max_batch=max_batch,
         executor=executor,

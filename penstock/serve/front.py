@@ -1,5 +1,6 @@
 """A front-end put together: models by name, their tables, the routes, the sockets. It never loads torch."""
 
+import asyncio
 import logging
 import socket
 import time
@@ -11,9 +12,14 @@ from penstock.serve.attachments import Attachments
 from penstock.serve.http_server import HttpServer
 from penstock.serve.messages import Loaded
 from penstock.serve.models import Models, Repository
+from penstock.serve.protocols.grpc_thread import GrpcThread
 from penstock.serve.routes import Routes
 from penstock.serve.settings import Settings
 from penstock.serve.slots import SlotTable
+from penstock.serve.wire import MAX_HEAD_BYTES
+
+# How often a drain looks whether it is to hurry.
+LOOK_S = 0.01
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ class Front:
         arrival_ns: Callable[[], int],
     ) -> None:
         self._settings = settings
-        self.models = Models(repository)
+        self.models = Models(repository, loading=settings.models is not None)
         self.attachments = Attachments(
             self.models,
             budget_ns=settings.budget_ns,
@@ -56,10 +62,11 @@ class Front:
         )
         keys = None if settings.api_keys is None else Keys.read(settings.api_keys)
         started_s = time.monotonic()
+        self._access = Access(keys, settings.cors)
+        self._grpc: GrpcThread | None = None
         routes = Routes(
             self.models,
-            Access(keys, settings.cors),
-            loading=settings.models is not None,
+            self._access,
             uptime_s=lambda: time.monotonic() - started_s,
         )
         self._http = HttpServer(settings, listener, routes.handle, self._most_body_bytes)
@@ -80,9 +87,31 @@ class Front:
         self.attachments.lose_engine()
         self._http.forget_heads()
 
-    def listen(self) -> None:
-        """Take connections from now on."""
+    async def listen(self) -> None:
+        """Take connections from now on.
+
+        Raises:
+            ServeError: The port of gRPC is taken.
+        """
         self._http.listen()
+        port = self._settings.grpc_port
+        if port is None:
+            return
+        # Here, because the packages of penstock[grpc] need not be there.
+        from penstock.serve.protocols.grpc_v2 import grpc_server
+
+        home = asyncio.get_running_loop()
+        self._grpc = GrpcThread(
+            lambda: grpc_server(
+                self.models,
+                host=self._settings.host,
+                port=port,
+                max_message_bytes=self._most_body_bytes() + MAX_HEAD_BYTES,
+                authorise=self._access.check_key,
+                home=home,
+            )
+        )
+        await self._grpc.start()
 
     def refuse_more(self) -> None:
         """Say that the server is not ready any more, and let each connection's next answer be its last."""
@@ -93,7 +122,14 @@ class Front:
         """Answer what was accepted, then end every connection."""
         self.refuse_more()
         log.info("draining: %d requests are being answered", self.attachments.in_use)
-        await self._http.drain(self._settings.drain_s, hurry)
+        seconds = self._settings.drain_s
+        calls = asyncio.create_task(self._grpc.drain(seconds)) if self._grpc else None
+        await self._http.drain(seconds, hurry)
+        if self._grpc is not None and calls is not None:
+            while not calls.done() and not hurry():
+                await asyncio.sleep(LOOK_S)
+            await self._grpc.close()
+            await asyncio.wait([calls])
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
     def abort(self) -> None:

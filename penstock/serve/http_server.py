@@ -189,6 +189,25 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
         ) from None
 
 
+def free_grpc_port(settings: Settings) -> int | None:
+    """The port of gRPC, chosen now where any free one will do, so that all front-ends share it.
+
+    Raises:
+        ServeError: It is taken. gRPC shares its port with whoever has it, so that this is found here and only here.
+    """
+    if settings.grpc_port is None:
+        return None
+    try:
+        family = socket.getaddrinfo(settings.host, settings.grpc_port, type=socket.SOCK_STREAM)[0][0]
+        with _bound(family, settings.host, settings.grpc_port, shared=False) as probe:
+            return probe.getsockname()[1]
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen for gRPC on {settings.host}:{settings.grpc_port} ({error.strerror}); choose another --host "
+            f"or --grpc-port."
+        ) from None
+
+
 def url_of(listener: socket.socket, tls: bool) -> str:
     """What a client on this machine calls the server."""
     host, port = listener.getsockname()[:2]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from penstock.core.errors import Overloaded, UnknownRoute
+from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.served import Served
 
 
@@ -49,6 +49,7 @@ class Models:
 
     Args:
         repository: Loads and unloads.
+        loading: Whether models may be loaded and unloaded by request.
 
     Attributes:
         epoch: Another number whenever what answers to some name may be another.
@@ -56,8 +57,9 @@ class Models:
         draining: Whether the server is going down.
     """
 
-    def __init__(self, repository: Repository) -> None:
-        self.repository = repository
+    def __init__(self, repository: Repository, *, loading: bool) -> None:
+        self._repository = repository
+        self._loading = loading
         self.epoch = 0
         self.states: tuple[ModelState, ...] = ()
         self.draining = False
@@ -113,8 +115,14 @@ class Models:
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model, see `Repository.load`."""
-        await self.repository.load(name)
+        self._refuse_change()
+        await self._repository.load(name)
 
     async def unload(self, name: str) -> None:
         """Serve a model no more, see `Repository.unload`."""
-        await self.repository.unload(name)
+        self._refuse_change()
+        await self._repository.unload(name)
+
+    def _refuse_change(self) -> None:
+        if not self._loading:
+            raise Forbidden("This server was started with its models named; start it with --models to load more.")

@@ -134,7 +134,7 @@ class _FrontProcess:
             case States(models=models):
                 front.models.states = models
             case Listen():
-                front.listen()
+                self._run(front.listen())
             case Drain():
                 self._run(self._drain())
             case Done(key=token):

@@ -12,7 +12,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import ComputeFailed, Forbidden, RequestError, UnknownRoute, WrongMethod
+from penstock.core.errors import ComputeFailed, RequestError, UnknownRoute, WrongMethod
 from penstock.serve import statistics
 from penstock.serve.access import Access
 from penstock.serve.connection import Answer, refused
@@ -54,14 +54,12 @@ class Routes:
     Args:
         models: By name.
         access: Who may ask.
-        loading: Whether models may be loaded and unloaded by request.
         uptime_s: Seconds since the start.
     """
 
-    def __init__(self, models: Models, access: Access, *, loading: bool, uptime_s: Callable[[], float]) -> None:
+    def __init__(self, models: Models, access: Access, *, uptime_s: Callable[[], float]) -> None:
         self._models = models
         self._access = access
-        self._loading = loading
         self._uptime_s = uptime_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
@@ -164,12 +162,10 @@ class Routes:
         if rest == ["config"]:
             return _now(lambda: inference_v2.model_config(name, *specs, served.most_rows)), None
         if rest == ["stats"]:
-            return _now(lambda: statistics.model_statistics(served)), None
+            return _now(lambda: {"model_stats": [statistics.model_statistics(served)]}), None
         raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
 
     def _changing(self, head: Head, name: str, what: str) -> Act:
-        if not self._loading:
-            raise Forbidden("This server was started with its models named; start it with --models to load more.")
         self._access.check(head, admin=True)
         change = self._models.load if what == "load" else self._models.unload
 

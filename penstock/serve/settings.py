@@ -1,5 +1,6 @@
 """How a server is started: what every one of its processes is told."""
 
+import importlib.util
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -94,6 +95,10 @@ class Settings:
             (self.max_headers >= 8, f"--max-headers is {self.max_headers}; it must be at least 8."),
             (self.idle_s > 0 and self.begun_s > 0, "--idle-s and --begun-s must be above 0."),
             (self.log_format in ("text", "json"), f"--log-format is {self.log_format!r}; it must be text or json."),
+            (
+                self.grpc_port is None or importlib.util.find_spec("grpc"),
+                "--grpc-port needs packages that are not there; install penstock[grpc].",
+            ),
         ):
             if not good:
                 raise ServeError(problem)

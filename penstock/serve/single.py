@@ -4,11 +4,12 @@ import asyncio
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import final
 
 from penstock.serve.engine_host import EngineHost
 from penstock.serve.front import Front
-from penstock.serve.http_server import listeners, url_of
+from penstock.serve.http_server import free_grpc_port, listeners, url_of
 from penstock.serve.messages import Loaded, Order
 from penstock.serve.models import ModelState
 from penstock.serve.repository import Memory, ModelRepository
@@ -24,6 +25,7 @@ def serve_single(settings: Settings, runner: asyncio.Runner) -> None:
         PenstockError: A bundle cannot be loaded, a network is slower than the budget, or the port is taken.
     """
     (listener,) = listeners(settings.host, settings.port, 1)
+    settings = replace(settings, grpc_port=free_grpc_port(settings))
     runner.run(_serve(settings, listener))
 
 
@@ -58,10 +60,12 @@ class _Single:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         await self._repository.load_all()
-        self._front.listen()
+        await self._front.listen()
         names = ", ".join(served.name for served in self._front.models)
         url = url_of(self._listener, self._settings.tls_certificate is not None)
         print(f"Serving {names} at {url}", flush=True)
+        if self._settings.grpc_port is not None:
+            print(f"Serving {names} by gRPC on port {self._settings.grpc_port}", flush=True)
         await self._stop.wait()
         await self._front.drain(lambda: self._signals > 1)
 

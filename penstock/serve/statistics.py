@@ -46,7 +46,7 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
 
 
 def model_statistics(served: Served) -> dict[str, Any]:
-    """`GET /v2/models/{name}/stats`."""
+    """A model's entry of the Open Inference Protocol's statistics."""
     rows, queue_ns, compute_ns, latency_ns = served.table.sums.tolist()
 
     def entry(ns: int) -> dict[str, int]:
@@ -54,22 +54,18 @@ def model_statistics(served: Served) -> dict[str, Any]:
 
     nothing = {"count": 0, "ns": 0}
     return {
-        "model_stats": [
-            {
-                "name": served.name,
-                "version": served.version,
-                "inference_count": rows,
-                "execution_count": int(served.table.batch_counts.sum()),
-                "inference_stats": {
-                    "success": entry(latency_ns),
-                    "fail": {"count": served.total(BROKEN), "ns": 0},
-                    "queue": entry(queue_ns),
-                    "compute_input": nothing,
-                    "compute_infer": entry(compute_ns),
-                    "compute_output": nothing,
-                },
-            }
-        ]
+        "name": served.name,
+        "version": served.version,
+        "inference_count": rows,
+        "execution_count": int(served.table.batch_counts.sum()),
+        "inference_stats": {
+            "success": entry(latency_ns),
+            "fail": {"count": served.total(BROKEN), "ns": 0},
+            "queue": entry(queue_ns),
+            "compute_input": nothing,
+            "compute_infer": entry(compute_ns),
+            "compute_output": nothing,
+        },
     }
 
 

@@ -15,11 +15,12 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, final
 
 from penstock.core.errors import PenstockError, ServeError
 from penstock.serve.child import Child
-from penstock.serve.http_server import listeners, url_of
+from penstock.serve.http_server import free_grpc_port, listeners, url_of
 from penstock.serve.messages import (
     Alive,
     Change,
@@ -52,7 +53,9 @@ def supervise(settings: Settings, runner: asyncio.Runner) -> None:
     Raises:
         PenstockError: A bundle cannot be loaded, a network is slower than the budget, or the port is taken.
     """
-    runner.run(_supervise(settings, listeners(settings.host, settings.port, settings.frontend_processes)))
+    sockets = listeners(settings.host, settings.port, settings.frontend_processes)
+    settings = replace(settings, grpc_port=free_grpc_port(settings))
+    runner.run(_supervise(settings, sockets))
 
 
 async def _supervise(settings: Settings, sockets: list[socket.socket]) -> None:
@@ -117,6 +120,8 @@ class _Supervisor:
             child.send(Listen())
         names = ", ".join(loaded.order.name for loaded, _ in self._repository.loaded)
         print(f"Serving {names} at {url_of(self._sockets[0], self._settings.tls_certificate is not None)}", flush=True)
+        if self._settings.grpc_port is not None:
+            print(f"Serving {names} by gRPC on port {self._settings.grpc_port}", flush=True)
 
     async def _drain(self) -> None:
         # A socket of ours that nobody accepts from would still be given connections.

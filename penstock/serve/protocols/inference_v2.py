@@ -8,45 +8,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import orjson
 
-from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.connection import Answer, refused
+from penstock.serve.protocols.infer import (
+    Infer,
+    check_input,
+    check_output,
+    chunks_of,
+    priority_of,
+    rows_of,
+    timeout_ns_of,
+)
 from penstock.serve.protocols.plain import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_background, json_of
 from penstock.serve.served import Served
 from penstock.serve.slots import ANSWERED
 from penstock.serve.wire import Head, Request, Response
 
-# n rows of one request
-
 HEAD_LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Infer:
-    """One inference request.
-
-    Args:
-        id: The client's own name for it, or None.
-        chunks: `[n, *spec.shape]`.
-        batched: Whether the request had the batch dimension; without it, neither has the response.
-        binary: Whether the output is wanted as raw bytes.
-        wanted: Whether the output is wanted at all.
-        budget_ns: The latency budget that it names, or None.
-        background: Whether it is of the second class: a `priority` of 2 or more, 1 being the highest.
-    """
-
-    id: str | None
-    chunks: Array
-    batched: bool
-    binary: bool
-    wanted: bool
-    budget_ns: int | None
-    background: bool
+# Priorities beyond it are of the background.
+HIGHEST = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +75,7 @@ class Plan:
             served.counts[ANSWERED] += 1
             answer(infer_response(infer, result, served.name, served.version, application.output))
 
-        background = infer.background or self.background
+        background = infer.priority > HIGHEST or self.background
         tickets = served.ask_all(infer.chunks, finished, infer.budget_ns or self.budget_ns, background)
         return lambda: served.cancel(tickets)
 
@@ -115,17 +99,8 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
     if not isinstance(inputs, list) or len(cast(list[Any], inputs)) != 1:
         raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
     tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
-    if tensor.get("name") != input.name:
-        raise InvalidInput(f"The input is named {tensor.get('name')!r}; this model's is {input.name!r}.")
-    if tensor.get("datatype") != input.protocol_datatype:
-        raise InvalidInput(f"The datatype is {tensor.get('datatype')!r}; {input.name!r} is {input.protocol_datatype}.")
     shape = _shape(tensor.get("shape"))
-    batched = shape != input.shape
-    if batched and (shape[1:] != input.shape or shape[0] < 1):
-        raise InvalidInput(f"The shape is {list(shape)}; {input.name!r} takes {['n', *input.shape]} with n from 1.")
-    rows = shape[0] if batched else 1
-    if rows > most_rows:
-        raise TooLarge(f"The request has {rows:,} rows; at most {most_rows:,} are taken at once. Split it.")
+    rows, batched = rows_of(tensor.get("name"), tensor.get("datatype"), shape, input, most_rows)
     wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
     return Infer(
         id=None if head.get("id") in (None, "") else str(head["id"]),
@@ -133,8 +108,8 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
         batched=batched,
         binary=binary,
         wanted=wanted,
-        budget_ns=_timeout_ns(parameters.get("timeout")),
-        background=_is_background(parameters.get("priority")),
+        budget_ns=timeout_ns_of(parameters),
+        priority=priority_of(parameters),
     )
 
 
@@ -203,8 +178,7 @@ def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
 
 def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
     parameters = _dictionary(tensor.get("parameters", {}), "inputs[0].parameters")
-    if any(key in parameters for key in _SHARED_MEMORY):
-        raise InvalidInput("Shared memory is not taken; send the tensor's data in the request.")
+    check_input(parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         if len(tail):
@@ -220,9 +194,7 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
             f"binary_data_size is {size!r} and {len(tail):,} bytes follow the head; {rows} x {spec.describe()} has "
             f"{expected:,}."
         )
-    if not spec.takes_any_bytes:
-        return np.stack([spec.from_bytes(tail[row : row + spec.nbytes]) for row in range(0, expected, spec.nbytes)])
-    return np.frombuffer(tail, spec.numpy_dtype).reshape(rows, *spec.shape)
+    return chunks_of(tail, rows, spec)
 
 
 def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
@@ -233,31 +205,10 @@ def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
     wanted = False
     for entry in cast(list[Any], outputs):
         tensor = _dictionary(entry, "outputs[0]")
-        if tensor.get("name") != spec.name:
-            raise InvalidInput(f"There is no output {tensor.get('name')!r}; this model's is {spec.name!r}.")
         parameters = _dictionary(tensor.get("parameters", {}), "outputs[0].parameters")
-        if parameters.get("classification"):
-            raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
-        if any(key in parameters for key in _SHARED_MEMORY):
-            raise InvalidInput("Shared memory is not taken; the output comes in the response.")
+        check_output(tensor.get("name"), parameters, spec)
         wanted, binary = True, bool(parameters.get("binary_data", binary))
     return wanted or not outputs, binary
-
-
-def _timeout_ns(timeout: Any) -> int | None:
-    if timeout is None or timeout == 0:
-        return None
-    if not isinstance(timeout, int) or timeout < 0:
-        raise InvalidInput(f"The timeout is {timeout!r}; it must be a whole number of microseconds.")
-    return timeout * 1_000
-
-
-def _is_background(priority: Any) -> bool:
-    if priority is None:
-        return False
-    if not isinstance(priority, int) or isinstance(priority, bool) or priority < 0:
-        raise InvalidInput(f"The priority is {priority!r}; it must be a whole number, 1 the highest, 2 the background.")
-    return priority > 1
 
 
 def refuse_overrides(body: bytes) -> None:

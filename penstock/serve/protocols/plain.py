@@ -53,11 +53,11 @@ class Plan:
             InvalidInput: The budget or the priority is none.
         """
         content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
-        input = served.application.input
+        spec = served.application.input
         return cls(
             served,
             content_type,
-            input.nbytes if content_type == RAW and input.takes_any_bytes else -1,
+            spec.nbytes if content_type == RAW and spec.takes_any_bytes else -1,
             RAW in head.headers.get("accept", ""),
             budget_ns_of(head.headers.get(BUDGET_HEADER)),
             is_background(head.headers.get(PRIORITY_HEADER)),

@@ -1,0 +1,123 @@
+"""An inference request of the Open Inference Protocol, and the checks that HTTP and gRPC share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.protocols.plain import MAX_BUDGET_MS
+
+# n rows of one request
+
+_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+_MAX_PRIORITY = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Infer:
+    """One inference request.
+
+    Args:
+        id: The client's own name for it, or None.
+        chunks: `[n, *spec.shape]`.
+        batched: Whether the request had the batch dimension; without it, neither has the response.
+        binary: Whether the output is wanted as raw bytes.
+        wanted: Whether the output is wanted at all.
+        budget_ns: The latency budget that it names, or None.
+        priority: As the protocol counts it: 1 is the highest, 0 leaves it to the server.
+    """
+
+    id: str | None
+    chunks: Array
+    batched: bool
+    binary: bool
+    wanted: bool
+    budget_ns: int | None
+    priority: int = 0
+
+
+def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, most_rows: int) -> tuple[int, bool]:
+    """How many rows an input tensor has, and whether it has the batch dimension at all.
+
+    Raises:
+        InvalidInput: Its name, datatype or shape is not the spec's.
+        TooLarge: Too many rows.
+    """
+    if name != spec.name:
+        raise InvalidInput(f"The input is named {name!r}; this model's is {spec.name!r}.")
+    if datatype != spec.protocol_datatype:
+        raise InvalidInput(f"The datatype is {datatype!r}; {spec.name!r} is {spec.protocol_datatype}.")
+    if shape == spec.shape:
+        return 1, False
+    if not shape or shape[1:] != spec.shape or shape[0] < 1:
+        raise InvalidInput(f"The shape is {list(shape)}; {spec.name!r} takes {['n', *spec.shape]} with n from 1.")
+    if shape[0] > most_rows:
+        raise TooLarge(f"The request has {shape[0]:,} rows; at most {most_rows:,} are taken at once. Split it.")
+    return shape[0], True
+
+
+def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
+    """The chunks, `[rows, *spec.shape]`, in as many little-endian bytes as they have.
+
+    Raises:
+        InvalidInput: A float is NaN or infinite, or a bool is neither 0 nor 1.
+    """
+    assert len(raw) == rows * spec.nbytes, (len(raw), rows, spec)
+    if spec.takes_any_bytes:
+        return np.frombuffer(raw, spec.numpy_dtype).reshape(rows, *spec.shape)
+    return np.stack([spec.from_bytes(raw[row : row + spec.nbytes]) for row in range(0, len(raw), spec.nbytes)])
+
+
+def check_input(parameters: Mapping[str, Any]) -> None:
+    """Refuse what an input's parameters may ask for and is not done here.
+
+    Raises:
+        InvalidInput: Shared memory.
+    """
+    if any(key in parameters for key in _SHARED_MEMORY):
+        raise InvalidInput("Shared memory is not taken; send the tensor's data in the request.")
+
+
+def check_output(name: Any, parameters: Mapping[str, Any], spec: TensorSpec) -> None:
+    """Refuse an output that there is not, or in a form that is not given here.
+
+    Raises:
+        InvalidInput: Another name, classification or shared memory.
+    """
+    if name != spec.name:
+        raise InvalidInput(f"There is no output {name!r}; this model's is {spec.name!r}.")
+    if parameters.get("classification"):
+        raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
+    if any(key in parameters for key in _SHARED_MEMORY):
+        raise InvalidInput("Shared memory is not taken; the output comes in the response.")
+
+
+def timeout_ns_of(parameters: Mapping[str, Any]) -> int | None:
+    """The budget in a request's parameter `timeout`, which is in microseconds; None where it names none.
+
+    Raises:
+        InvalidInput: Not a whole number, or longer than a budget may be.
+    """
+    timeout = parameters.get("timeout")
+    if timeout is None or timeout == 0:
+        return None
+    if not isinstance(timeout, int) or not 0 < timeout <= MAX_BUDGET_MS * 1_000:
+        raise InvalidInput(
+            f"The timeout is {timeout!r}; it must be a whole number of microseconds up to {MAX_BUDGET_MS * 1_000:,}."
+        )
+    return timeout * 1_000
+
+
+def priority_of(parameters: Mapping[str, Any]) -> int:
+    """A request's parameter `priority`; 0 where it names none.
+
+    Raises:
+        InvalidInput: Not a whole number from 0.
+    """
+    priority = parameters.get("priority", 0)
+    if not isinstance(priority, int) or not 0 <= priority <= _MAX_PRIORITY:
+        raise InvalidInput(f"The priority is {priority!r}; it must be a whole number, 1 for the highest.")
+    return priority
