@@ -54,6 +54,9 @@ def serve(
     begun_s: Annotated[
         float, typer.Option(help="Refuse a request that does not come on.", rich_help_panel=LIMITS)
     ] = 20.0,
+    hangs_s: Annotated[
+        float, typer.Option(help="Replace a process that does not move.", rich_help_panel=LIMITS)
+    ] = 30.0,
     log_format: Annotated[str, typer.Option(help="text or json.", rich_help_panel=LIMITS)] = "text",
     verbose: Annotated[bool, typer.Option(help="Log what was measured and chosen.", rich_help_panel=LIMITS)] = False,
 ) -> None:
@@ -84,6 +87,7 @@ def serve(
         max_headers=max_headers,
         idle_s=idle_s,
         begun_s=begun_s,
+        hangs_s=hangs_s,
         log_format=log_format,
         verbose=verbose,
     )

@@ -9,6 +9,7 @@ PenstockError                 says what, the value received, and the fix
 ├── TrainError                a recipe, a run or a checkpoint is wrong
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── ServeError                the server cannot start
+│   └── EngineLost            the engine ended before it was done; another one is started
 ├── ClientError               a client is set up wrong, or got no answer
 │   ├── Unreachable           no connection, or it broke before the answer was whole
 │   ├── TimedOut              no answer within the client's `timeout_s`
@@ -63,6 +64,10 @@ class BenchError(PenstockError):
 
 class ServeError(PenstockError):
     """The server cannot start."""
+
+
+class EngineLost(ServeError):
+    """The engine's process ended before it had done what was asked; another one is started in its place."""
 
 
 class ClientError(PenstockError):

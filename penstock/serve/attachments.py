@@ -48,11 +48,14 @@ class Attachments:
         self._arrival_ns = arrival_ns
         self._now_ns = now_ns
         self._served: dict[int, Served] = {}
+        self._answered_before = 0
+        # Whose engine is gone, until another table has their names.
+        self._lost: dict[int, Served] = {}
 
     @property
     def answered(self) -> int:
-        """Requests that got an answer, of the tables attached now."""
-        return sum(served.counts[ANSWERED] for served in self._served.values())
+        """Requests that got an answer, of all tables that were ever attached."""
+        return self._answered_before + sum(served.counts[ANSWERED] for served in self._served.values())
 
     @property
     def in_use(self) -> int:
@@ -60,7 +63,7 @@ class Attachments:
         return sum(served.frontend.in_use for served in self._served.values())
 
     def attach(self, loaded: Loaded, memory: SlotTable | int) -> None:
-        """Let a model that is ready answer to its name.
+        """Let a model that is ready answer to its name, and again where another one took it meanwhile.
 
         Args:
             loaded: What the engine said of it.
@@ -70,6 +73,10 @@ class Attachments:
             PenstockError: The bundle or its application are not what the engine loaded.
         """
         order = loaded.order
+        known = self._served.get(order.key)
+        if known is not None:
+            self._models.put(known)
+            return
         manifest = read_manifest(Path(order.bundle))
         if manifest.content_hash != loaded.bundle_hash:
             raise BundleError(f"{order.bundle} was replaced while it was loaded; load it again.")
@@ -96,23 +103,27 @@ class Attachments:
             now_ns=self._now_ns,
         )
         self._served[order.key] = served
+        self._lost = {key: lost for key, lost in self._lost.items() if lost.name != order.name}
         self._models.put(served)
 
     async def retire(self, key: int) -> None:
         """Put nothing more into a table; returns when nobody waits for it any more."""
-        served = self._served.get(key)
+        served = self._served.get(key) or self._lost.pop(key, None)
         if served is None:
             return
         self._models.take_out(served)
         while served.frontend.in_use and not served.engine_lost:
             await asyncio.sleep(LOOK_S)
-        self._served.pop(key, None)
+        if self._served.pop(key, None) is not None:
+            self._answered_before += served.counts[ANSWERED]
 
     def lose_engine(self) -> None:
         """The engine is gone: whoever waits is told; the models stay known until their next tables come."""
         lost, self._served = self._served, {}
+        self._lost |= lost
         for served in lost.values():
             served.lose_engine()
+            self._answered_before += served.counts[ANSWERED]
 
     def frontend(self, key: int) -> Frontend | None:
         """The front-end's side of a table."""

@@ -15,10 +15,10 @@ from penstock.serve.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# A process whose loop has not turned for so long hangs, and is killed.
-HANGS_S = 30.0
 STARTS_S = 300.0
 LOOK_S = 1.0
+# A batch blocks the engine's loop, and may take the whole budget where one is measured for the first time.
+BUDGETS_BLOCKED = 2
 # One that dies at once every time is started ever more slowly.
 QUICK_S = 5.0
 SLOWEST_S = 10.0
@@ -38,6 +38,8 @@ class Child:
 
     Attributes:
         wanted: Whether it is started again when it dies.
+        starts: How often a process was started.
+        why: What its process said before it ended because it could not do its work; empty otherwise.
     """
 
     def __init__(
@@ -51,6 +53,10 @@ class Child:
     ) -> None:
         self.role = role
         self.wanted = True
+        self.starts = 0
+        self.why = ""
+        # A process whose loop has not turned for so long hangs, and is killed.
+        self._hangs_s = settings.hangs_s + BUDGETS_BLOCKED * settings.budget_ns / 1e9
         self._settings = settings
         self._descriptors = tuple(descriptors)
         self._heard = heard
@@ -60,6 +66,7 @@ class Child:
         self._channel: Channel | None = None
         self._started_s = 0.0
         self._alive_s = 0.0
+        self._looked_s = 0.0
         self._quick_deaths = 0
         self._gone = asyncio.Event()
 
@@ -69,18 +76,29 @@ class Child:
         return self._process is not None
 
     def start(self) -> None:
-        """Start its process."""
+        """Start its process.
+
+        Raises:
+            OSError: The machine has no process, memory or descriptor left.
+        """
         ours, theirs = pair()
         told = json.dumps([self.role, os.getpid(), theirs.fileno(), self._descriptors])
         command = [sys.executable, "-m", "penstock.serve.process", told, self._settings.to_json()]
         # A group of its own: Ctrl-C in a terminal is for the supervisor, which lets the children drain.
-        self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(), *self._descriptors), process_group=0, stdin=subprocess.DEVNULL
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(), *self._descriptors), process_group=0, stdin=subprocess.DEVNULL
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._gone.clear()
-        self._started_s = time.monotonic()
-        self._alive_s = self._started_s + STARTS_S - HANGS_S
+        self.starts += 1
+        self.why = ""
+        self._started_s = self._looked_s = time.monotonic()
+        self._alive_s = self._started_s + STARTS_S - self._hangs_s
         loop = asyncio.get_running_loop()
         self._channel = Channel(ours, lambda message, given: self._heard(self, message, given), lambda: None)
         exit_fd = os.pidfd_open(self._process.pid)
@@ -121,26 +139,39 @@ class Child:
         process, self._process = self._process, None
         assert process is not None, self.role
         status = process.wait()
+        if self._channel is not None:
+            self._channel.hear_out()
         self.close()
         self._gone.set()
         self._lost(self)
         if self.wanted:
-            log.error("%s (process %d) ended with status %d; it is started again", self.role, process.pid, status)
+            why = self.why or f"ended with status {status}"
+            log.error("%s (process %d) %s; it is started again", self.role, process.pid, why)
             quick = time.monotonic() - self._started_s < QUICK_S
             self._quick_deaths = self._quick_deaths + 1 if quick else 0
             pause_s = min(0.1 * 2**self._quick_deaths, SLOWEST_S) if self._quick_deaths > 1 else 0.0
             loop.call_later(pause_s, self._again)
 
     def _again(self) -> None:
-        if self.wanted:
+        if not self.wanted:
+            return
+        try:
             self.start()
+        except OSError as error:
+            log.error("%s cannot be started (%s); it is tried again in %g s", self.role, error, SLOWEST_S)
+            asyncio.get_running_loop().call_later(SLOWEST_S, self._again)
+        else:
             self._back(self)
 
     def _look(self, process: "subprocess.Popen[bytes]") -> None:
         if process is not self._process:
             return
-        silent_s = time.monotonic() - self._alive_s
-        if silent_s > HANGS_S:
+        now_s = time.monotonic()
+        # While the supervisor itself was stopped, it heard of nobody: that time counts for nothing.
+        self._alive_s += max(0.0, now_s - self._looked_s - 2 * LOOK_S)
+        self._looked_s = now_s
+        silent_s = now_s - self._alive_s
+        if silent_s > self._hangs_s:
             log.error("%s (process %d) has not moved for %.0f s; it is killed", self.role, process.pid, silent_s)
             process.kill()
         asyncio.get_running_loop().call_later(LOOK_S, self._look, process)

@@ -1,6 +1,7 @@
 """The engine in a process of its own: tables in shared memory, a wake-up for it and one for each front-end."""
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -15,6 +16,8 @@ from penstock.serve.process import beat
 from penstock.serve.settings import Settings
 from penstock.serve.slots import SlotTable
 from penstock.serve.turns import Turns
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -80,6 +83,11 @@ class EngineProcess:
             loaded, table, descriptor = await self._host.load(order)
         except PenstockError as error:
             self._channel.send(Failed(key=order.key, error=str(error)))
+            return
+        except Exception as error:
+            # The one place at which the engine takes in other people's networks; whatever they raise, it lives on.
+            log.exception("%s cannot be loaded", order.bundle)
+            self._channel.send(Failed(key=order.key, error=f"{order.bundle}: {type(error).__name__}: {error}"))
             return
         self._tables[order.key] = table
         self._channel.send(loaded, (descriptor,))

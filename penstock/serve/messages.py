@@ -6,10 +6,12 @@ messages apart and can carry file descriptors, so that the memory of a slot tabl
 
 import asyncio
 import json
+import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import final
+from typing import final, get_args
 
 from penstock.serve.models import ModelState
 
@@ -55,10 +57,11 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """To the supervisor: what was asked for a key, or by a token, could not be done."""
+    """What was asked for a key, or by a token, could not be done. The status is HTTP's, for a client that asked."""
 
     key: int
     error: str
+    status: int = 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +80,23 @@ class Unload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retire:
-    """To a front-end: put nothing more into a table, and say `Done` when nobody waits for it any more."""
+    """To a front-end: put nothing more into a table, and say `Retired` when nobody waits for it any more."""
 
     key: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retired:
+    """From a front-end: nobody waits for a table any more."""
+
+    key: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfit:
+    """From a process that was just started: it cannot do its work, and ends."""
+
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +135,10 @@ class Alive:
     """To the supervisor: this process's loop still turns."""
 
 
-Message = Order | Loaded | Failed | Done | Unload | Retire | Lose | States | Listen | Drain | Change | Alive
-_KINDS = {
-    kind.__name__: kind
-    for kind in (Order, Loaded, Failed, Done, Unload, Retire, Lose, States, Listen, Drain, Change, Alive)
-}
+Message = (
+    Order | Loaded | Failed | Done | Unload | Retire | Retired | Unfit | Lose | States | Listen | Drain | Change | Alive
+)
+_KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encoded(message: Message) -> bytes:
@@ -158,6 +174,8 @@ class Channel:
         self._received = received
         self._closed = closed
         end.setblocking(False)
+        # What the other process has not made room for yet, because it was stopped, say.
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(end, self._readable)
 
@@ -165,29 +183,65 @@ class Channel:
         """Send a message; one to a process that is gone is dropped, since its end will be noticed."""
         data = encoded(message)
         assert len(data) < MOST_BYTES, len(data)
-        try:
-            socket.send_fds(self._end, [data], list(descriptors))
-        except (BrokenPipeError, ConnectionResetError, OSError):
-            self.close()
+        if self._end.fileno() < 0 or (not self._unsent and self._sent(data, list(descriptors))):
+            return
+        # A sign of life that waited would be none.
+        if not isinstance(message, Alive):
+            self._unsent.append((data, [os.dup(descriptor) for descriptor in descriptors]))
+            self._loop.add_writer(self._end, self._writable)
+
+    def hear_out(self) -> None:
+        """Receive what a process that is gone said before."""
+        while self._end.fileno() >= 0 and self._heard():
+            pass
 
     def close(self) -> None:
         """Hear and say nothing more."""
         if self._end.fileno() >= 0:
             self._loop.remove_reader(self._end)
+            self._loop.remove_writer(self._end)
             self._end.close()
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
+
+    def _sent(self, data: bytes, descriptors: list[int]) -> bool:
+        try:
+            socket.send_fds(self._end, [data], descriptors)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            self.close()
+        return True
+
+    def _writable(self) -> None:
+        while self._unsent and self._sent(*self._unsent[0]):
+            # Sent, or dropped by a close.
+            if self._unsent:
+                _close_all(self._unsent.popleft()[1])
+        if not self._unsent and self._end.fileno() >= 0:
+            self._loop.remove_writer(self._end)
 
     def _readable(self) -> None:
+        self._heard()
+
+    def _heard(self) -> bool:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._end, MOST_BYTES, MOST_DESCRIPTORS)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except ConnectionError:
             data, descriptors = b"", []
         if not data:
             self.close()
             self._closed()
-            return
+            return False
         self._received(decoded(data), descriptors)
+        return True
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

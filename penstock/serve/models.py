@@ -7,6 +7,9 @@ from typing import Protocol, final
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.served import Served
 
+# Why a model is not ready that was ready before its engine died.
+RESTARTING = "the engine is being started again"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelState:
@@ -105,9 +108,11 @@ class Models:
         """
         if self.draining:
             raise Overloaded("The server is going down; ask another one.", 5.0)
-        lost = [served.name for served in self if served.engine_lost]
+        lost = {served.name for served in self if served.engine_lost}
+        # A front-end that was started after the engine had died never had the table.
+        lost |= {state.name for state in self.states if state.reason.startswith(RESTARTING)}
         if lost:
-            raise Overloaded(f"The engine of {', '.join(lost)} is being started again.", 3.0)
+            raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
     def index(self) -> list[tuple[str, str, str, str]]:
         """Name, version, state and reason of every model of the repository."""

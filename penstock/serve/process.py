@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any, final
 
 import uvloop
 
-from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput, Overloaded, PenstockError, RequestError, UnknownRoute
 from penstock.serve.front import Front
 from penstock.serve.logs import set_up_logging
 from penstock.serve.messages import (
@@ -29,10 +30,16 @@ from penstock.serve.messages import (
     Lose,
     Message,
     Retire,
+    Retired,
     States,
+    Unfit,
+    encoded,
 )
+from penstock.serve.served import RESTART_S
 from penstock.serve.settings import Settings
 from penstock.serve.turns import Turns
+
+log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -45,13 +52,19 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
+    # Who ends a whole group or control group at once still gets a drain: the supervisor says when to leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings = Settings.from_json(sys.argv[2])
     set_up_logging(settings, role)
     end = socket.socket(fileno=channel)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         play = _engine if role == "engine" else _front
-        runner.run(play(role, settings, end, descriptors))
+        try:
+            runner.run(play(role, settings, end, descriptors))
+        except PenstockError as error:
+            end.send(encoded(Unfit(error=str(error))))
+            sys.exit(2)
 
 
 async def _engine(role: str, settings: Settings, end: socket.socket, wakes: list[int]) -> None:
@@ -139,8 +152,8 @@ class _FrontProcess:
                 self._run(self._drain())
             case Done(key=token):
                 self._changes[token].set_result(None)
-            case Failed(key=token, error=error):
-                self._changes[token].set_exception(InvalidInput(error))
+            case Failed(key=token):
+                self._changes[token].set_exception(_refusal(message))
             case _:
                 raise AssertionError(message)
 
@@ -148,7 +161,10 @@ class _FrontProcess:
         key = loaded.order.key
         try:
             self._front.attach(loaded, descriptor)
-        except PenstockError as error:
+        except Exception as error:
+            # The one place at which a front-end takes in other people's code; whatever it raises, the others live on.
+            if not isinstance(error, PenstockError):
+                log.exception("%s cannot be attached", loaded.order.bundle)
             self._channel.send(Failed(key=key, error=str(error)))
         else:
             self._channel.send(Done(key=key))
@@ -157,7 +173,7 @@ class _FrontProcess:
 
     async def _retire(self, key: int) -> None:
         await self._front.retire(key)
-        self._channel.send(Done(key=key))
+        self._channel.send(Retired(key=key))
 
     async def _drain(self) -> None:
         await self._front.drain(lambda: False)
@@ -167,6 +183,16 @@ class _FrontProcess:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _refusal(failed: Failed) -> RequestError:
+    match failed.status:
+        case UnknownRoute.status:
+            return UnknownRoute(failed.error)
+        case Overloaded.status:
+            return Overloaded(failed.error, RESTART_S)
+        case _:
+            return InvalidInput(failed.error)
 
 
 async def beat(channel: Channel) -> None:

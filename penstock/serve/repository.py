@@ -16,21 +16,31 @@ from pathlib import Path
 from typing import Protocol, final
 
 from penstock.core.bundle import MANIFEST
-from penstock.core.errors import InvalidInput, PenstockError, ServeError, UnknownRoute
+from penstock.core.errors import EngineLost, InvalidInput, Overloaded, PenstockError, ServeError, UnknownRoute
 from penstock.serve.messages import Loaded, Order
-from penstock.serve.models import ModelState
+from penstock.serve.models import RESTARTING, ModelState
+from penstock.serve.served import RESTART_S
 from penstock.serve.slots import SlotTable
 
 log = logging.getLogger(__name__)
 
 Memory = SlotTable | int
 
+# A model that was served is tried again so long after it failed to load, and then after twice the time, up to:
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+
 
 class EngineSide(Protocol):
     """What the repository asks of the engine."""
 
     async def load(self, order: Order) -> tuple[Loaded, Memory]:
-        """Make a model ready; gives its table, or the descriptor of its memory."""
+        """Make a model ready; gives its table, or the descriptor of its memory.
+
+        Raises:
+            EngineLost: The engine's process ended meanwhile.
+            PenstockError: It cannot be loaded.
+        """
         ...
 
     async def unload(self, key: int) -> None:
@@ -42,7 +52,11 @@ class FrontendSide(Protocol):
     """What the repository asks of all front-ends together."""
 
     async def attach(self, loaded: Loaded, memory: Memory) -> None:
-        """Let a model answer to its name; returns when it does so everywhere."""
+        """Let a model answer to its name, again if another one took it; returns when it does so everywhere.
+
+        Raises:
+            PenstockError: One front-end cannot serve it.
+        """
         ...
 
     async def retire(self, key: int) -> None:
@@ -122,6 +136,8 @@ class ModelRepository:
         self._keys = itertools.count()
         self._one_at_a_time = asyncio.Lock()
         self._loaded: dict[str, tuple[Loaded, Memory]] = {}
+        # What answered until the engine died, and must again.
+        self._lost: dict[str, Loaded] = {}
         self._states: dict[str, ModelState] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -150,20 +166,35 @@ class ModelRepository:
 
     def lose(self) -> None:
         """The engine is gone, and with it every model until `restore`."""
-        for name, (loaded, _) in self._loaded.items():
-            self._set_state(name, loaded.order.version, "LOADING", "the engine is being started again")
+        self._lost |= {name: loaded for name, (loaded, _) in self._loaded.items()}
+        self._loaded.clear()
+        for name, loaded in self._lost.items():
+            self._set_state(name, loaded.order.version, "LOADING", RESTARTING)
 
     async def restore(self) -> None:
-        """Load again what was loaded, on an engine that was started anew; what fails is logged and left out."""
+        """Load again what was loaded, on an engine that was started anew; what fails is tried again and again."""
+        pause_s = FIRST_PAUSE_S
+        while self._lost:
+            for name in list(self._lost):
+                try:
+                    await self._restore(name)
+                except EngineLost:
+                    return  # the next engine's start calls this anew
+                except PenstockError as error:
+                    log.error("%s is not served now, and tried again in %g s: %s", name, pause_s, error)
+            if self._lost:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _restore(self, name: str) -> None:
         async with self._one_at_a_time:
-            before, self._loaded = self._loaded, {}
-            for name, (loaded, _) in before.items():
-                order = loaded.order
+            if name in self._lost:
+                order = self._lost[name].order
                 try:
                     await self._take_in(Found(order.name, order.version, Path(order.bundle)))
                 except PenstockError as error:
-                    log.error("%s is not served any more: %s", name, error)
-                    self._set_state(name, order.version, "UNAVAILABLE", str(error))
+                    self._set_state(name, order.version, "LOADING", f"{RESTARTING}: {error}")
+                    raise
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model; the one before it answers until then.
@@ -171,15 +202,20 @@ class ModelRepository:
         Raises:
             UnknownRoute: There is none of that name.
             InvalidInput: It cannot be loaded.
+            Overloaded: The engine is being started again.
         """
         assert self._directory is not None, "front-ends refuse this"
         async with self._one_at_a_time:
             found = find_model(self._directory, name)
-            there = name in self._loaded
+            there = name in self._loaded or name in self._lost
             if not there:
                 self._set_state(name, found.version, "LOADING")
             try:
                 await self._take_in(found)
+            except EngineLost as error:
+                if not there:
+                    self._set_state(name, found.version, "UNAVAILABLE", str(error))
+                raise Overloaded(f"Model {name!r} is not loaded: {error}", RESTART_S) from None
             except PenstockError as error:
                 log.warning("%s cannot be loaded: %s", name, error)
                 if not there:
@@ -193,9 +229,12 @@ class ModelRepository:
             UnknownRoute: It is not loaded.
         """
         async with self._one_at_a_time:
-            if name not in self._loaded:
+            if name in self._lost:
+                loaded = self._lost.pop(name)
+            elif name in self._loaded:
+                loaded, _ = self._loaded.pop(name)
+            else:
                 raise UnknownRoute(f"There is no model {name!r} to unload.")
-            loaded, _ = self._loaded.pop(name)
             self._set_state(name, loaded.order.version, "UNLOADING")
             await self._let_go(loaded)
             self._set_state(name, loaded.order.version, "UNAVAILABLE", "unloaded")
@@ -209,12 +248,16 @@ class ModelRepository:
             raise ServeError(
                 f"two bundles are of application {name!r}; put them into a model directory, where folders name them."
             )
+        before = self._loaded.get(name)
         try:
             await self._frontends.attach(loaded, memory)
         except PenstockError:
-            await self._engine.unload(order.key)
+            # Some front-ends may have taken it, and given its name to it.
+            if before is not None:
+                await self._frontends.attach(*before)
+            await self._let_go(loaded)
             raise
-        before = self._loaded.get(name)
+        self._lost.pop(name, None)
         self._loaded[name] = loaded, memory
         self._set_state(name, found.version, "READY")
         if before is not None:

@@ -41,6 +41,8 @@ class Settings:
         max_headers: Of one request.
         idle_s: A connection without a request is closed after so many seconds.
         begun_s: A request that has begun must come on within so many seconds.
+        hangs_s: An engine or a front-end that does not move for so many seconds, besides those that a batch may take,
+            is replaced.
         log_format: `"text"` or `"json"`.
         verbose: Log what was measured and chosen.
     """
@@ -66,6 +68,7 @@ class Settings:
     max_headers: int = 64
     idle_s: float = 120.0
     begun_s: float = 20.0
+    hangs_s: float = 30.0
     log_format: str = "text"
     verbose: bool = False
 
@@ -94,6 +97,10 @@ class Settings:
             (self.max_connections >= 1, f"--max-connections is {self.max_connections}; it must be at least 1."),
             (self.max_headers >= 8, f"--max-headers is {self.max_headers}; it must be at least 8."),
             (self.idle_s > 0 and self.begun_s > 0, "--idle-s and --begun-s must be above 0."),
+            (
+                self.hangs_s >= 3,
+                f"--hangs-s is {self.hangs_s:g}; it must be at least 3: a sign of life comes each second.",
+            ),
             (self.log_format in ("text", "json"), f"--log-format is {self.log_format!r}; it must be text or json."),
             (
                 self.grpc_port is None or importlib.util.find_spec("grpc"),

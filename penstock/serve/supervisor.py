@@ -9,16 +9,15 @@ kernel when the supervisor is gone, however it went, and shared memory dies with
 """
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from typing import Any, final
 
-from penstock.core.errors import PenstockError, ServeError
+from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
 from penstock.serve.child import Child
 from penstock.serve.http_server import free_grpc_port, listeners, url_of
 from penstock.serve.messages import (
@@ -33,7 +32,9 @@ from penstock.serve.messages import (
     Message,
     Order,
     Retire,
+    Retired,
     States,
+    Unfit,
     Unload,
 )
 from penstock.serve.models import ModelState
@@ -78,8 +79,8 @@ class _Supervisor:
         self._stop = asyncio.Event()
         self._failed = ""
         self._signals = 0
-        self._waiting: dict[tuple[Child, int], asyncio.Future[tuple[Message, list[int]]]] = {}
-        self._tokens = itertools.count()
+        # Who was asked what, by the kind of message and its key.
+        self._waiting: dict[tuple[Child, type[Message], int], asyncio.Future[tuple[Message, list[int]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening = False
         self._tables: dict[int, tuple[Loaded, int]] = {}
@@ -109,6 +110,8 @@ class _Supervisor:
         if not self._failed and loading.done():
             loading.result()
         await stopping
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         if self._failed:
             raise ServeError(self._failed)
         await self._drain()
@@ -135,9 +138,9 @@ class _Supervisor:
         ends = [asyncio.create_task(child.ended()) for child in self._frontends]
         hurried = asyncio.create_task(self._hurried())
         await asyncio.wait((asyncio.gather(*ends), hurried), timeout=allowed_s, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
         self._engine.close()
-        await asyncio.wait((asyncio.create_task(self._engine.ended()),), timeout=ENGINE_ENDS_S)
+        ended = asyncio.create_task(self._engine.ended())
+        await asyncio.wait((ended, hurried), timeout=ENGINE_ENDS_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _hurried(self) -> None:
         while self._signals < 2:
@@ -151,15 +154,23 @@ class _Supervisor:
 
     async def load(self, order: Order) -> tuple[Loaded, Memory]:
         """`EngineSide`'s."""
-        answer, descriptors = await self._ask(self._engine, order.key, order)
+        engine = self._engine
+        if not engine.alive:
+            raise EngineLost("the engine's process is being started again.")
+        starts = engine.starts
+        answer, descriptors = await self._ask(engine, order, order.key)
         assert isinstance(answer, Loaded), answer
+        if not engine.alive or engine.starts != starts:
+            os.close(descriptors[0])
+            raise EngineLost("the engine's process ended when it had loaded; its log says why.")
         self._tables[order.key] = answer, descriptors[0]
         return answer, descriptors[0]
 
     async def unload(self, key: int) -> None:
         """`EngineSide`'s."""
-        self._engine.send(Unload(key=key))
         self._retired.discard(key)
+        if key in self._tables:
+            self._engine.send(Unload(key=key))
         _, memory = self._tables.pop(key, (None, -1))
         if memory >= 0:
             os.close(memory)
@@ -168,28 +179,30 @@ class _Supervisor:
         """`FrontendSide`'s."""
         assert isinstance(memory, int), memory
         key = loaded.order.key
-        await asyncio.gather(*(self._ask(child, key, loaded, (memory,)) for child in self._frontends if child.alive))
+        if key in self._tables:
+            asked = [self._ask(child, loaded, key, (memory,)) for child in self._frontends if child.alive]
+            await asyncio.gather(*asked)
+        if key not in self._tables:
+            raise EngineLost("the engine's process ended when it had loaded; its log says why.")
 
     async def retire(self, key: int) -> None:
         """`FrontendSide`'s."""
         self._retired.add(key)
-        await asyncio.gather(*(self._ask(child, key, Retire(key=key)) for child in self._frontends if child.alive))
+        await asyncio.gather(*(self._ask(child, Retire(key=key), key) for child in self._frontends if child.alive))
 
     def tell(self, states: tuple[ModelState, ...]) -> None:
         """`FrontendSide`'s."""
         for child in self._frontends:
             child.send(States(models=states))
 
-    async def _ask(
-        self, child: Child, key: int, message: Message, descriptors: tuple[int, ...] = ()
-    ) -> tuple[Message, list[int]]:
+    def _ask(
+        self, child: Child, message: Message, key: int, descriptors: tuple[int, ...] = ()
+    ) -> Awaitable[tuple[Message, list[int]]]:
+        # Sent now and not when it is awaited: what a child hears stays in the order in which things happened.
         future: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()
-        self._waiting[child, key] = future
+        self._waiting[child, type(message), key] = future
         child.send(message, descriptors)
-        try:
-            return await future
-        finally:
-            self._waiting.pop((child, key), None)
+        return future
 
     def _heard(self, child: Child, message: Message, descriptors: list[int]) -> None:
         match message:
@@ -198,18 +211,25 @@ class _Supervisor:
             case Change():
                 self._run(self._change(child, message))
             case Loaded(order=order):
-                self._answer(child, order.key, message, descriptors)
+                self._answer(child, Order, order.key, message, descriptors)
             case Done(key=key):
-                self._answer(child, key, message, descriptors)
+                self._answer(child, Loaded, key, message, [])
+            case Retired(key=key):
+                self._answer(child, Retire, key, message, [])
             case Failed(key=key, error=error):
-                future = self._waiting.get((child, key))
-                if future is not None and not future.done():
+                asked = Order if child is self._engine else Loaded
+                future = self._waiting.pop((child, asked, key), None)
+                if future is None or future.done():
+                    log.error("%s does not serve a model: %s", child.role, error)
+                else:
                     future.set_exception(ServeError(error))
+            case Unfit(error=error):
+                child.why = error
             case _:
                 raise AssertionError(message)
 
-    def _answer(self, child: Child, key: int, message: Message, descriptors: list[int]) -> None:
-        future = self._waiting.get((child, key))
+    def _answer(self, child: Child, asked: type[Message], key: int, message: Message, descriptors: list[int]) -> None:
+        future = self._waiting.pop((child, asked, key), None)
         if future is not None and not future.done():
             future.set_result((message, descriptors))
         else:
@@ -221,52 +241,51 @@ class _Supervisor:
         do = self._repository.unload if change.unload else self._repository.load
         try:
             await do(change.name)
-        except PenstockError as error:
-            child.send(Failed(key=change.token, error=str(error)))
+        except (PenstockError, OSError) as error:
+            status = error.status if isinstance(error, RequestError) else RequestError.status
+            child.send(Failed(key=change.token, error=str(error), status=status))
         else:
             child.send(Done(key=change.token))
 
     def _frontend_lost(self, child: Child) -> None:
         # What was asked of it counts as done: the next one begins with all that is loaded.
-        for (waiting, key), future in list(self._waiting.items()):
-            if waiting is child and not future.done():
-                future.set_result((Done(key=key), []))
+        for key, future in self._forgotten(child):
+            future.set_result((Done(key=key), []))
         self._fail_start(child)
 
     def _engine_lost(self, child: Child) -> None:
         for frontend in self._frontends:
             frontend.send(Lose())
-        for (waiting, _), future in list(self._waiting.items()):
-            if waiting is child and not future.done():
-                future.set_exception(ServeError("the engine's process ended while it loaded; its log says why."))
+        for _, future in self._forgotten(child):
+            future.set_exception(EngineLost("the engine's process ended while it loaded; its log says why."))
         for _, memory in self._tables.values():
             os.close(memory)
         self._tables.clear()
         self._repository.lose()
         self._fail_start(child)
 
+    def _forgotten(self, child: Child) -> list[tuple[int, asyncio.Future[tuple[Message, list[int]]]]]:
+        """What was asked of a process that is gone, by its key."""
+        asked = [each for each in self._waiting if each[0] is child]
+        futures = [(each[2], self._waiting.pop(each)) for each in asked]
+        return [(key, future) for key, future in futures if not future.done()]
+
     def _fail_start(self, child: Child) -> None:
         if not self._listening and child.wanted:
             child.wanted = False
-            self._failed = (
-                self._failed or f"the process of {child.role} ended while the server started; its log says why."
-            )
+            why = child.why or f"the process of {child.role} ended while the server started; its log says why."
+            self._failed = self._failed or why
             self._stop.set()
 
     def _engine_back(self, child: Child) -> None:
         self._run(self._repository.restore())
 
     def _frontend_back(self, child: Child) -> None:
-        self._run(self._attach_all(child))
-
-    async def _attach_all(self, child: Child) -> None:
+        # All at once, before anything that happens from now on: it hears of that in its order.
         child.send(States(models=self._repository.states))
-        for key, (loaded, memory) in list(self._tables.items()):
+        for key, (loaded, memory) in self._tables.items():
             if key not in self._retired:
-                try:
-                    await self._ask(child, key, loaded, (memory,))
-                except PenstockError as error:
-                    log.error("%s does not serve %s: %s", child.role, loaded.order.name, error)
+                child.send(loaded, (memory,))
         child.send(Listen())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -17,22 +17,27 @@ import numpy as np
 APPLICATION = """
 import time
 import numpy as np
-import torch
-from torch import nn
 from penstock import Application, TensorSpec
 from penstock.core.decode import decode_image
 
 
-class Doubler(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(2.0))
+def network():
+    # Here and not above, so that front-ends, which need no network, do not load torch.
+    import torch
+    from torch import nn
 
-    def forward(self, x):
-        if (x == 13).any():
-            raise ValueError("thirteen")
-        time.sleep({sleep_s})
-        return torch.where(x == 17, torch.nan, x * self.factor)
+    class Doubler(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            if (x == 13).any():
+                raise ValueError("thirteen")
+            time.sleep({sleep_s})
+            return torch.where(x == 17, torch.nan, x * self.factor)
+
+    return Doubler()
 
 
 def decode(body, content_type):
@@ -59,7 +64,7 @@ app = Application(
     reply=reply,
     accepts=("image/png", "image/jpeg", "text/x-number"),
     max_body_bytes=1 << 20,
-    model=":Doubler",
+    model=":network",
 )
 """
 
@@ -83,10 +88,11 @@ def chosen(options: tuple[str, ...]) -> tuple[str, ...]:
 
 @final
 class RunningServer:
-    """`penstock serve` in a process of its own, on a free port."""
+    """`penstock serve` in a process of its own, on a free port; with bundle None the options say what is served."""
 
-    def __init__(self, bundle: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *chosen(options)]
+    def __init__(self, bundle: Path | None, *options: str) -> None:
+        bundles = [] if bundle is None else [str(bundle)]
+        command = [sys.executable, "-m", "penstock", "serve", *bundles, "--port", "0", *chosen(options)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         said = self.process.stdout.readline()

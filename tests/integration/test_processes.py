@@ -1,0 +1,157 @@
+"""A supervisor, its engine and its front-ends: what clients notice when one of them dies, hangs or cannot start."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.processes import Crowd, children, eventually, exists, kill, owner, tables_of
+from tests.support.serving import RunningServer, write_doubler
+
+ASK = "/v1/apps/doubler"
+RAW = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+ONE = np.array([1, 2, 3, 4], np.float32)
+ROLES = {"engine", "front-end 0", "front-end 1"}
+# What a restart may take besides what the engine must import, and a front-end must not.
+RESTART_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Slow enough that there is always a request that waits.
+    return write_doubler(tmp_path_factory.mktemp("doubler"), sleep_s=0.005)
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[RunningServer]:
+    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500") as server:
+        yield server
+
+
+def import_s(module: str) -> float:
+    """Seconds that a process takes to start and to import a module, here and now."""
+    start_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+    return time.monotonic() - start_s
+
+
+def assert_back_in_time(took_s: float, module: str) -> None:
+    """Within two seconds besides an import; where other work slows this machine down, it slows both down."""
+    assert took_s < RESTART_S + max(import_s(module) for _ in range(2))
+
+
+def request(body: bytes) -> bytes:
+    head = b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+    return head + b"Accept: application/octet-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+def ready(server: RunningServer) -> bool:
+    return server.ask("GET", "/v2/health/ready")[0] == 200
+
+
+def test_every_front_end_answers_rightly(server: RunningServer) -> None:
+    assert children(server.process.pid).keys() == ROLES
+    asked: set[str] = set()
+    for number in range(200):
+        with socket.create_connection((server.host, server.port), timeout=5) as connection:
+            numbers = np.full(4, number + 20, np.float32)
+            connection.sendall(request(numbers.tobytes()))
+            answer = connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+            assert answer.endswith((numbers * 2).tobytes())
+            asked.add(owner(server, connection.getsockname()[1]))
+        if len(asked) == 2 and number > 20:
+            break
+    assert asked == {"front-end 0", "front-end 1"}
+
+
+def test_a_killed_engine_is_said_at_once_and_soon_replaced(server: RunningServer) -> None:
+    with Crowd(server) as crowd:
+        crowd.until_right(200)
+        killed_s = kill(server, "engine")
+        back_s = crowd.until_right(50, since_s=killed_s + 0.1, within_s=60)
+    waited = [event for event in crowd.events if event.sent_s < killed_s < event.ended_s]
+    assert any(event.outcome == "refused" for event in waited)
+    assert all(event.ended_s - killed_s < 0.5 for event in waited)
+    assert crowd.outcomes.keys() == {"right", "refused"}
+    assert children(server.process.pid).keys() == ROLES
+    assert_back_in_time(back_s - killed_s, "torch")
+
+
+def test_a_killed_front_end_takes_only_its_own_connections_along(server: RunningServer) -> None:
+    with Crowd(server, clients=12) as crowd:
+        crowd.until_right(200)
+        ports = {event.port for event in crowd.events}
+        owners = {port: owner(server, port) for port in ports}
+        assert set(owners.values()) == {"front-end 0", "front-end 1"}
+        engine = children(server.process.pid)["engine"]
+        killed_s = kill(server, "front-end 0")
+
+        def accepts() -> bool:
+            with socket.create_connection((server.host, server.port), timeout=30) as connection:
+                connection.sendall(request(ONE.tobytes()))
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+                return owner(server, connection.getsockname()[1]) == "front-end 0"
+
+        eventually(accepts, within_s=30)
+        back_s = time.monotonic()
+        crowd.until_right(200, since_s=back_s)
+    assert children(server.process.pid)["engine"] == engine
+    closed = [event for event in crowd.events if event.outcome == "closed"]
+    assert closed
+    assert all(owners[event.port] == "front-end 0" and event.ended_s - killed_s < 0.5 for event in closed)
+    assert crowd.outcomes.keys() == {"right", "closed"}
+    assert_back_in_time(back_s - killed_s, "penstock.serve.process")
+
+
+def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) -> None:
+    with RunningServer(bundle, "--frontends", "2") as server, Crowd(server) as crowd:
+        crowd.until_right(50)
+        processes = list(children(server.process.pid).values())
+        assert all(tables_of([process]) for process in processes)
+        server.process.kill()
+        eventually(lambda: not any(map(exists, processes)), within_s=1)
+        assert tables_of(processes) == 0
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind((server.host, server.port))
+    assert crowd.outcomes.keys() <= {"right", "closed"}
+
+
+def test_no_accepted_request_is_lost_when_front_ends_drain_under_load(bundle: Path) -> None:
+    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500", "--verbose") as server:
+        processes = list(children(server.process.pid).values())
+        with Crowd(server, clients=12, pause_s=0.0) as crowd:
+            crowd.until_right(500)
+            server.stop()
+            assert server.process.wait(10) == 0
+        assert not any(map(exists, processes))
+        assert crowd.outcomes.keys() <= {"right", "closed"}
+        told = [int(line.split("drained; ")[1].split()[0]) for line in server.log().splitlines() if "drained; " in line]
+        # Whatever the server read and answered has reached its client.
+        assert (len(told), sum(told)) == (2, crowd.outcomes["right"])
+
+
+def test_a_second_signal_ends_every_process_at_once(tmp_path: Path) -> None:
+    slow = write_doubler(tmp_path, sleep_s=1.0)
+    with RunningServer(slow, "--frontends", "2", "--latency-ms", "60000", "--max-batch", "1") as server:
+        processes = list(children(server.process.pid).values())
+        connections = [socket.create_connection((server.host, server.port)) for _ in range(6)]
+        for connection in connections:
+            connection.sendall(request(ONE.tobytes()))
+        time.sleep(0.2)
+        server.stop()
+        time.sleep(0.1)
+        second_s = time.monotonic()
+        server.stop(signal.SIGINT)
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - second_s < 0.5
+        assert not any(map(exists, processes))
+        for connection in connections:
+            connection.close()
