@@ -54,11 +54,10 @@ class Front:
             arrival_ns=arrival_ns,
             now_ns=time.monotonic_ns,
         )
-        keys = None if settings.api_keys is None else Keys.read(settings.api_keys)
         started_s = time.monotonic()
         routes = Routes(
             self.models,
-            Access(keys, settings.cors),
+            access_of(settings),
             loading=settings.models is not None,
             uptime_s=lambda: time.monotonic() - started_s,
         )
@@ -102,3 +101,13 @@ class Front:
 
     def _most_body_bytes(self) -> int:
         return max((served.application.max_body_bytes for served in self.models), default=0)
+
+
+def access_of(settings: Settings) -> Access:
+    """Who may ask.
+
+    Raises:
+        ServeError: The file of the API keys cannot be used.
+    """
+    keys = None if settings.api_keys is None else Keys.read(settings.api_keys)
+    return Access(keys, settings.cors)
