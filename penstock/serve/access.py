@@ -65,9 +65,19 @@ class Keys:
                     f"the key of {words[0]!r} in {file} has {len(words[1])} characters, fewer than {LEAST_CHARACTERS}; "
                     f"'openssl rand -hex 24' makes a good one."
                 )
+            if not words[1].isascii():
+                raise ServeError(
+                    f"the key of {words[0]!r} in {file} has characters that a header cannot carry; use ASCII alone."
+                )
             keys.append(Key(name=words[0], digest=_digest(words[1]), admin=len(words) == 3))
         if not keys:
             raise ServeError(f"{file} has no keys; write a line 'NAME KEY' for each client.")
+        owners: dict[bytes, str] = {}
+        for key in keys:
+            if key.digest in owners:
+                both = f"{owners[key.digest]!r} and {key.name!r}"
+                raise ServeError(f"{both} in {file} have the same key; give each client its own.")
+            owners[key.digest] = key.name
         return cls(tuple(keys))
 
     def check(self, authorization: str | None, *, admin: bool) -> None:
@@ -81,14 +91,19 @@ class Keys:
             Unauthorized: No key, or one that nobody has.
             Forbidden: It is not an admin's.
         """
+        found = self.whose(authorization)
+        if found is None:
+            raise Unauthorized("This server wants an API key; send 'Authorization: Bearer KEY'.")
+        if admin and not found.admin:
+            raise Forbidden(f"The key of {found.name!r} may not load or unload models; use an admin's.")
+
+    def whose(self, authorization: str | None) -> Key | None:
+        """The client's whose key it is, `Bearer KEY`; None where it is nobody's."""
         scheme, _, given = (authorization or "").partition(" ")
         digest = _digest(given.strip()) if scheme.lower() == "bearer" else b""
         # Every key is compared, each in constant time: how long it takes says nothing of how near a guess is.
         found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
-        if not found:
-            raise Unauthorized("This server wants an API key; send 'Authorization: Bearer KEY'.")
-        if admin and not found[0].admin:
-            raise Forbidden(f"The key of {found[0].name!r} may not load or unload models; use an admin's.")
+        return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +127,7 @@ class Access:
         """
         if head.path in OPEN_PATHS or head.path.startswith(OPEN_PREFIX):
             return
-        key = head.headers.get("authorization")
-        if key is None and "x-api-key" in head.headers:
-            key = f"Bearer {head.headers['x-api-key']}"
-        self.check_key(key, admin)
+        self.check_key(_given(head), admin)
 
     def check_key(self, authorization: str | None, admin: bool) -> None:
         """Let whoever brings a key pass or not; a key is `Bearer KEY`.
@@ -127,23 +139,29 @@ class Access:
         if self.keys is not None:
             self.keys.check(authorization, admin=admin)
 
+    def client(self, head: Head) -> str | None:
+        """The name of the client whose key a request has; None where it has none that is known."""
+        key = None if self.keys is None else self.keys.whose(_given(head))
+        return None if key is None else key.name
+
     def cors(self, head: Head) -> tuple[tuple[str, str], ...]:
         """The headers that let a browser show the answer to another site's page."""
+        if not self.origins:
+            return ()
         origin = head.headers.get("origin")
-        if origin is None or not self.origins:
-            return ()
         if "*" in self.origins:
-            return (("Access-Control-Allow-Origin", "*"), *_EXPOSED)
+            return () if origin is None else (("Access-Control-Allow-Origin", "*"), *_EXPOSED)
         if origin not in self.origins:
-            return ()
-        return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"), *_EXPOSED)
+            # A cache must not give this answer, which lacks the header, to one of the listed sites.
+            return _VARY
+        return (("Access-Control-Allow-Origin", origin), *_VARY, *_EXPOSED)
 
     def preflight(self, head: Head) -> tuple[tuple[str, str], ...] | None:
         """The headers that answer a browser which asks before it asks; None where it may not, or the head is none."""
         if head.method != "OPTIONS" or "access-control-request-method" not in head.headers:
             return None
         allowed = self.cors(head)
-        if not allowed:
+        if not any(name == "Access-Control-Allow-Origin" for name, _ in allowed):
             return None
         wanted = head.headers.get("access-control-request-headers", "content-type")
         return (
@@ -154,7 +172,16 @@ class Access:
         )
 
 
+_VARY = (("Vary", "Origin"),)
 _EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Content-Length"),)
+
+
+def _given(head: Head) -> str | None:
+    authorization = head.headers.get("authorization")
+    # A proxy may have an Authorization of its own, `Basic` say; a key that was meant as one is never passed over.
+    if "x-api-key" in head.headers and (authorization or "").partition(" ")[0].lower() != "bearer":
+        return f"Bearer {head.headers['x-api-key']}"
+    return authorization
 
 
 def _digest(key: str) -> bytes:

@@ -100,7 +100,8 @@ class Connection(asyncio.Protocol):
         if self.lingering_since_s is not None and self._transport is not None:
             self._transport.close()
         self._proceed()
-        return True
+        # TLS has no half-closed connections.
+        return self._transport is not None and self._transport.can_write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's: the client is gone; what it asked for need not run."""
@@ -185,7 +186,8 @@ class Connection(asyncio.Protocol):
             if self._ended:
                 self._transport.close()
                 return
-            self._transport.write_eof()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
             self._resume()
 
     def _write(self, data: bytes) -> None:

@@ -60,9 +60,8 @@ class Front:
             arrival_ns=arrival_ns,
             now_ns=time.monotonic_ns,
         )
-        keys = None if settings.api_keys is None else Keys.read(settings.api_keys)
         started_s = time.monotonic()
-        self._access = Access(keys, settings.cors)
+        self._access = access_of(settings)
         self._grpc: GrpcThread | None = None
         routes = Routes(
             self.models,
@@ -138,3 +137,13 @@ class Front:
 
     def _most_body_bytes(self) -> int:
         return max((served.application.max_body_bytes for served in self.models), default=0)
+
+
+def access_of(settings: Settings) -> Access:
+    """Who may ask.
+
+    Raises:
+        ServeError: The file of the API keys cannot be used.
+    """
+    keys = None if settings.api_keys is None else Keys.read(settings.api_keys)
+    return Access(keys, settings.cors)

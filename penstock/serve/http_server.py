@@ -45,7 +45,7 @@ class HttpServer:
         self._listener = listener
         self._handle = handle
         self._most_body_bytes = most_body_bytes
-        self._tls = _tls(settings)
+        self._tls = tls_of(settings)
         self._known = KnownHeads()
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -132,9 +132,13 @@ class HttpServer:
             if self._tls is None:
                 await loop.connect_accepted_socket(self._connection, waiting)
             else:
-                timeout_s = self._settings.begun_s
                 await loop.connect_accepted_socket(
-                    self._connection, waiting, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                    self._connection,
+                    waiting,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=self._settings.begun_s,
+                    # A client that does not say farewell is not waited for, least of all by a server that drains.
+                    ssl_shutdown_timeout=LINGER_S,
                 )
         except (OSError, ssl.SSLError) as error:
             log.info("a client was gone before it was accepted: %s", error)
@@ -228,12 +232,18 @@ def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
     return listener
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """What connections are encrypted with, if they are.
+
+    Raises:
+        ServeError: The TLS files are none.
+    """
     if settings.tls_certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        # A password: without one, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
         raise ServeError(
             f"the TLS certificate {settings.tls_certificate} with the key {settings.tls_key} cannot be used ({error})."

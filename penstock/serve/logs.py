@@ -1,7 +1,9 @@
 """Logs as lines of text for people, or as lines of JSON for what collects them."""
 
 import logging
+import sys
 import time
+from types import TracebackType
 from typing import Any, final
 
 import orjson
@@ -19,6 +21,9 @@ def set_up_logging(settings: Settings, process: str) -> None:
     handler = logging.StreamHandler()
     if settings.log_format == "json":
         handler.setFormatter(JsonFormatter(process))
+        # What Python itself would write as text is a line of JSON too.
+        logging.captureWarnings(True)
+        sys.excepthook = _log_the_end
     else:
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, handlers=[handler], force=True)
@@ -27,6 +32,8 @@ def set_up_logging(settings: Settings, process: str) -> None:
 @final
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time in RFC 3339 UTC, level, process, logger, message, and the exception if there is one.
+
+    What a record has as `fields`, by name, stands beside them.
 
     Args:
         process: What the process is.
@@ -44,8 +51,18 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "process": self._process,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _sayable(record.getMessage()),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _sayable(self.formatException(record.exc_info))
         return orjson.dumps(line).decode()
+
+
+def _sayable(text: str) -> str:
+    # A file's name may hold bytes that are no UTF-8, which JSON has no way to write.
+    return text.encode(errors="replace").decode()
+
+
+def _log_the_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("penstock").critical("the process ends by an error", exc_info=(kind, error, trace))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +45,7 @@ class _Plan:
     epoch: int
     act: Act
     served: Served | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @final
@@ -77,10 +78,11 @@ class Routes:
         except RequestError as error:
             if plan is not None and plan.served is not None:
                 plan.served.count_refusal(error)
-            answer(refused(error))
+            refusal = refused(error)
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            answer(refused(ComputeFailed("The server failed on this request; its log says how.")))
+            log.exception("%s %r failed", request.method, request.path)
+            refusal = refused(ComputeFailed("The server failed on this request; its log says how."))
+        answer(refusal if plan is None else _with(plan.headers, refusal))
         return None
 
     def _planned(self, head: Head) -> _Plan:
@@ -97,7 +99,7 @@ class Routes:
             act, served = lambda request, answer: answer(response), None
         if cors:
             act = partial(_with_headers, act, cors)
-        return _Plan(epoch, act, served)
+        return _Plan(epoch, act, served, cors)
 
     def _routed(self, head: Head) -> tuple[Act, Served | None]:
         path = head.path
@@ -219,14 +221,11 @@ def _now(value: Callable[[], Any]) -> Act:
 
 
 def _with_headers(act: Act, headers: tuple[tuple[str, str], ...], request: Request, answer: Answer) -> Cancel:
-    def with_headers(response: Response) -> None:
-        answer(Response(response.status, response.body, response.content_type, response.headers + headers))
+    return act(request, lambda response: answer(_with(headers, response)))
 
-    try:
-        return act(request, with_headers)
-    except RequestError as error:
-        with_headers(refused(error))
-        return None
+
+def _with(headers: tuple[tuple[str, str], ...], response: Response) -> Response:
+    return replace(response, headers=response.headers + headers) if headers else response
 
 
 def _need(head: Head, allowed: str) -> None:

@@ -9,6 +9,7 @@ There are two classes. Rows of the second, the background, run where they make n
 that a batch has left when no row of the first class stays behind.
 """
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -124,16 +125,21 @@ def _with_background(first: Schedule, waiting: _Waiting, background: _Waiting, c
     if not first.run.size:
         second = _under_pressure(background, costs)
         return second._replace(expire=np.concatenate([first.expire, second.expire]))
+    taken = first.run.size
     tightest_ns = waiting.slack_R[np.isin(waiting.rows_R, first.run)].min()
-    most = min(first.run.size + background.rows_R.size, costs.largest)
-    sizes = [0] if first.waiting else [size for size in (*costs.rows, most) if costs.of(min(size, most)) <= tightest_ns]
-    size = min(max(sizes, default=0), most)
-    cost_ns = costs.of(max(size, first.run.size))
     order = np.argsort(background.slack_R, kind="stable")
     rows, slack, patient = background.rows_R[order], background.slack_R[order], background.patient_R[order]
     hopeless = (slack < costs.least_ns) & (~patient | (slack <= CANCELLED_NS // 2))
-    joins = np.flatnonzero(~hopeless & ((slack >= cost_ns) | patient))[: max(size - first.run.size, 0)]
-    run: Rows = np.concatenate([first.run, rows[joins]])
+
+    def welcome(more: int) -> npt.NDArray[np.bool_]:
+        return ~hopeless & ((slack >= costs.of(taken + more)) | patient)
+
+    def crowded(more: int) -> bool:
+        return costs.of(taken + more) > int(tightest_ns) or int(np.count_nonzero(welcome(more))) < more
+
+    most = 0 if first.waiting else min(rows.size, costs.largest - taken)
+    more = bisect_left(range(1, most + 1), True, key=crowded)
+    run: Rows = np.concatenate([first.run, rows[welcome(more)][:more]])
     expire: Rows = np.concatenate([first.expire, rows[hopeless]])
     return Schedule(run, expire, waiting.rows_R.size - run.size - expire.size)
 

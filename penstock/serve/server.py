@@ -5,6 +5,8 @@ import resource
 
 import uvloop
 
+from penstock.serve.front import access_of
+from penstock.serve.http_server import tls_of
 from penstock.serve.settings import Settings
 
 
@@ -12,8 +14,12 @@ def serve(settings: Settings) -> None:
     """Serve bundles until SIGTERM or SIGINT.
 
     Raises:
-        PenstockError: A bundle cannot be loaded, a network is slower than the budget, or the port is taken.
+        PenstockError: A bundle, the API keys or the TLS files cannot be used, a network is slower than the budget, or
+            the port is taken.
     """
+    # Each front-end reads them for itself; a mistake in them is said here, once and in one sentence.
+    access_of(settings)
+    tls_of(settings)
     _allow_many_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if settings.frontend_processes == 0:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,8 @@ _PATHS = ("cache", "models", "api_keys", "tls_certificate", "tls_key")
 # Up to so many cores, a process of its own for the front-end costs more than it gains.
 CORES_SHARED = 2
 MOST_FRONTENDS = 64
+# What a browser sends as Origin: lower case, no path, no port that goes without saying.
+_ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\sA-Z@]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +76,7 @@ class Settings:
     verbose: bool = False
 
     def __post_init__(self) -> None:
+        strange = ", ".join(repr(site) for site in self.cors if site != "*" and not _ORIGIN.fullmatch(site))
         for good, problem in (
             (self.bundles or self.models, "no bundle is named; give the folder of one, or --models DIRECTORY."),
             (
@@ -100,6 +104,10 @@ class Settings:
             (
                 self.hangs_s >= 3,
                 f"--hangs-s is {self.hangs_s:g}; it must be at least 3: a sign of life comes each second.",
+            ),
+            (
+                not strange,
+                f"--cors is {strange}; it must be * or what a browser sends as Origin, such as https://site.example.",
             ),
             (self.log_format in ("text", "json"), f"--log-format is {self.log_format!r}; it must be text or json."),
             (

@@ -96,7 +96,7 @@ class RunningServer:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
-        assert "http://" in said, (said, self.process.communicate(timeout=10))
+        assert "://" in said, (said, self.process.communicate(timeout=10))
         self.host, self.port = "127.0.0.1", int(said.rstrip("/\n").rpartition(":")[2])
 
     def __enter__(self) -> Self:
