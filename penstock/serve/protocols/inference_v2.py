@@ -4,7 +4,9 @@ With the binary tensor data extension: the JSON head's length stands in `Inferen
 little-endian tensors follow it in the order in which the head names them.
 """
 
+import re
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +14,7 @@ import orjson
 
 from penstock.core.errors import InvalidInput, TooLarge
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.protocols.plain import json_of
+from penstock.serve.protocols.plain import MAX_BUDGET_MS, json_of
 from penstock.serve.wire import Request, Response
 
 # n rows of one request
@@ -58,24 +60,18 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
     """
     head, tail = _head_and_tail(request)
     parameters = _dictionary(head.get("parameters", {}), "parameters")
-    inputs = head.get("inputs")
-    if not isinstance(inputs, list) or len(cast(list[Any], inputs)) != 1:
-        raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
-    tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
-    if tensor.get("name") != input.name:
-        raise InvalidInput(f"The input is named {tensor.get('name')!r}; this model's is {input.name!r}.")
-    if tensor.get("datatype") != input.protocol_datatype:
-        raise InvalidInput(f"The datatype is {tensor.get('datatype')!r}; {input.name!r} is {input.protocol_datatype}.")
+    tensor = _input(head.get("inputs"), input)
     shape = _shape(tensor.get("shape"))
     batched = shape != input.shape
     if batched and (shape[1:] != input.shape or shape[0] < 1):
-        raise InvalidInput(f"The shape is {list(shape)}; {input.name!r} takes {['n', *input.shape]} with n from 1.")
+        takes = f"{input.name!r} takes {['n', *input.shape]} with n from 1"
+        raise InvalidInput(f"The shape is {shown(list(shape))}; {takes}.")
     rows = shape[0] if batched else 1
     if rows > most_rows:
         raise TooLarge(f"The request has {rows:,} rows; at most {most_rows:,} are taken at once. Split it.")
     wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
     return Infer(
-        id=None if head.get("id") in (None, "") else str(head["id"]),
+        id=_id(head.get("id")),
         chunks=_chunks(tensor, tail, input, rows),
         batched=batched,
         binary=binary,
@@ -141,10 +137,22 @@ def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
     text = request.headers.get(HEAD_LENGTH)
     if text is None:
         return _dictionary(json_of(body), "the body"), memoryview(b"")
-    if not text.isdigit() or int(text) > len(body):
-        raise InvalidInput(f"Inference-Header-Content-Length is {text!r}, but the body has {len(body):,} bytes.")
-    length = int(text)
+    length = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
+    if not 0 <= length <= len(body):
+        raise InvalidInput(f"Inference-Header-Content-Length is {shown(text)}, but the body has {len(body):,} bytes.")
     return _dictionary(json_of(body[:length]), "the head"), memoryview(body)[length:]
+
+
+def _input(inputs: Any, spec: TensorSpec) -> dict[str, Any]:
+    if not isinstance(inputs, list) or len(cast(list[Any], inputs)) != 1:
+        raise InvalidInput(f"The request must have exactly one entry in 'inputs', {spec.name!r}.")
+    tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
+    name, datatype = tensor.get("name"), tensor.get("datatype")
+    if name != spec.name:
+        raise InvalidInput(f"The input is named {shown(name)}; this model's is {spec.name!r}.")
+    if datatype != spec.protocol_datatype:
+        raise InvalidInput(f"The datatype is {shown(datatype)}; {spec.name!r} is {spec.protocol_datatype}.")
+    return tensor
 
 
 def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
@@ -163,8 +171,8 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
     expected = rows * spec.nbytes
     if size != expected or len(tail) != expected:
         raise InvalidInput(
-            f"binary_data_size is {size!r} and {len(tail):,} bytes follow the head; {rows} x {spec.describe()} has "
-            f"{expected:,}."
+            f"binary_data_size is {shown(size)} and {len(tail):,} bytes follow the head; "
+            f"{rows} x {spec.describe()} has {expected:,}."
         )
     if not spec.takes_any_bytes:
         return np.stack([spec.from_bytes(tail[row : row + spec.nbytes]) for row in range(0, expected, spec.nbytes)])
@@ -180,7 +188,7 @@ def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
     for entry in cast(list[Any], outputs):
         tensor = _dictionary(entry, "outputs[0]")
         if tensor.get("name") != spec.name:
-            raise InvalidInput(f"There is no output {tensor.get('name')!r}; this model's is {spec.name!r}.")
+            raise InvalidInput(f"There is no output {shown(tensor.get('name'))}; this model's is {spec.name!r}.")
         parameters = _dictionary(tensor.get("parameters", {}), "outputs[0].parameters")
         if parameters.get("classification"):
             raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
@@ -191,11 +199,20 @@ def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
 
 
 def _timeout_ns(timeout: Any) -> int | None:
-    if timeout is None or timeout == 0:
+    if timeout is None:
         return None
-    if not isinstance(timeout, int) or timeout < 0:
-        raise InvalidInput(f"The timeout is {timeout!r}; it must be a whole number of microseconds.")
-    return timeout * 1_000
+    if type(timeout) is not int or not 0 <= timeout <= MAX_BUDGET_MS * 1_000:
+        raise InvalidInput(
+            f"The timeout is {shown(timeout)}; it must be a whole number of microseconds up to "
+            f"{MAX_BUDGET_MS * 1_000:,}."
+        )
+    return timeout * 1_000 or None
+
+
+def _id(value: Any) -> str | None:
+    if not isinstance(value, str | int | None):
+        raise InvalidInput(f"The id is {shown(value)}; it must be a string.")
+    return None if value in (None, "") else str(value)
 
 
 def _dictionary(value: Any, what: str) -> dict[str, Any]:
@@ -207,5 +224,5 @@ def _dictionary(value: Any, what: str) -> dict[str, Any]:
 def _shape(value: Any) -> tuple[int, ...]:
     sizes = cast(list[Any], value) if isinstance(value, list) else []
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
-        raise InvalidInput(f"The shape is {value!r}; it must be a list of whole numbers.")
+        raise InvalidInput(f"The shape is {shown(value)}; it must be a list of whole numbers.")
     return tuple(sizes)
