@@ -73,7 +73,7 @@ class Routes:
             served = self._named(path[9:])
             _need(request, "POST")
             return self._counted(served, plain.infer, request, answer)
-        if path.startswith("/v2"):
+        if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(request, answer)
         _need(request, "GET, HEAD")
         if path == "/v1/stats":
