@@ -58,8 +58,7 @@ class _Pending:
     method: str = ""
     path: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    parts: list[bytes] = field(default_factory=list[bytes])
-    body_bytes: int = 0
+    body: bytes | bytearray = b""
     head_bytes: int = 0
     count: int = 0
 
@@ -147,13 +146,19 @@ class RequestReader:
     def on_body(self, part: bytes) -> None:
         """httptools': a part of the body."""
         now = self._now
-        now.body_bytes += len(part)
         self._unheard_bytes = 0
-        if now.body_bytes > self._max_body_bytes:
-            self._refuse(self._body_too_large(now.body_bytes))
-            now.parts.clear()
-        elif self._refusal is None:
-            now.parts.append(part)
+        if self._refusal is not None:
+            return
+        if len(now.body) + len(part) > self._max_body_bytes:
+            self._refuse(self._body_too_large(len(now.body) + len(part)))
+            now.body = b""
+        elif not now.body:
+            now.body = part
+        else:
+            # Not a list of parts: a chunk of one byte would take a hundred.
+            if isinstance(now.body, bytes):
+                now.body = bytearray(now.body)
+            now.body += part
 
     def on_message_complete(self) -> None:
         """httptools': the request is whole."""
@@ -162,7 +167,7 @@ class RequestReader:
         if self._refusal is not None:
             return
         now = self._now
-        body = now.parts[0] if len(now.parts) == 1 else b"".join(now.parts)
+        body = bytes(now.body)
         encoding = now.headers.get("content-encoding")
         if encoding:
             try:
