@@ -201,6 +201,8 @@ def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
 def _timeout_ns(timeout: Any) -> int | None:
     if timeout is None:
         return None
+    if isinstance(timeout, float) and timeout.is_integer():
+        timeout = int(timeout)  # in JSON, 5.0 is a whole number
     if type(timeout) is not int or not 0 <= timeout <= MAX_BUDGET_MS * 1_000:
         raise InvalidInput(
             f"The timeout is {shown(timeout)}; it must be a whole number of microseconds up to "
@@ -210,9 +212,9 @@ def _timeout_ns(timeout: Any) -> int | None:
 
 
 def _id(value: Any) -> str | None:
-    if not isinstance(value, str | int | None):
+    if not isinstance(value, str | None):
         raise InvalidInput(f"The id is {shown(value)}; it must be a string.")
-    return None if value in (None, "") else str(value)
+    return value or None
 
 
 def _dictionary(value: Any, what: str) -> dict[str, Any]:
