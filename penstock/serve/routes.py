@@ -15,7 +15,7 @@ from penstock.serve import statistics
 from penstock.serve.connection import Answer, refused
 from penstock.serve.protocols import inference_v2, plain
 from penstock.serve.served import Served
-from penstock.serve.wire import Request, Response
+from penstock.serve.wire import MAX_HEAD_BYTES, Request, Response, decompressed
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ class Routes:
     def __init__(self, applications: dict[str, Served], *, max_batch_rows: int, uptime_s: Callable[[], float]) -> None:
         self._applications = applications
         self._max_batch_rows = max_batch_rows
+        # The same limit as before it is unpacked: a body of the protocol has a head of its own.
+        self._max_unpacked_bytes = MAX_HEAD_BYTES + max(
+            served.application.max_body_bytes for served in applications.values()
+        )
         self._uptime_s = uptime_s
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
         if "/page/index.html" in self._page:
@@ -58,6 +62,9 @@ class Routes:
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Answer a request, now or later, exactly once; gives what cancels it."""
         try:
+            encoding = request.headers.get("content-encoding")
+            if encoding:
+                request.body = decompressed(request.body, encoding, self._max_unpacked_bytes)
             return self._routed(request, answer)
         except RequestError as error:
             answer(refused(error))

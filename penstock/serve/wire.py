@@ -25,7 +25,7 @@ class Request:
         method: `"POST"`.
         path: Decoded, without the query.
         headers: By lower-case name; of a header that comes twice, the last.
-        body: Decompressed.
+        body: As it was sent: what it unpacks to is made only when its turn comes.
         keep_alive: Whether the client wants the connection to stay.
     """
 
@@ -167,18 +167,10 @@ class RequestReader:
         if self._refusal is not None:
             return
         now = self._now
-        body = bytes(now.body)
-        encoding = now.headers.get("content-encoding")
-        if encoding:
-            try:
-                body = decompressed(body, encoding, self._max_body_bytes)
-            except RequestError as error:
-                self._refuse(error)
-                return
         path = now.path.partition("?")[0]
         if "%" in path:
             path = unquote(path)
-        self._complete.append(Request(now.method, path, now.headers, body, self._parser.should_keep_alive()))
+        self._complete.append(Request(now.method, path, now.headers, bytes(now.body), self._parser.should_keep_alive()))
 
     def _grow_head(self, count: int) -> None:
         self._now.head_bytes += count
