@@ -4,6 +4,7 @@ The engine and the front-end share this process's event loop; the table is in it
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -204,11 +205,23 @@ class _Server:
         while True:
             try:
                 waiting, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._wait_for_descriptors(loop)
                 return
             task = loop.create_task(self._connected(waiting))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
+
+    def _wait_for_descriptors(self, loop: asyncio.AbstractEventLoop) -> None:
+        # The listener stays readable as long as somebody waits in it: to try again at once would take a whole core.
+        log.warning("no descriptor is free for another client; raise the limit of open files (ulimit -n)")
+        loop.remove_reader(self._listener)
+        loop.call_later(SWEEP_S, self._accept_again, loop)
+
+    def _accept_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._listener.fileno() >= 0:
+            loop.add_reader(self._listener, self._accept)
 
     async def _connected(self, waiting: socket.socket) -> None:
         try:
