@@ -34,6 +34,8 @@ MOST_GROWTH_BYTES = 24 << 20
 # These take long or many connections: once in so many rounds.
 SELDOM = frozenset({"never read", "slow", "idle"})
 SELDOM_ROUNDS = 10
+# Not for a short run: they take seconds, or more descriptors than a system gives by default.
+SLOW_KINDS = frozenset({"idle", "without end"})
 SHOWN_FAILURES = 20
 
 

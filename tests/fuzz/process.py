@@ -25,6 +25,12 @@ def memory_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_s(pid: int) -> float:
+    """The processor time of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def descriptors(pid: int) -> int:
     """How many files and sockets a process holds open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
