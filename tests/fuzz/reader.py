@@ -48,7 +48,7 @@ def heard(stream: bytes, places: list[int]) -> Heard:
     measured = len(stream) > 2 * MAX_HEAD_BYTES and len(places) > 0
     reader = RequestReader(MOST_BODY)
     requests: list[Request] = []
-    refusal = None
+    refusal, taken = None, 0
     if measured:
         tracemalloc.start()
     try:
@@ -56,10 +56,12 @@ def heard(stream: bytes, places: list[int]) -> Heard:
             complete, refusal = reader.feed(stream[start:end])
             for request in complete:
                 _is_one_request(request)
+                taken += _taken_bytes(request)
             requests += complete
             del complete
             if measured:
-                _is_bounded(requests, end - start)
+                kept = tracemalloc.get_traced_memory()[0] - 2 * taken - 2 * (end - start)
+                assert kept <= KEPT_BYTES, f"{kept:,} bytes are kept of an unfinished request"
             if refusal is not None:
                 assert 400 <= refusal.status < 500, refusal
                 assert reader.feed(b"GET / HTTP/1.1\r\n\r\n") == ([], refusal)
@@ -77,14 +79,9 @@ def _is_one_request(request: Request) -> None:
     assert not upgrades, "what is refused must not be answered too"
 
 
-def _is_bounded(requests: list[Request], piece_bytes: int) -> None:
-    kept = tracemalloc.get_traced_memory()[0]
-    taken = sum(
-        1_000 + len(request.body) + 2 * len(request.path) + 300 * len(request.headers) + sum(map(len, request.headers))
-        + sum(map(len, request.headers.values()))
-        for request in requests
-    )  # fmt: skip
-    assert kept <= KEPT_BYTES + 2 * piece_bytes + 2 * taken, f"{kept:,} bytes are kept of an unfinished request"
+def _taken_bytes(request: Request) -> int:
+    headers = sum(len(name) + len(value) for name, value in request.headers.items())
+    return 1_000 + len(request.body) + 2 * len(request.path) + 300 * len(request.headers) + headers
 
 
 def agree(stream: bytes, whole: Heard, pieces: Heard) -> None:
