@@ -101,7 +101,7 @@ class Manifest:
             manifest = cls(**{**fields, **read})
             if not all(isinstance(getattr(manifest, name), kind) for name, kind in _KINDS.items()):
                 raise TypeError("a field is of another type")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise BundleCorrupt(f"{MANIFEST} is not readable ({error}); write the bundle again.") from None
         return manifest
 
@@ -329,13 +329,13 @@ def _manifest(file: Path) -> Manifest:
     data = _read(file)
     try:
         fields: Any = json.loads(data)
+        known: dict[str, Any] = {key: fields[key] for key in fields if key != _SEAL} if isinstance(fields, dict) else {}
+        manifest = Manifest.from_json(known)
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{file} is not JSON ({error}); copy the bundle again.") from None
-    known: dict[str, Any] = {key: fields[key] for key in fields if key != _SEAL} if isinstance(fields, dict) else {}
-    manifest = Manifest.from_json(known)
     try:
         altered = _sealed(manifest.to_json()) != data
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         altered = True
     if altered:
         raise BundleCorrupt(f"{file} is not the file that was written ({len(data):,} bytes); copy the bundle again.")
@@ -373,7 +373,8 @@ def _golden(file: Path, manifest: Manifest) -> Golden:
         golden = Golden(inputs=arrays["inputs"], outputs=arrays["outputs"], tolerance=manifest.tolerance)
     except (SafetensorError, KeyError) as error:
         raise BundleCorrupt(f"{file} is not readable ({error}); write the bundle again.") from None
+    count = golden.inputs.shape[:1]
     for spec, array in ((manifest.input, golden.inputs), (manifest.output, golden.outputs)):
-        if array.dtype != spec.numpy_dtype or array.shape[1:] != spec.shape or len(golden.inputs) != len(array):
+        if array.dtype != spec.numpy_dtype or array.shape != (*count, *spec.shape) or not (count and array.size):
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")
     return golden

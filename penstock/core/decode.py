@@ -11,6 +11,8 @@ from penstock.core.spec import Array
 
 # Not all that Pillow reads: some of its formats start other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+# Encoders write about ten.
+MOST_SCANS = 100
 
 
 def decode_image(
@@ -29,7 +31,7 @@ def decode_image(
 
     Raises:
         InvalidInput: Not a picture, or one that is cut short.
-        TooLarge: More than `max_pixels`.
+        TooLarge: More than `max_pixels`, or a JPEG of more than 100 scans.
         ApplicationError: The mode is another.
     """
     if mode not in ("L", "RGB"):
@@ -56,6 +58,9 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         ) from None
     except Exception as error:
         raise InvalidInput("The body is not a picture that can be read; send a PNG or JPEG file's bytes.") from error
+    # A scan of a progressive JPEG takes a few bytes, and each goes over all of the picture.
+    if body.startswith(b"\xff\xd8") and (scans := body.count(b"\xff\xda")) > MOST_SCANS:
+        raise TooLarge(f"The picture has {scans:,} scans; at most {MOST_SCANS} are taken. Save it again.")
     width, height = image.size
     if width * height > max_pixels:
         raise TooLarge(

@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
         self._inside = False  # within `_handle`, which may answer at once
         self._ended = False  # the client sends no more
         self._unwanted = False  # nothing more is wanted from the client
+        self._unread = False  # the client does not read its answers
         self._continued = False
         self.heard_s = clock_s()
         self.lingering_since_s: float | None = None
@@ -114,11 +115,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """asyncio's: the client does not read its answers."""
+        self._unread = True
         self._pause()
 
     def resume_writing(self) -> None:
         """asyncio's: the client reads again."""
-        self._resume()
+        self._unread = False
         self._proceed()
 
     def close_after_next(self) -> None:
@@ -138,14 +140,21 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: RequestError) -> None:
         """End the connection with a refusal, unless an answer is under way."""
         if self._refusal is None and self._current is None:
+            self._waiting.clear()
             self._refusal = error
             self._proceed()
 
     def _proceed(self) -> None:
-        # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead.
-        while self._current is None and self._waiting and self._transport is not None:
+        # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead. After some
+        # of them it is the others' turn, and nothing is answered that nobody reads.
+        for _ in range(PIPELINED):
+            if self._current is not None or not self._waiting or self._transport is None or self._unread:
+                break
             self._start(self._waiting.popleft())
-        if self._transport is None or self._current is not None:
+        else:
+            asyncio.get_running_loop().call_soon(self._proceed)
+            return
+        if self._transport is None or self._current is not None or self._waiting:
             return
         if self._refusal is not None:
             self._linger(self._refusal)

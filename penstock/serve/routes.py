@@ -19,7 +19,7 @@ from penstock.serve.connection import Answer, refused
 from penstock.serve.models import Models
 from penstock.serve.protocols import inference_v2, plain
 from penstock.serve.served import Served
-from penstock.serve.wire import Head, Request, Response
+from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompressed
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,20 @@ class Routes:
         try:
             self._access.check(head)
             act, served = self._routed(head)
+            if "content-encoding" in head.headers:
+                act = partial(self._unpacked, act)
         except RequestError as error:
             response = refused(error)
             act, served = lambda request, answer: answer(response), None
         if cors:
             act = partial(_with_headers, act, cors)
         return _Plan(epoch, act, served, cors)
+
+    def _unpacked(self, act: Act, request: Request, answer: Answer) -> Cancel:
+        # The same limit as before it is unpacked: a body of the protocol has a head of its own.
+        most = MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self._models), default=0)
+        request.body = decompressed(request.body, request.headers["content-encoding"], most)
+        return act(request, answer)
 
     def _routed(self, head: Head) -> tuple[Act, Served | None]:
         path = head.path
@@ -108,7 +116,7 @@ class Routes:
             _need(head, "POST")
             with served.counting():
                 return plain.Plan.of(served, head).infer, served
-        if path.startswith("/v2"):
+        if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head)
         _need(head, "GET, HEAD")
         if path == "/v1/stats":

@@ -128,8 +128,7 @@ class _Pending:
     method: str = ""
     path: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    parts: list[bytes] = field(default_factory=list[bytes])
-    body_bytes: int = 0
+    body: bytes | bytearray = b""
     head_bytes: int = 0
     count: int = 0
 
@@ -153,7 +152,7 @@ class RequestReader:
         self._complete: list[Request] = []
         self._refusal: RequestError | None = None
         self._head_is_whole = True
-        self._unfinished_head_bytes = 0
+        self._unheard_bytes = 0
         self.expects_continue = False
         self.begun = False
 
@@ -171,17 +170,16 @@ class RequestReader:
         fresh = not self.begun and self._refusal is None
         if self._refusal is None:
             self.begun = True
+            self._unheard_bytes += len(data)
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade:
-                self._refuse(
-                    InvalidInput("This server speaks HTTP/1.1 without upgrades; leave out the Upgrade header.")
-                )
+                assert self._refusal is not None
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
                 self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
-            # A header that never ends is kept by the parser without a word to us: count what an unfinished head took.
-            self._unfinished_head_bytes = 0 if self._head_is_whole else self._unfinished_head_bytes + len(data)
-            if self._unfinished_head_bytes > MAX_HEAD_BYTES:
+            # A header or a trailer that never ends is kept by the parser without a word to us: count what we hear
+            # nothing of.
+            if self._unheard_bytes > MAX_HEAD_BYTES:
                 self._refuse(_head_too_large())
         complete, self._complete = self._complete, []
         if fresh and len(complete) == 1 and not self.begun and self._refusal is None:
@@ -191,11 +189,13 @@ class RequestReader:
     def on_message_begin(self) -> None:
         """httptools': a request begins."""
         self._now = _Pending()
+        self._unheard_bytes = 0
         self._head_is_whole = False
         self.begun = True
 
     def on_url(self, url: bytes) -> None:
         """httptools': a part of the target."""
+        self._unheard_bytes = 0
         self._now.path += url.decode("ascii")
         self._grow_head(len(url))
 
@@ -203,17 +203,23 @@ class RequestReader:
         """httptools': one header."""
         now = self._now
         now.count += 1
+        self._unheard_bytes = 0
         self._grow_head(len(name) + len(value) + 4)
         if now.count > self._max_headers:
             self._refuse(TooLarge(f"The request has more than {self._max_headers} headers; send fewer."))
             return
+        if self._head_is_whole:
+            return  # a trailer: it comes after what it could change (RFC 9110, section 6.5.1)
         now.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
         """httptools': the head is whole."""
         now = self._now
         self._head_is_whole = True
+        self._unheard_bytes = 0
         now.method = self._parser.get_method().decode("ascii")
+        if self._parser.should_upgrade():
+            self._refuse(InvalidInput("This server speaks HTTP/1.1 without upgrades; leave out the Upgrade header."))
         length = now.headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
             self._refuse(self._body_too_large(int(length)))
@@ -222,32 +228,32 @@ class RequestReader:
     def on_body(self, part: bytes) -> None:
         """httptools': a part of the body."""
         now = self._now
-        now.body_bytes += len(part)
-        if now.body_bytes > self._max_body_bytes:
-            self._refuse(self._body_too_large(now.body_bytes))
-            now.parts.clear()
-        elif self._refusal is None:
-            now.parts.append(part)
+        self._unheard_bytes = 0
+        if self._refusal is not None:
+            return
+        if len(now.body) + len(part) > self._max_body_bytes:
+            self._refuse(self._body_too_large(len(now.body) + len(part)))
+            now.body = b""
+        elif not now.body:
+            now.body = part
+        else:
+            # Not a list of parts: a chunk of one byte would take a hundred.
+            if isinstance(now.body, bytes):
+                now.body = bytearray(now.body)
+            now.body += part
 
     def on_message_complete(self) -> None:
         """httptools': the request is whole."""
         self.expects_continue = self.begun = False
+        self._unheard_bytes = 0
         if self._refusal is not None:
             return
         now = self._now
-        body = now.parts[0] if len(now.parts) == 1 else b"".join(now.parts)
-        encoding = now.headers.get("content-encoding")
-        if encoding:
-            try:
-                body = decompressed(body, encoding, self._max_body_bytes)
-            except RequestError as error:
-                self._refuse(error)
-                return
         path = now.path.partition("?")[0]
         if "%" in path:
             path = unquote(path)
         head = Head(now.method, path, now.headers, self._parser.should_keep_alive())
-        self._complete.append(Request(head, body))
+        self._complete.append(Request(head, bytes(now.body)))
 
     def _grow_head(self, count: int) -> None:
         self._now.head_bytes += count
@@ -274,9 +280,10 @@ def decompressed(body: bytes, encoding: str, most: int) -> bytes:
         InvalidInput: Not what the encoding says, or cut short.
         TooLarge: More than `most` bytes come out.
     """
-    if encoding == "identity":
+    coding = encoding.lower()
+    if coding == "identity":
         return body
-    if encoding not in ("gzip", "deflate"):
+    if coding not in ("gzip", "deflate"):
         raise UnsupportedContent(f"Content-Encoding {encoding!r} is not read here; use gzip or deflate.")
     engine = zlib.decompressobj(wbits=47)  # either wrapping, told from the first bytes
     try:
@@ -287,6 +294,10 @@ def decompressed(body: bytes, encoding: str, most: int) -> bytes:
         raise TooLarge(f"The body has more than {most:,} bytes once it is unpacked; that is the most taken.")
     if not engine.eof:
         raise InvalidInput(f"The {encoding} body is cut short; send it whole.")
+    if engine.unused_data:
+        raise InvalidInput(
+            f"{len(engine.unused_data):,} bytes follow the {encoding} body's end; send one {encoding} stream alone."
+        )
     return plain
 
 
@@ -316,8 +327,10 @@ def _small_head(status: int, content_type: str, length: int) -> bytes:
 
 
 def _compressed(body: bytes, accepts: str) -> tuple[bytes, str]:
+    entries = [entry.partition(";") for entry in accepts.lower().replace(" ", "").split(",")]
+    wanted = {name for name, _, weight in entries if weight.rstrip("0") not in ("q=", "q=0.")}
     for name, wbits in (("gzip", 31), ("deflate", 15)):
-        if name in accepts:
+        if name in wanted:
             engine = zlib.compressobj(1, wbits=wbits)
             return engine.compress(body) + engine.flush(), name
     return body, ""

@@ -45,7 +45,7 @@ class Repository:
 def answered(access: Access, head: Head, *, loading: bool = False) -> Response:
     """What the routes of a server without models answer at once."""
     answers: list[Response] = []
-    Routes(Models(Repository()), access, loading=loading, uptime_s=lambda: 1.0).handle(
+    Routes(Models(Repository(), loading=loading), access, uptime_s=lambda: 1.0).handle(
         Request(head, b""), answers.append
     )
     (answer,) = answers
@@ -256,7 +256,7 @@ def test_a_listed_site_may_read_of_a_fault_of_the_server() -> None:
         raise ZeroDivisionError
 
     answers: list[Response] = []
-    routes = Routes(Models(Repository()), LISTED, loading=False, uptime_s=crash)
+    routes = Routes(Models(Repository(), loading=False), LISTED, uptime_s=crash)
     routes._stats = crash  # type: ignore[method-assign]
     routes.handle(Request(get(origin=SITE), b""), answers.append)
     assert [answer.status for answer in answers] == [500]

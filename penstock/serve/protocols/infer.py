@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,15 @@ def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, 
         TooLarge: Too many rows.
     """
     if name != spec.name:
-        raise InvalidInput(f"The input is named {name!r}; this model's is {spec.name!r}.")
+        raise InvalidInput(f"The input is named {shown(name)}; this model's is {spec.name!r}.")
     if datatype != spec.protocol_datatype:
-        raise InvalidInput(f"The datatype is {datatype!r}; {spec.name!r} is {spec.protocol_datatype}.")
+        raise InvalidInput(f"The datatype is {shown(datatype)}; {spec.name!r} is {spec.protocol_datatype}.")
     if shape == spec.shape:
         return 1, False
     if not shape or shape[1:] != spec.shape or shape[0] < 1:
-        raise InvalidInput(f"The shape is {list(shape)}; {spec.name!r} takes {['n', *spec.shape]} with n from 1.")
+        raise InvalidInput(
+            f"The shape is {shown(list(shape))}; {spec.name!r} takes {['n', *spec.shape]} with n from 1."
+        )
     if shape[0] > most_rows:
         raise TooLarge(f"The request has {shape[0]:,} rows; at most {most_rows:,} are taken at once. Split it.")
     return shape[0], True
@@ -88,7 +91,7 @@ def check_output(name: Any, parameters: Mapping[str, Any], spec: TensorSpec) -> 
         InvalidInput: Another name, classification or shared memory.
     """
     if name != spec.name:
-        raise InvalidInput(f"There is no output {name!r}; this model's is {spec.name!r}.")
+        raise InvalidInput(f"There is no output {shown(name)}; this model's is {spec.name!r}.")
     if parameters.get("classification"):
         raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
     if any(key in parameters for key in _SHARED_MEMORY):
@@ -102,13 +105,16 @@ def timeout_ns_of(parameters: Mapping[str, Any]) -> int | None:
         InvalidInput: Not a whole number, or longer than a budget may be.
     """
     timeout = parameters.get("timeout")
-    if timeout is None or timeout == 0:
+    if timeout is None:
         return None
-    if not isinstance(timeout, int) or not 0 < timeout <= MAX_BUDGET_MS * 1_000:
+    if isinstance(timeout, float) and timeout.is_integer():
+        timeout = int(timeout)  # in JSON, 5.0 is a whole number
+    if type(timeout) is not int or not 0 <= timeout <= MAX_BUDGET_MS * 1_000:
         raise InvalidInput(
-            f"The timeout is {timeout!r}; it must be a whole number of microseconds up to {MAX_BUDGET_MS * 1_000:,}."
+            f"The timeout is {shown(timeout)}; it must be a whole number of microseconds up to "
+            f"{MAX_BUDGET_MS * 1_000:,}."
         )
-    return timeout * 1_000
+    return timeout * 1_000 or None
 
 
 def priority_of(parameters: Mapping[str, Any]) -> int:
@@ -118,6 +124,6 @@ def priority_of(parameters: Mapping[str, Any]) -> int:
         InvalidInput: Not a whole number from 0.
     """
     priority = parameters.get("priority", 0)
-    if not isinstance(priority, int) or not 0 <= priority <= _MAX_PRIORITY:
-        raise InvalidInput(f"The priority is {priority!r}; it must be a whole number, 1 for the highest.")
+    if type(priority) is not int or not 0 <= priority <= _MAX_PRIORITY:
+        raise InvalidInput(f"The priority is {shown(priority)}; it must be a whole number, 1 for the highest.")
     return priority

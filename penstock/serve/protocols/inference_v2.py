@@ -4,8 +4,10 @@ With the binary tensor data extension: the JSON head's length stands in `Inferen
 little-endian tensors follow it in the order in which the head names them.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any, cast
 
 import orjson
@@ -103,7 +105,7 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
     rows, batched = rows_of(tensor.get("name"), tensor.get("datatype"), shape, input, most_rows)
     wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
     return Infer(
-        id=None if head.get("id") in (None, "") else str(head["id"]),
+        id=_id(head.get("id")),
         chunks=_chunks(tensor, tail, input, rows),
         batched=batched,
         binary=binary,
@@ -170,10 +172,16 @@ def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
     text = request.headers.get(HEAD_LENGTH)
     if text is None:
         return _dictionary(json_of(body), "the body"), memoryview(b"")
-    if not text.isdigit() or int(text) > len(body):
-        raise InvalidInput(f"Inference-Header-Content-Length is {text!r}, but the body has {len(body):,} bytes.")
-    length = int(text)
+    length = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
+    if not 0 <= length <= len(body):
+        raise InvalidInput(f"Inference-Header-Content-Length is {shown(text)}, but the body has {len(body):,} bytes.")
     return _dictionary(json_of(body[:length]), "the head"), memoryview(body)[length:]
+
+
+def _id(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise InvalidInput(f"The id is {shown(value)}; it must be a string.")
+    return value or None
 
 
 def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
@@ -191,8 +199,8 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
     expected = rows * spec.nbytes
     if size != expected or len(tail) != expected:
         raise InvalidInput(
-            f"binary_data_size is {size!r} and {len(tail):,} bytes follow the head; {rows} x {spec.describe()} has "
-            f"{expected:,}."
+            f"binary_data_size is {shown(size)} and {len(tail):,} bytes follow the head; "
+            f"{rows} x {spec.describe()} has {expected:,}."
         )
     return chunks_of(tail, rows, spec)
 
@@ -233,5 +241,5 @@ def _dictionary(value: Any, what: str) -> dict[str, Any]:
 def _shape(value: Any) -> tuple[int, ...]:
     sizes = cast(list[Any], value) if isinstance(value, list) else []
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
-        raise InvalidInput(f"The shape is {value!r}; it must be a list of whole numbers.")
+        raise InvalidInput(f"The shape is {shown(value)}; it must be a list of whole numbers.")
     return tuple(sizes)

@@ -114,11 +114,13 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     application = served.application
     if content_type == RAW:
         return application.input.from_bytes(body)
-    begins = body[:64].lstrip()[:1]
+    begins = body.lstrip()[:1]
     if begins == b"[" and (content_type == "application/json" or content_type in _UNSAID):
         return application.input.from_numbers(json_of(body))
     if content_type == "application/json" and "application/json" not in application.accepts:
-        json_of(body)
+        found = json_of(body)
+        if not application.input.shape:
+            return application.input.from_numbers(found)
         raise InvalidInput(f"The body is JSON but not an array; send {application.input.describe()} as nested arrays.")
     if application.decode is not None and (content_type in _UNSAID or content_type in application.accepts):
         return _decoded(served, body, content_type)

@@ -1,0 +1,36 @@
+"""What the system says of a server's process: how much memory and how many descriptors it holds."""
+
+import os
+from pathlib import Path
+
+LISTENING = "0A"
+
+
+def listening_on(port: int) -> int | None:
+    """The process on this machine that listens on a port, or None where it cannot be seen."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    inodes = {line[9] for line in lines if line[3] == LISTENING and int(line[1].rpartition(":")[2], 16) == port}
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(descriptor) in wanted for descriptor in (process / "fd").iterdir()):
+                return int(process.name)
+        except OSError:
+            continue  # it ended meanwhile, or is not ours to look at
+    return None
+
+
+def memory_bytes(pid: int) -> int:
+    """The resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def processor_s(pid: int) -> float:
+    """The processor time of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descriptors(pid: int) -> int:
+    """How many files and sockets a process holds open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,327 @@
+"""The borders of the server, one function each: any bytes in, and nothing but a refusal may be raised.
+
+A target reads from its bytes what a client decides: the first line is what stands beside the body (a header, a choice
+of spec), the rest is the body. Each also asserts what must hold of an answer.
+"""
+
+import gzip
+import hashlib
+import json
+import tempfile
+import zlib
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import httptools
+import numpy as np
+import orjson
+
+from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _sealed, read_bundle
+from penstock.core.decode import decode_image
+from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.protocols import plain
+from penstock.serve.protocols.inference_v2 import HEAD_LENGTH, infer_response, parse_infer
+from penstock.serve.served import Served
+from penstock.serve.wire import Head, Request, Response, decompressed, serialised
+from tests.fuzz.reader import reader
+
+MOST_BYTES = 5_000
+MOST_ROWS = 16
+MOST_PIXELS = 1 << 12
+# A refusal is one sentence, whatever it quotes of the request.
+MOST_MESSAGE = 20_000
+
+
+def _spec(dtype: str, *shape: int) -> TensorSpec:
+    return TensorSpec(dtype=dtype, shape=shape, meaning="numbers", name="numbers")
+
+
+SPECS = (
+    _spec("float32", 4),
+    _spec("uint8", 2, 3),
+    _spec("bool", 2),
+    _spec("int64", 1),
+    _spec("uint64", 2),
+    _spec("float16"),
+    _spec("int8", 1, 1, 2),
+)
+SCORES = TensorSpec(dtype="float32", shape=(3,), meaning="scores", name="scores")
+
+
+def _line_and_rest(data: bytes) -> tuple[bytes, bytes]:
+    line, _, rest = data.partition(b"\n")
+    return line, rest
+
+
+def _chosen(line: bytes) -> tuple[TensorSpec, bytes]:
+    return SPECS[line[0] % len(SPECS) if line else 0], line[1:]
+
+
+def _post(body: bytes, **headers: str) -> Request:
+    return Request(Head("POST", "/", {name.replace("_", "-"): value for name, value in headers.items()}), body)
+
+
+def _is_a_refusal(error: RequestError, most: int = MOST_MESSAGE) -> None:
+    assert 400 <= error.status < 500, error
+    assert len(str(error)) <= most, f"{len(str(error)):,} characters: {str(error)[:80]}"
+    orjson.dumps({"error": str(error)})
+
+
+def infer(data: bytes) -> None:
+    """`parse_infer`. The line: which spec, then the text of the JSON head's length, if any."""
+    line, body = _line_and_rest(data)
+    spec, length = _chosen(line)
+    request = _post(body, **({HEAD_LENGTH.replace("-", "_"): length.decode("latin-1")} if length else {}))
+    try:
+        found = parse_infer(request, spec, SCORES, MOST_ROWS)
+    except RequestError as error:
+        _is_a_refusal(error, 1_000)
+        return
+    rows = len(found.chunks)
+    assert 1 <= rows <= MOST_ROWS
+    assert found.batched or rows == 1
+    _is_of(spec, found.chunks)
+    assert found.budget_ns is None or 0 < found.budget_ns <= plain.MAX_BUDGET_MS * 1_000_000
+    outputs = np.zeros((rows, 3), np.float32)
+    response = infer_response(found, outputs, "app", "1", SCORES)
+    assert response.status == 200
+    binary = dict(response.headers).get("Inference-Header-Content-Length")
+    head = orjson.loads(response.body[: int(binary)] if binary else response.body)
+    assert (len(head["outputs"]) == 1) is found.wanted
+    assert head.get("id") == found.id
+
+
+def _is_of(spec: TensorSpec, chunks_B: Array) -> None:
+    assert chunks_B.dtype == spec.numpy_dtype, chunks_B.dtype
+    assert chunks_B.shape[1:] == spec.shape, chunks_B.shape
+    assert not spec.takes_nan or bool(np.isfinite(chunks_B).all())
+    assert spec.dtype != "bool" or set(chunks_B.tobytes()) <= {0, 1}
+
+
+def _picture(body: bytes, content_type: str) -> Array:
+    return decode_image(body, mode="L", size=(2, 3), max_pixels=MOST_PIXELS)
+
+
+def chunk(data: bytes) -> None:
+    """`chunk_of` and `infer`'s headers. The line: which spec, then the Content-Type."""
+    line, body = _line_and_rest(data)
+    spec, content_type = _chosen(line)
+    takes_pictures = spec.dtype == "uint8"
+    application = SimpleNamespace(
+        name="app", input=spec, accepts=("image/png",) if takes_pictures else (), decode=takes_pictures and _picture
+    )
+    application.decode = application.decode or None
+    served = cast(Served, SimpleNamespace(name="app", application=application))
+    plan = plain.Plan.of(served, _post(b"", content_type=content_type.decode("latin-1")).head)
+    try:
+        found = plain.chunk_of(served, plan.content_type, body)
+    except RequestError as error:
+        _is_a_refusal(error)
+        if _is_plainly_right(spec, content_type, body):
+            raise AssertionError(f"{error!r} of what is right") from error
+        return
+    if isinstance(found, bytes):
+        assert len(found) == spec.nbytes
+        found = np.frombuffer(found, spec.numpy_dtype).reshape(spec.shape)
+    _is_of(spec, found[None])
+
+
+def _is_plainly_right(spec: TensorSpec, content_type: bytes, body: bytes) -> bool:
+    # Another reading of the same body, simpler and slower: json's and NumPy's.
+    if content_type != b"application/json":
+        return False
+    try:
+        array = np.array(json.loads(body.decode(), parse_constant=_no_constant))
+    except (ValueError, RecursionError):
+        return False
+    if array.dtype.kind not in "iu" or array.shape != spec.shape or not spec.shape:
+        return False
+    limits = (0, 1) if spec.dtype == "bool" else (-2048, 2048) if spec.takes_nan else _limits(spec)
+    return bool((array >= limits[0]).all() and (array <= limits[1]).all())
+
+
+def _limits(spec: TensorSpec) -> tuple[int, int]:
+    return int(np.iinfo(spec.numpy_dtype).min), int(np.iinfo(spec.numpy_dtype).max)
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(text)
+
+
+def unpack(data: bytes) -> None:
+    """`decompressed`. The line: the Content-Encoding. What comes out is what another reader of the format gives."""
+    line, body = _line_and_rest(data)
+    encoding = line.decode("latin-1")
+    try:
+        plain_body = decompressed(body, encoding, MOST_BYTES)
+    except RequestError as error:
+        _is_a_refusal(error)
+    else:
+        assert len(plain_body) <= MOST_BYTES or encoding == "identity"
+        if encoding.lower() in ("gzip", "deflate"):
+            reference = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else zlib.decompress(body)
+            assert plain_body == reference, "another reader gives another body"
+    for packed in (gzip.compress(body, mtime=0), zlib.compress(body)):
+        if len(body) <= MOST_BYTES:
+            assert decompressed(packed, "gzip", MOST_BYTES) == body
+
+
+def respond(data: bytes) -> None:
+    """`serialised`. The line: the client's Accept-Encoding; the rest is the body. A client's parser reads it back."""
+    line, body = _line_and_rest(data)
+    accepts = line.decode("latin-1")
+    for method in ("GET", "HEAD"):
+        request = Request(Head(method, "/", {"accept-encoding": accepts}), b"")
+        head, _, sent = serialised(Response(200, body), request, close=True).partition(b"\r\n\r\n")
+        if method == "HEAD":
+            assert sent == b""
+            continue
+        client = _Client()
+        client.parser.feed_data(head + b"\r\n\r\n" + sent)
+        assert client.complete
+        encoding = client.headers.get(b"content-encoding")
+        assert zlib.decompress(sent, wbits=47) == body if encoding else sent == body
+        refused = {entry.split(";")[0].strip() for entry in accepts.lower().split(",") if _is_refused(entry)}
+        assert encoding is None or encoding.decode() not in refused, f"{encoding} was refused by {accepts!r}"
+
+
+def _is_refused(entry: str) -> bool:
+    return entry.replace(" ", "").partition(";")[2] in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+
+
+class _Client:
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.headers: dict[bytes, bytes] = {}
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+def budget(data: bytes) -> None:
+    """`budget_ns_of`: the bytes are the header's text."""
+    try:
+        budget_ns = plain.budget_ns_of(data.decode("latin-1"))
+    except InvalidInput as error:
+        _is_a_refusal(error)
+        return
+    assert isinstance(budget_ns, int)
+    assert 0 <= budget_ns <= plain.MAX_BUDGET_MS * 1_000_000
+
+
+def picture(data: bytes) -> None:
+    """`decode_image`. The first byte chooses mode and size."""
+    choice, body = data[0] if data else 0, data[1:]
+    mode: Literal["RGB", "L"] = "L" if choice & 1 else "RGB"
+    size = (None, (28, 28), (1, 300))[(choice >> 1) % 3]
+    try:
+        pixels = decode_image(body, mode=mode, size=size, max_pixels=MOST_PIXELS)
+    except (InvalidInput, TooLarge) as error:
+        _is_a_refusal(error)
+        return
+    assert pixels.dtype == np.uint8
+    assert pixels.ndim == (3 if mode == "RGB" else 2)
+    assert pixels.shape[:2] == size if size else 0 < pixels.shape[0] * pixels.shape[1] <= MOST_PIXELS
+
+
+def numbers(data: bytes) -> None:
+    """`from_numbers`, `from_rows` and `from_bytes` of every spec. What is taken comes back."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        found = None
+    for spec in SPECS:
+        for rows in (None, 1, 2):
+            _comes_back(spec, partial(spec.from_rows, rows=rows) if rows else spec.from_numbers, found)
+        _comes_back(spec, spec.from_bytes, data)
+
+
+def _comes_back(spec: TensorSpec, read: Callable[[Any], Array], found: object) -> None:
+    try:
+        array = read(found)
+    except InvalidInput as error:
+        _is_a_refusal(error)
+        return
+    chunks = array.reshape(-1, *spec.shape)
+    _is_of(spec, chunks)
+    for one in chunks:
+        assert spec.from_bytes(one.tobytes()).tobytes() == one.tobytes()
+        back = spec.from_numbers(orjson.loads(orjson.dumps(one.tolist())))
+        assert back.tobytes() == one.tobytes() or np.array_equal(back, one)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="penstock-fuzz-")
+
+
+def _read_back(manifest: bytes, golden: bytes) -> None:
+    folder = Path(_folder().name)
+    for name, content in ((MANIFEST, manifest), (GOLDEN, golden), (WEIGHTS, b"")):
+        (folder / name).write_bytes(content)
+    try:
+        files = read_bundle(folder)
+    except BundleCorrupt:
+        return
+    found = files.manifest
+    assert Manifest.from_json(json.loads(json.dumps(found.to_json()))).content_hash == found.content_hash
+    examples = files.golden
+    assert len(examples.inputs) == len(examples.outputs) > 0, "no golden example shows that the answers are the same"
+    assert examples.inputs[0].shape == found.input.shape
+    assert examples.outputs[0].shape == found.output.shape
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest(data: bytes) -> None:
+    """A manifest as it is, and, where it is JSON, sealed, so that its fields are read."""
+    golden = b""
+    _read_back(data, golden)
+    try:
+        fields = json.loads(data)
+        sealed = _sealed({**fields, "files": {**fields["files"], GOLDEN: _sha256(golden), WEIGHTS: _sha256(b"")}})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return
+    _read_back(sealed, golden)
+
+
+def golden(data: bytes) -> None:
+    """A file of golden examples under a manifest that names it. The first byte chooses the specs."""
+    choice, content = data[0] if data else 0, data[1:]
+    fields = Manifest(
+        name="app",
+        reference="",
+        sources={},
+        input=SPECS[choice % len(SPECS)],
+        output=SPECS[choice // len(SPECS) % len(SPECS)],
+        files={GOLDEN: _sha256(content), WEIGHTS: _sha256(b"")},
+        tolerance=0.0,
+        metrics={},
+        versions={},
+        parameters=0,
+    ).to_json()
+    _read_back(_sealed(fields), content)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "reader": reader,
+    "infer": infer,
+    "chunk": chunk,
+    "unpack": unpack,
+    "respond": respond,
+    "budget": budget,
+    "picture": picture,
+    "numbers": numbers,
+    "manifest": manifest,
+    "golden": golden,
+}
