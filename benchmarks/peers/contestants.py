@@ -104,6 +104,18 @@ CONTESTANTS = (
         path="/predict",
         tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1), "mlp": Tuned(max_batch=32, max_wait_ms=1)},
     ),
+    Contestant(
+        name="bentoml",
+        label="BentoML",
+        path="/predict",
+        tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1000), "mlp": Tuned(max_batch=32, max_wait_ms=1000)},
+    ),
+    Contestant(
+        name="ray_serve",
+        label="Ray Serve",
+        path="/predict",
+        tuned={"cnn": Tuned(max_batch=32, max_wait_ms=2), "mlp": Tuned(max_batch=32, max_wait_ms=2)},
+    ),
 )
 
 

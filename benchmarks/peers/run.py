@@ -30,7 +30,9 @@ from penstock.core.errors import PenstockError
 SERVER_CORE, LOAD_CORE = 0, 1
 BUDGET_MS = 50.0
 CLOSED_CONNECTIONS = 64
-OPEN_CONNECTIONS = 512
+# More than a server can have answered within the budget at any of these rates: whether to refuse is its own decision, and
+# no request waits for a connection that a slow answer holds.
+OPEN_CONNECTIONS = 2048
 # Above the closed loop's rate, where larger batches can come together.
 HIGHEST_OVER_CLOSED = 1.3
 OVERLOADS = (1.5, 3.0)
