@@ -45,7 +45,7 @@ class Predict:
 
     @bentoml.api(batchable=True, max_batch_size=given.max_batch, max_latency_ms=round(given.max_wait_ms))
     def predict(self, bodies: Body, /) -> Answer:
-        return self._network.answer(bodies)  # pyright: ignore[reportReturnType]
+        return self._network.answer(bodies)
 
 
 if __name__ == "__main__":

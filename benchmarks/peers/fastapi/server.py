@@ -1,4 +1,4 @@
-"""FastAPI under uvicorn, with the batching that its users write: a queue, and a task that empties it into the network."""
+"""FastAPI under uvicorn, with the batching that its users write: a queue, and a task that empties it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
