@@ -27,6 +27,7 @@ STRAGGLERS_S = 5.0
 # The processes must be there and have connected by the start; what was due before it would count as late.
 READY_S = 120.0
 START_AHEAD_S = 0.5
+CONNECT_S = 0.001
 PERCENTILES = (50, 90, 98, 99, 99.9)
 
 
@@ -123,7 +124,7 @@ def measure(target: Target, load: Load, *, none_answered: bool = False) -> Measu
             everybody.wait(READY_S)
         except BrokenBarrierError:
             raise BenchError(f"the load generator's processes did not start within {READY_S:g} s.") from None
-        start_s = time.monotonic() + START_AHEAD_S
+        start_s = time.monotonic() + START_AHEAD_S + CONNECT_S * load.connections
         sent = list(pool.map(run_job, [_job(target, load, process, start_s) for process in range(load.processes)]))
     measured = _summed(load, sent)
     if measured.wrong:
