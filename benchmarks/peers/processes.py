@@ -81,7 +81,10 @@ def running(contestant: Contestant, model: str, bundle: Path, core: int) -> Gene
         _wait_until_it_listens(contestant, process, port, log)
         yield port
     finally:
+        # A second Ctrl-C must not leave half of the server's processes behind.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         _stop(process, mark.encode())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait_until_quiet(patience_s: float, say: Callable[[str], None]) -> None:
