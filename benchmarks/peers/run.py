@@ -23,7 +23,7 @@ from benchmarks.peers.asked import checked_target
 from benchmarks.peers.contestants import HOME, PENSTOCK, Contestant, chosen
 from benchmarks.peers.processes import make_environment, running, wait_until_quiet
 from penstock.bench.client import Target
-from penstock.bench.load import Load, find_goodput, measure
+from penstock.bench.load import Load, NoRateKept, find_goodput, measure
 from penstock.bench.results import Line, Peer, line_of
 from penstock.core.errors import PenstockError
 
@@ -89,16 +89,18 @@ def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Fi
     )
     closed = measure(target, load).answered_a_second
     open_load = replace(load, connections=OPEN_CONNECTIONS)
-    best, _ = find_goodput(
-        target, open_load, budget_ms=BUDGET_MS, highest=closed * HIGHEST_OVER_CLOSED, say=lambda text: say(f"  {text}")
-    )
+    highest = closed * HIGHEST_OVER_CLOSED
+    try:
+        best, _ = find_goodput(
+            target, open_load, budget_ms=BUDGET_MS, highest=highest, say=lambda text: say(f"  {text}")
+        )
+    except NoRateKept as error:
+        say(f"  {error}")
+        return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed}
     figures = {CLOSED: closed, BEST: best}
     for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
-        # A server that keeps the budget at no rate that was tried has none of its own to be overloaded at.
-        figures[figure] = 0.0
-        if best:
-            overload = replace(open_load, rate=factor * best)
-            figures[figure] = measure(target, overload, none_answered=True).goodput(BUDGET_MS)
+        overload = replace(open_load, rate=factor * best)
+        figures[figure] = measure(target, overload, none_answered=True).goodput(BUDGET_MS)
     return figures
 
 

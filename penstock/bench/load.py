@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from threading import BrokenBarrierError
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +105,11 @@ class Measured:
         return float(np.percentile(self.latency_s, percent)) * 1e3 if self.latency_s.size else float("inf")
 
 
+@final
+class NoRateKept(BenchError):
+    """A server keeps the budget not even at a thousandth of the highest rate."""
+
+
 def measure(target: Target, load: Load, *, none_answered: bool = False) -> Measured:
     """Put a load on a server and say what became of it.
 
@@ -184,6 +190,10 @@ def find_goodput(
 
     Returns:
         The rate, to within 4%, and every trial.
+
+    Raises:
+        BenchError: An answer was wrong.
+        NoRateKept: The budget is kept at no rate.
     """
     low, high = 0.0, highest
     trials: list[Measured] = []
@@ -197,7 +207,7 @@ def find_goodput(
             say(f"{rate:,.0f}/s: {trial.share_within(budget_ms):.2%} within {budget_ms:g} ms")
         rate = (low + high) / 2
         if high < highest / 1000:
-            raise BenchError(f"even {high:,.0f} requests a second are not answered within {budget_ms:g} ms.")
+            raise NoRateKept(f"even {high:,.0f} requests a second are not answered within {budget_ms:g} ms.")
     return low, trials
 
 
