@@ -82,7 +82,10 @@ CONTESTANTS = (
         name="mosec",
         label="Mosec",
         path="/predict",
-        tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1), "mlp": Tuned(max_batch=32, max_wait_ms=1)},
+        tuned={
+            "cnn": Tuned(max_batch=32, max_wait_ms=1, max_queue=800),
+            "mlp": Tuned(max_batch=32, max_wait_ms=1, max_queue=40),
+        },
     ),
     Contestant(
         name="triton",
@@ -90,19 +93,31 @@ CONTESTANTS = (
         path="/v2/models/{model}/infer",
         # No JSON before the tensor's bytes.
         headers="Inference-Header-Content-Length: 0\r\n",
-        tuned={"cnn": Tuned(max_batch=64), "mlp": Tuned(max_batch=32)},
+        tuned={"cnn": Tuned(max_batch=32), "mlp": Tuned(max_batch=32)},
     ),
     Contestant(
         name="fastapi",
         label="FastAPI",
         path="/predict",
-        tuned={"cnn": Tuned(max_batch=32), "mlp": Tuned(max_batch=32)},
+        tuned={"cnn": Tuned(max_batch=32, max_queue=200), "mlp": Tuned(max_batch=32, max_queue=40)},
     ),
     Contestant(
         name="litserve",
         label="LitServe",
         path="/predict",
         tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1), "mlp": Tuned(max_batch=32, max_wait_ms=1)},
+    ),
+    Contestant(
+        name="bentoml",
+        label="BentoML",
+        path="/predict",
+        tuned={"cnn": Tuned(max_batch=32, max_wait_ms=1000), "mlp": Tuned(max_batch=32, max_wait_ms=1000)},
+    ),
+    Contestant(
+        name="ray_serve",
+        label="Ray Serve",
+        path="/predict",
+        tuned={"cnn": Tuned(max_batch=32, max_wait_ms=2), "mlp": Tuned(max_batch=32, max_wait_ms=2)},
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The network that every peer serves: loaded from the same bundle, on one thread, from request bodies to reply bodies."""
+"""The network that every peer serves: loaded from the same bundle, on one thread, from raw bytes to raw bytes."""
 
 import argparse
 from collections.abc import Sequence

@@ -19,13 +19,15 @@ from penstock.core.errors import BenchError
 
 START_S = 120.0
 STOP_S = 5.0
+QUIET_SAMPLE_S = 1.0
+QUIET_SHARE = 0.1
 LOG_SHOWN = 2000
 # Written last: an environment without it, or of other requirements, is made again.
 STAMP = "requirements.sha256"
 
 
 def make_environment(contestant: Contestant, say: Callable[[str], None]) -> None:
-    """Make a peer's virtual environment from its requirements.txt, unless it is there; Penstock has the one that runs this.
+    """Make a peer's virtual environment from its requirements.txt, unless it is there. Penstock runs in this one.
 
     The torch, NumPy and penstock in it are those of the environment that runs this, seen through a .pth file, so that
     every server runs the same network on the same library.
@@ -79,7 +81,38 @@ def running(contestant: Contestant, model: str, bundle: Path, core: int) -> Gene
         _wait_until_it_listens(contestant, process, port, log)
         yield port
     finally:
+        # A second Ctrl-C must not leave half of the server's processes behind.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         _stop(process, mark.encode())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def wait_until_quiet(patience_s: float, say: Callable[[str], None]) -> None:
+    """Wait until other processes leave the processor alone, and say so where they do not.
+
+    Args:
+        patience_s: How long at most.
+        say: Called with a sentence when the patience is over: what is measured then is too low.
+    """
+    given_up_s = time.monotonic() + patience_s
+    while (busy := _busy_share(QUIET_SAMPLE_S)) > QUIET_SHARE:
+        if time.monotonic() > given_up_s:
+            say(f"Other processes take {busy:.0%} of the processor: what is measured now is too low.")
+            return
+
+
+def _busy_share(seconds: float) -> float:
+    """The share of all cores' time that is not idle."""
+
+    def ticks() -> tuple[int, int]:
+        # user nice system idle iowait irq softirq steal
+        counted = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(counted), counted[3] + counted[4]
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    later_total, later_idle = ticks()
+    return 1 - (later_idle - idle) / max(later_total - total, 1)
 
 
 def _wait_until_it_listens(contestant: Contestant, process: subprocess.Popen[bytes], port: int, log: Path) -> None:

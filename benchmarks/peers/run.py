@@ -21,16 +21,18 @@ from rich.table import Table
 from benchmarks.models.write import MODELS, write_bundle
 from benchmarks.peers.asked import checked_target
 from benchmarks.peers.contestants import HOME, PENSTOCK, Contestant, chosen
-from benchmarks.peers.processes import make_environment, running
+from benchmarks.peers.processes import make_environment, running, wait_until_quiet
 from penstock.bench.client import Target
-from penstock.bench.load import Load, find_goodput, measure
+from penstock.bench.load import Load, NoRateKept, find_goodput, measure
 from penstock.bench.results import Line, Peer, line_of
 from penstock.core.errors import PenstockError
 
 SERVER_CORE, LOAD_CORE = 0, 1
 BUDGET_MS = 50.0
 CLOSED_CONNECTIONS = 64
-OPEN_CONNECTIONS = 512
+# More than can be answered within the budget at any of these rates: whether to refuse is left to the server, and no
+# request waits for a connection that another one's slow answer holds.
+OPEN_CONNECTIONS = 1024
 # Above the closed loop's rate, where larger batches can come together.
 HIGHEST_OVER_CLOSED = 1.3
 OVERLOADS = (1.5, 3.0)
@@ -80,31 +82,38 @@ def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Fi
     """Every figure of a running server once, in requests a second.
 
     Raises:
-        BenchError: An answer was wrong, or none came.
+        BenchError: An answer was wrong, or none came to the closed loop.
     """
     load = Load(
         rate=None, connections=CLOSED_CONNECTIONS, seconds=seconds, cpus=frozenset({LOAD_CORE}), seed=1000 * seed
     )
     closed = measure(target, load).answered_a_second
     open_load = replace(load, connections=OPEN_CONNECTIONS)
-    best, _ = find_goodput(
-        target, open_load, budget_ms=BUDGET_MS, highest=closed * HIGHEST_OVER_CLOSED, say=lambda text: say(f"  {text}")
-    )
+    highest = closed * HIGHEST_OVER_CLOSED
+    try:
+        best, _ = find_goodput(
+            target, open_load, budget_ms=BUDGET_MS, highest=highest, say=lambda text: say(f"  {text}")
+        )
+    except NoRateKept as error:
+        say(f"  {error}")
+        return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed}
     figures = {CLOSED: closed, BEST: best}
     for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
-        # A server that keeps the budget at no rate has no rate of its own to be overloaded at.
-        measured = measure(target, replace(open_load, rate=factor * best)) if best else None
-        figures[figure] = measured.goodput(BUDGET_MS) if measured else 0.0
+        overload = replace(open_load, rate=factor * best)
+        figures[figure] = measure(target, overload, none_answered=True).goodput(BUDGET_MS)
     return figures
 
 
-def compare(model: str, contestants: Sequence[Contestant], repeat: int, seconds: float, say: Say) -> Values:
+def compare(
+    model: str, contestants: Sequence[Contestant], *, repeat: int, seconds: float, patience_s: float, say: Say
+) -> Values:
     """Every figure of every server, repeated and interleaved; ends early, with what there is, on Ctrl-C."""
     bundle = write_bundle(model, HOME / "bundles" / model).folder
     values: Values = {(contestant, figure): [] for contestant in contestants for figure in FIGURES}
     try:
         for repetition in range(repeat):
             for contestant in contestants:
+                wait_until_quiet(patience_s, say)
                 with running(contestant, model, bundle, SERVER_CORE) as port:
                     target = checked_target(contestant, model, bundle, port)
                     say(f"{model}, {contestant.label}, {repetition + 1} of {repeat}: answers are the golden ones")
@@ -167,6 +176,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, action="append", help="both by default")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each load is measured")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="how long a busy machine is waited for")
     parser.add_argument("--out", type=Path, help="a file to which a JSON line for each server and figure is appended")
     given = parser.parse_args()
     # The servers are ended on SIGTERM as on Ctrl-C.
@@ -178,7 +188,14 @@ def main() -> None:
         for contestant in contestants:
             make_environment(contestant, console.print)
         for model in given.model or MODELS:
-            values = compare(model, contestants, given.repeat, given.seconds, console.print)
+            values = compare(
+                model,
+                contestants,
+                repeat=given.repeat,
+                seconds=given.seconds,
+                patience_s=given.patience_s,
+                say=console.print,
+            )
             console.print(table_of(model, values))
             if given.out is not None:
                 with given.out.open("a") as sink:

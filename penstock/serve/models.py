@@ -120,14 +120,19 @@ class Models:
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model, see `Repository.load`."""
-        self._refuse_change()
+        self.refuse_change()
         await self._repository.load(name)
 
     async def unload(self, name: str) -> None:
         """Serve a model no more, see `Repository.unload`."""
-        self._refuse_change()
+        self.refuse_change()
         await self._repository.unload(name)
 
-    def _refuse_change(self) -> None:
+    def refuse_change(self) -> None:
+        """Say that nothing can be loaded or unloaded, where that is so.
+
+        Raises:
+            Forbidden: The server has no model directory.
+        """
         if not self._loading:
             raise Forbidden("This server was started with its models named; start it with --models to load more.")

@@ -187,6 +187,7 @@ class Routes:
                 answer(refused(error))
 
         def act(request: Request, answer: Answer) -> None:
+            self._models.refuse_change()
             inference_v2.refuse_overrides(request.body)
             task = asyncio.get_running_loop().create_task(changed(answer))
             self._tasks.add(task)

@@ -50,7 +50,10 @@ def serve(kind: str, ready: Connection) -> None:
                 if kind == "stalling" and began[-1] - began[0] > 0.6:
                     time.sleep(0.5)  # the whole server stands still
                     began[0] = float("inf")
-                writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
+                more = b""
+                if kind == "describing":
+                    body, more = b"{}" + body, b"Inference-Header-Content-Length: 2\r\n"
+                writer.write(b"HTTP/1.1 %d X\r\n%scontent-length: %d\r\n\r\n" % (status, more, len(body)) + body)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
@@ -85,6 +88,12 @@ def test_closed_and_open_loop_against_a_server_that_is_right() -> None:
         opened = measure(target, Load(rate=300, connections=16, seconds=1, warm_up_s=0.2))
         assert opened.offered == pytest.approx(300, rel=0.25)
         assert opened.latency_s.size == opened.offered
+
+
+def test_a_description_before_the_answer_is_counted_off() -> None:
+    with server_that_is("describing") as target:
+        result = measure(replace(target, preamble_nbytes=2), CLOSED)
+        assert result.checked == result.latency_s.size > 100
 
 
 def test_a_wrong_answer_has_no_speed() -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.bench import load as load_module
 from penstock.bench import report, results
 from penstock.bench.client import Target
-from penstock.bench.load import Load, Measured, find_goodput, poisson
+from penstock.bench.load import Load, Measured, NoRateKept, find_goodput, poisson
 from penstock.bench.report import Target as Asked
 from penstock.bench.report import page, read_targets, rows_of
 from penstock.bench.results import Line, Peer, line_of
@@ -55,7 +55,8 @@ def test_poisson_arrivals_have_the_rate_and_the_spread() -> None:
 
 
 def test_the_goodput_search_finds_where_a_server_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def server(target: Target, load: Load) -> Measured:
+    def server(target: Target, load: Load, *, none_answered: bool) -> Measured:
+        assert none_answered
         assert load.rate is not None
         late = 0.2 if load.rate > 3210 else 0.01
         return measured([0.01] * 98 + [late] * 2, load=load)
@@ -65,8 +66,8 @@ def test_the_goodput_search_finds_where_a_server_breaks(monkeypatch: pytest.Monk
     assert 3210 * 0.95 < best <= 3210
     assert len({trial.load.seed for trial in trials}) == len(trials)
 
-    monkeypatch.setattr(load_module, "measure", lambda target, load: measured([1.0], load=load))
-    with pytest.raises(BenchError, match=r"even .* requests a second are not answered"):
+    monkeypatch.setattr(load_module, "measure", lambda target, load, none_answered: measured([1.0], load=load))
+    with pytest.raises(NoRateKept, match=r"even .* requests a second are not answered"):
         find_goodput(NOWHERE, LOAD, budget_ms=50, highest=10_000)
 
 

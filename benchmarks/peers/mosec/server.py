@@ -1,5 +1,6 @@
 """Mosec: HTTP and batching in Rust, the network in one worker process behind a Unix socket."""
 
+import os
 import sys
 from typing import Any, final
 
@@ -29,6 +30,8 @@ class Predict(Worker):
 
 if __name__ == "__main__":
     given = peer_arguments()
+    # On the command line they would be in the way of the worker's own arguments.
+    os.environ |= {"MOSEC_ADDRESS": "127.0.0.1", "MOSEC_CAPACITY": str(given.max_queue)}
     server = Server()
     server.append_worker(
         Predict, num=1, max_batch_size=given.max_batch, max_wait_time=round(given.max_wait_ms), route="/predict"

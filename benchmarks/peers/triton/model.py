@@ -9,7 +9,7 @@ from typing import Any, final
 sys.path.extend(Path(__file__).with_name("path.txt").read_text().splitlines())
 
 import numpy as np
-import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]
+import triton_python_backend_utils as triton
 
 from benchmarks.peers.network import Network
 

@@ -12,7 +12,7 @@ from penstock.core.bundle import read_bundle
 HERE = Path(__file__).parent
 # The stub is linked with the system's own Python 3.11 and finds its modules by this version.
 STUB_PYTHON = "3.11"
-HTTP_THREADS = 1
+HTTP_THREADS = 2
 
 CONFIG = """\
 name: "{name}"
@@ -23,7 +23,6 @@ output {{ name: "output" data_type: TYPE_FP32 dims: {output_dims} }}
 instance_group {{ kind: KIND_CPU count: 1 }}
 dynamic_batching {{
   max_queue_delay_microseconds: {max_wait_us}
-  default_queue_policy {{ max_queue_size: {max_queue} }}
 }}
 parameters {{ key: "bundle" value {{ string_value: "{bundle}" }} }}
 """
@@ -40,7 +39,6 @@ def main() -> None:
         input_dims=list(manifest.input.shape),
         output_dims=list(manifest.output.shape),
         max_wait_us=round(given.max_wait_ms * 1000),
-        max_queue=given.max_queue,
         bundle=given.bundle.resolve(),
     )
     repository = Path(sys.prefix) / "repository"

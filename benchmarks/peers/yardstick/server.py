@@ -59,7 +59,8 @@ class Connection(asyncio.Protocol):
 async def main() -> None:
     given = peer_arguments()
     batcher = Batcher(Network(given.bundle), given.max_batch)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(batcher), "127.0.0.1", given.port)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(batcher), "127.0.0.1", given.port, backlog=1024)
     await server.serve_forever()
 
 
