@@ -8,6 +8,7 @@ from penstock.core.errors import BenchError
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".peers"
+CACHE = HOME / "cache"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ class Contestant:
     def command(self, model: str, bundle: Path, port: int) -> list[str]:
         """What starts it on a bundle."""
         if not self.tuned:
-            return [str(ROOT / ".venv/bin/penstock"), "serve", str(bundle), "--port", str(port)]
+            return [str(ROOT / ".venv/bin/penstock"), "serve", str(bundle), "--port", str(port), "--cache", str(CACHE)]
         tuned = self.tuned[model]
         return [
             str(self.environment / "bin/python"),
