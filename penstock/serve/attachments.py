@@ -25,9 +25,10 @@ class Attachments:
     Args:
         models: What requests find by name; kept up to date here.
         budget_ns: The latency budget of a request that names none.
+        margin_ns: How much later than predicted an answer may come, since reading goes on.
         index: Which of the front-ends this is.
         wake: Called when there is something new for the engine.
-        arrival_ns: When what is being read now came.
+        arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
         now_ns: The engine's clock.
     """
 
@@ -36,16 +37,18 @@ class Attachments:
         models: Models,
         *,
         budget_ns: int,
+        margin_ns: int,
         index: int,
         wake: Callable[[], None],
-        arrival_ns: Callable[[], int],
+        arrived: Callable[[int], int],
         now_ns: Callable[[], int],
     ) -> None:
         self._models = models
         self._budget_ns = budget_ns
+        self._margin_ns = margin_ns
         self._index = index
         self._wake = wake
-        self._arrival_ns = arrival_ns
+        self._arrived = arrived
         self._now_ns = now_ns
         self._served: dict[int, Served] = {}
         self._answered_before = 0
@@ -90,7 +93,9 @@ class Attachments:
                 frontends=loaded.frontends,
             )
             memory = SlotTable.attached(layout, memory)
-        frontend = Frontend(memory, budget_ns=self._budget_ns, wake=self._wake, index=self._index)
+        frontend = Frontend(
+            memory, budget_ns=self._budget_ns, wake=self._wake, index=self._index, margin_ns=self._margin_ns
+        )
         served = Served(
             name=order.name,
             version=order.version,
@@ -99,7 +104,7 @@ class Attachments:
             frontend=frontend,
             table=memory,
             budget_ns=self._budget_ns,
-            arrival_ns=self._arrival_ns,
+            arrived=self._arrived,
             now_ns=self._now_ns,
         )
         self._served[order.key] = served

@@ -12,8 +12,6 @@ from penstock.serve.wire import Request, RequestReader, Response, serialised
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
 PIPELINED = 16
-# Bytes of answers that a client has not read, past which its requests are not read either.
-UNREAD_BYTES = 1 << 20
 
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
@@ -70,7 +68,8 @@ class Connection(asyncio.Protocol):
         """asyncio's: the client is there."""
         # uvloop's transports have asyncio's methods without being of its class.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(UNREAD_BYTES)
+        # Written at once: uvloop would keep it until all sockets that are readable now have been read.
+        self._transport.set_write_buffer_limits(0)
         self._open.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -163,9 +163,15 @@ class Engine:
         batch_ns = self._costs.of(min(rows, self._costs.largest))
         return Work(rows, slack_ns, batch_ns, self._costs.finish_ns(rows - 1))
 
-    def rivals(self, work_ns: int) -> None:
-        """Tell the front-ends how much work waits in the other tables of this processor."""
+    def rivals(self, work_ns: int, share: float) -> None:
+        """Tell the front-ends what the other tables of this processor want of it.
+
+        Args:
+            work_ns: The work that waits there now.
+            share: Of the processor's time that they had lately.
+        """
         self._table.rivals_ns[0] = work_ns
+        self._table.rivals_share[0] = int(share * 1000)
 
     def observe_handling(self, ns: float) -> None:
         """Let the costs follow what reading and answering one row took, where that is done on the engine's own time."""

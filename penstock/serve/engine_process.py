@@ -1,6 +1,7 @@
 """The engine in a process of its own: tables in shared memory, a wake-up for it and one for each front-end."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -90,5 +91,8 @@ class EngineProcess:
             self._channel.send(Failed(key=order.key, error=f"{order.bundle}: {type(error).__name__}: {error}"))
             return
         self._tables[order.key] = table
+        # What is there now stays, and need not be gone over by the garbage collector.
+        gc.collect()
+        gc.freeze()
         self._channel.send(loaded, (descriptor,))
         os.close(descriptor)

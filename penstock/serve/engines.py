@@ -67,8 +67,10 @@ class Engines:
         if len(self._shares) == 1:
             return next(iter(self._shares))
         waiting = {key: share.engine.waiting(now_ns) for key, share in self._shares.items()}
+        used_ns = sum(share.used_ns for share in self._shares.values()) or 1.0
         for key, share in self._shares.items():
-            share.engine.rivals(sum(each.work_ns for other, each in waiting.items() if other != key))
+            rivals_ns = sum(each.work_ns for other, each in waiting.items() if other != key)
+            share.engine.rivals(rivals_ns, 1 - share.used_ns / used_ns)
         ready = {key: each for key, each in waiting.items() if each.rows}
         if not ready:
             return None

@@ -1,6 +1,7 @@
 """A front-end put together: models by name, their tables, the routes, the sockets. It never loads torch."""
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -34,7 +35,7 @@ class Front:
         repository: Loads and unloads models when a client asks.
         index: Which of the front-ends this is.
         wake: Called when there is something new for the engine.
-        arrival_ns: When what is being read now came.
+        arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
 
     Raises:
         ServeError: The API keys or TLS files cannot be used.
@@ -48,16 +49,17 @@ class Front:
         *,
         index: int,
         wake: Callable[[], None],
-        arrival_ns: Callable[[], int],
+        arrived: Callable[[int], int],
     ) -> None:
         self._settings = settings
         self.models = Models(repository, loading=settings.models is not None)
         self.attachments = Attachments(
             self.models,
             budget_ns=settings.budget_ns,
+            margin_ns=settings.longest_read_ns,
             index=index,
             wake=wake,
-            arrival_ns=arrival_ns,
+            arrived=arrived,
             now_ns=time.monotonic_ns,
         )
         started_s = time.monotonic()
@@ -92,6 +94,9 @@ class Front:
         Raises:
             ServeError: The port of gRPC is taken.
         """
+        # What is there now stays: without this, each full collection goes over all modules, for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         self._http.listen()
         port = self._settings.grpc_port
         if port is None:

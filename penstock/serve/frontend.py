@@ -50,13 +50,17 @@ class Frontend:
         wake: Called when there is something new for the engine.
         index: Which of the table's front-ends this is. What an earlier one of the same index left is taken over: its
             rows do not run any more, and are free again once the engine has let go of them.
+        margin_ns: How much later than predicted an answer may come, where others are read or run before it.
     """
 
-    def __init__(self, table: SlotTable, *, budget_ns: int, wake: Callable[[], None], index: int = 0) -> None:
+    def __init__(
+        self, table: SlotTable, *, budget_ns: int, wake: Callable[[], None], index: int = 0, margin_ns: int = 0
+    ) -> None:
         layout = table.layout
         self._table = table
         self._budget_ns = budget_ns
         self._wake = wake
+        self._margin_ns = margin_ns
         self._chunks = table.chunks
         self._first, self._each = index * layout.slots_each, layout.slots_each
         self._free: list[int] = []
@@ -71,6 +75,7 @@ class Frontend:
         self._deadline_ns, self._arrival_ns = _scalars(table.deadline_ns), _scalars(table.arrival_ns)
         self._status, self._output_length = _scalars(table.status), _scalars(table.output_length)
         self._least_ns, self._rivals_ns = _scalars(table.least_ns), _scalars(table.rivals_ns)
+        self._rivals_share = _scalars(table.rivals_share)
         self._done, self._done_count = _scalars(table.done[index]), _scalars(table.done_count[index : index + 1])
         self._held, self._everybody_held = _scalars(table.held[index]), [_scalars(row) for row in table.held]
         self.counts = _scalars(table.counts[index])
@@ -210,8 +215,8 @@ class Frontend:
     def refresh(self) -> None:
         """Read the costs that the engine published anew."""
         self._costs = Costs.published(self._table)
-        surely_ns = self._budget_ns * SURELY - self._rivals_ns[0]
-        self._surely = max((rows for rows in self._costs.rows if self._costs.finish_ns(rows) <= surely_ns), default=0)
+        surely_ns = self._budget_ns * SURELY
+        self._surely = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= surely_ns), default=0)
 
     def _take_over(self) -> None:
         self._held[0] = self._held[1] = 0
@@ -277,8 +282,10 @@ class Frontend:
 
     def _finish_ns(self, waiting: int) -> int:
         own_ns = self._costs.finish_ns(waiting)
-        # The other tables of the engine get no more of its time than this one.
-        return own_ns + min(self._rivals_ns[0], own_ns)
+        # The other tables of the engine get no more of its time than this one; what they had lately, they will want.
+        share = min(self._rivals_share[0], 500) / 1000
+        rivals_ns = max(min(self._rivals_ns[0], own_ns), int(own_ns * share / (1 - share)))
+        return own_ns + rivals_ns + self._margin_ns
 
     def _retry_after_s(self) -> float:
         return self._finish_ns(sum(sum(held[:2]) for held in self._everybody_held)) / 1e9

@@ -89,8 +89,13 @@ class _FrontProcess:
         self._engine = engine
         self._own = own
         self._submitted = 0
-        self._turns = Turns(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
-        self._front = Front(settings, listener, self, index=index, wake=self._wake, arrival_ns=self._turns.arrival_ns)
+        self._turns = Turns(
+            self._work,
+            call_soon=loop.call_soon,
+            clock_ns=time.monotonic_ns,
+            longest_read_ns=settings.longest_read_ns,
+        )
+        self._front = Front(settings, listener, self, index=index, wake=self._wake, arrived=self._turns.arrived)
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -31,7 +31,7 @@ class Served:
         frontend: Puts chunks in and takes results out.
         table: For the statistics.
         budget_ns: The latency budget of a request that names none.
-        arrival_ns: When what is being read now came, on the engine's clock.
+        arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
         now_ns: That clock.
 
     Attributes:
@@ -49,7 +49,7 @@ class Served:
         frontend: Frontend,
         table: SlotTable,
         budget_ns: int,
-        arrival_ns: Callable[[], int],
+        arrived: Callable[[int], int],
         now_ns: Callable[[], int],
     ) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Served:
         self.counts = frontend.counts
         self.engine_lost = False
         self._shape = application.output.shape
-        self._arrival_ns = arrival_ns
+        self._arrived = arrived
         self._now_ns = now_ns
 
     def put(self, chunk: Array | bytes, done: Done, budget_ns: int | None = None, background: bool = False) -> Ticket:
@@ -74,13 +74,10 @@ class Served:
         """
         if self.engine_lost:
             raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+        now_ns = self._now_ns()
+        arrival_ns = self._arrived(now_ns)
         return self.frontend.submit(
-            chunk,
-            done=done,
-            arrival_ns=self._arrival_ns(),
-            budget_ns=budget_ns,
-            now_ns=self._now_ns(),
-            background=background,
+            chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
         )
 
     def ask_all(

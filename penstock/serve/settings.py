@@ -14,6 +14,8 @@ _PATHS = ("cache", "models", "api_keys", "tls_certificate", "tls_key")
 # Up to so many cores, a process of its own for the front-end costs more than it gains.
 CORES_SHARED = 2
 MOST_FRONTENDS = 64
+# Of the budget: reading for so long, then running what was read.
+READING_SHARE = 0.1
 # What a browser sends as Origin: lower case, no path, no port that goes without saying.
 _ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\sA-Z@]+")
 
@@ -122,6 +124,11 @@ class Settings:
     def budget_ns(self) -> int:
         """The latency budget of a request that names none, in nanoseconds."""
         return int(self.latency_ms * 1e6)
+
+    @property
+    def longest_read_ns(self) -> int:
+        """How long a poll may read sockets before what it brought is run, in nanoseconds."""
+        return int(self.budget_ns * READING_SHARE)
 
     @property
     def frontend_processes(self) -> int:

@@ -14,7 +14,6 @@ from penstock.serve.messages import Loaded, Order
 from penstock.serve.models import ModelState
 from penstock.serve.repository import Memory, ModelRepository
 from penstock.serve.settings import Settings
-from penstock.serve.slots import OFFERED
 from penstock.serve.turns import Turns
 
 
@@ -40,7 +39,12 @@ class _Single:
         self._settings = settings
         self._listener = listener
         self._host = EngineHost(settings, shared=False)
-        self._turns = Turns(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
+        self._turns = Turns(
+            self._work,
+            call_soon=loop.call_soon,
+            clock_ns=time.monotonic_ns,
+            longest_read_ns=settings.longest_read_ns,
+        )
         self._repository = ModelRepository(settings.bundles, settings.models, self, self)
         self._front = Front(
             settings,
@@ -48,12 +52,10 @@ class _Single:
             self._repository,
             index=0,
             wake=self._turns.wake,
-            arrival_ns=self._turns.arrival_ns,
+            arrived=self._turns.arrived,
         )
         self._stop = asyncio.Event()
         self._signals = 0
-        self._ended_ns = 0
-        self._offered = 0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -70,9 +72,7 @@ class _Single:
         await self._front.drain(lambda: self._signals > 1)
 
     def _work(self) -> int:
-        start_ns = time.monotonic_ns()
         ticked = self._host.engines.tick()
-        ticked_ns = time.monotonic_ns()
         if ticked is None:
             return 0
         key, chosen = ticked
@@ -80,20 +80,12 @@ class _Single:
         frontend = self._front.attachments.frontend(key)
         if not answered or frontend is None:
             return answered
+        start_ns = time.monotonic_ns()
         frontend.collect()
+        # Answering is the engine's own time here, so a batch takes that much longer.
+        self._host.by_key[key].observe_handling((time.monotonic_ns() - start_ns) / answered)
         frontend.refresh()
-        self._observe_handling(key, start_ns, ticked_ns, answered, frontend.counts[OFFERED])
         return answered
-
-    def _observe_handling(self, key: int, start_ns: int, ticked_ns: int, answered: int, offered: int) -> None:
-        """Let the costs follow what reading and answering took, which is the engine's own time here."""
-        end_ns = time.monotonic_ns()
-        read, self._offered = offered - self._offered, offered
-        # Between two turns without a rest, all the time went into reading.
-        if read > 0 and self._turns.unbroken:
-            reading_ns = (start_ns - self._ended_ns) / read
-            self._host.by_key[key].observe_handling(reading_ns + (end_ns - ticked_ns) / answered)
-        self._ended_ns = end_ns
 
     async def load(self, order: Order) -> tuple[Loaded, Memory]:
         """`EngineSide`'s."""

@@ -121,6 +121,7 @@ class TableLayout:
             Column("handling_ns", "engine", "int64", (1,)),  # of one row besides the network
             Column("least_ns", "engine", "int64", (1,)),  # the shortest time that the network took for one row
             Column("rivals_ns", "engine", "int64", (1,)),  # the work that waits in the engine's other tables
+            Column("rivals_share", "engine", "int64", (1,)),  # of the engine's time lately, in thousandths
             # Statistics, cumulative.
             Column("batch_counts", "engine", "int64", (batches,)),
             Column("queue_counts", "engine", "int64", (times,)),
@@ -170,6 +171,7 @@ class SlotTable:
     handling_ns: npt.NDArray[np.int64]
     least_ns: npt.NDArray[np.int64]
     rivals_ns: npt.NDArray[np.int64]
+    rivals_share: npt.NDArray[np.int64]
     batch_counts: npt.NDArray[np.int64]
     queue_counts: npt.NDArray[np.int64]
     compute_counts: npt.NDArray[np.int64]

@@ -3,6 +3,9 @@
 Where engine and front-end share a process, a turn runs one batch and answers it. The loop then reads every socket that
 became readable meanwhile, and what came is the next batch: no timers, no threads, no fixed wait. In a process of its
 own, an engine's turn runs one batch, and a front-end's hands out what the engine has finished.
+
+A poll that finds a thousand readable sockets would keep those that it read first waiting for those that it reads last.
+So a turn is also taken in the middle of a poll, once reading has gone on for long.
 """
 
 from collections.abc import Callable
@@ -17,6 +20,7 @@ class Turns:
         work: What a turn does; gives how much there was, 0 when the loop may rest.
         call_soon: The event loop's: calls a function after the next poll.
         clock_ns: The clock that deadlines are on.
+        longest_read_ns: How long a poll may go on before a turn is taken in its middle.
     """
 
     def __init__(
@@ -25,39 +29,52 @@ class Turns:
         *,
         call_soon: Callable[[Callable[[], None]], object],
         clock_ns: Callable[[], int],
+        longest_read_ns: int = 1 << 62,
     ) -> None:
         self._work = work
         self._call_soon = call_soon
         self._clock_ns = clock_ns
-        self._due = False
-        self._blind_since_ns: int | None = None
+        self.longest_read_ns = longest_read_ns
+        self._due = self._turning = False
+        # When this poll began, the one before it, and when reading was last begun or taken up again.
+        self._poll_ns: int | None = None
+        self._earliest_ns: int | None = None
+        self._reading_ns = 0
 
     def wake(self) -> None:
         """Something is new: take a turn after this poll."""
         if not self._due:
             self._due = True
+            if self._poll_ns is None:
+                self._reading_ns = self._clock_ns()
             self._call_soon(self._turn)
 
-    @property
-    def unbroken(self) -> bool:
-        """Whether the turn before this one had work too, so that the loop did not rest between them."""
-        return self._blind_since_ns is not None
+    def arrived(self, now_ns: int) -> int:
+        """A request was read, and another turn may be due before anything is done about it.
 
-    def arrival_ns(self) -> int:
-        """The earliest moment at which what is being read now can have arrived.
-
-        During a turn the sockets are not read. What is found right after it may have come at its very beginning, and
-        its budget is counted from there: a deadline kept by this count is kept for the client.
+        Returns:
+            The earliest moment at which it can have come. What this poll found readable may have come right after the
+            poll before looked, and its budget is counted from there: a deadline that is kept by this count is kept for
+            the client.
         """
-        return self._clock_ns() if self._blind_since_ns is None else self._blind_since_ns
+        if self._due and not self._turning and now_ns - self._reading_ns > self.longest_read_ns:
+            self._take()
+        return now_ns if self._earliest_ns is None else self._earliest_ns
 
     def _turn(self) -> None:
         # First, so that a turn that fails, which the loop logs, does not keep the next one from being taken.
         self._due = False
-        start_ns = self._clock_ns()
-        if not self._work():
-            self._blind_since_ns = None
+        if not self._take():
+            self._poll_ns = self._earliest_ns = None
             return
-        self._blind_since_ns = start_ns
+        self._earliest_ns, self._poll_ns = self._poll_ns or self._reading_ns, self._clock_ns()
         # One more turn follows always: it finds what is left, or that the loop is idle again.
         self.wake()
+
+    def _take(self) -> int:
+        self._turning = True
+        try:
+            return self._work()
+        finally:
+            self._turning = False
+            self._reading_ns = self._clock_ns()

@@ -304,8 +304,8 @@ def decompressed(body: bytes, encoding: str, most: int) -> bytes:
 def serialised(response: Response, request: Request | None, *, close: bool) -> bytes:
     """The bytes of a response to a request (None where none could be read)."""
     body = response.body
-    if request is not None and not close and not response.headers and len(body) <= SMALL and request.method != "HEAD":
-        return _small_head(response.status, response.content_type, len(body)) + body
+    if request is not None and not close and len(body) <= SMALL and request.head.method != "HEAD":
+        return _small_head(response.status, response.content_type, len(body), response.headers) + body
     parts = [_STATUS_LINES.get(response.status) or f"HTTP/1.1 {response.status} \r\n".encode()]
     accepts = request.headers.get("accept-encoding") if request is not None else None
     if accepts and len(body) > SMALL:
@@ -321,9 +321,10 @@ def serialised(response: Response, request: Request | None, *, close: bool) -> b
 
 
 @lru_cache(256)
-def _small_head(status: int, content_type: str, length: int) -> bytes:
+def _small_head(status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
     line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n".encode()
-    return line + f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n\r\n".encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return line + f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n{more}\r\n".encode("latin-1")
 
 
 def _compressed(body: bytes, accepts: str) -> tuple[bytes, str]:
