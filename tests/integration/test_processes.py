@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.processes import Crowd, children, eventually, exists, kill, owner, tables_of
+from penstock.bench.processes import children
+from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import RunningServer, write_doubler
 
 ASK = "/v1/apps/doubler"
