@@ -7,6 +7,8 @@ from pathlib import Path
 
 _CHILD = b"penstock.serve.process"
 SUPERVISOR = "supervisor"
+# The kernel's list may lack a line when connections come and go while it is read.
+READS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +59,11 @@ def client_ports(process: int, server_port: int) -> frozenset[int]:
     """The ports of the clients whose connections a process has accepted."""
     held = {os.readlink(entry) for entry in _descriptors(process)}
     ports: set[int] = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1].endswith(f":{server_port:04X}") and f"socket:[{fields[9]}]" in held:
-            ports.add(int(fields[2].rpartition(":")[2], 16))
+    for _ in range(READS):
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1].endswith(f":{server_port:04X}") and f"socket:[{fields[9]}]" in held:
+                ports.add(int(fields[2].rpartition(":")[2], 16))
     return frozenset(ports)
 
 

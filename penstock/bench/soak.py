@@ -262,8 +262,8 @@ class _Watch:
         # Stopped first, so that what it has accepted is known exactly.
         os.kill(process, signal.SIGSTOP)
         ports = frozenset[int]() if role == "engine" else client_ports(process, self._port)
-        os.kill(process, signal.SIGKILL)
         self.kills.append(Kill(role=role, at_s=time.monotonic(), ports=ports))
+        os.kill(process, signal.SIGKILL)
         self._say(f"killed {role} (process {process}) with {len(ports)} connections")
 
 

@@ -83,7 +83,8 @@ class HttpServer:
         # Clients and balancers see that it is not ready any more, and those that talk on learn it from their answers.
         await asyncio.sleep(min(GRACE_S, seconds))
         # A listener that closes resets the connections that wait in it: take them all first.
-        self._accept()
+        if self._sweeper is not None:
+            self._accept()
         loop.remove_reader(self._listener)
         self._listener.close()
         await asyncio.sleep(min(GRACE_S, seconds))
