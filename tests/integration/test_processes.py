@@ -137,6 +137,24 @@ def test_a_killed_front_end_takes_only_its_own_connections_along(server: Running
     assert_back_in_time(back_s - killed_s, "penstock.serve.process")
 
 
+def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: RunningServer) -> None:
+    with Crowd(server, clients=6, reconnect=True) as crowd:
+        crowd.until_right(50)
+        dead = children(server.process.pid)["front-end 0"]
+        # Killed again and again, it is started ever more slowly.
+        for _ in range(3):
+            kill(server, "front-end 0")
+            eventually(lambda dead=dead: children(server.process.pid).get("front-end 0", dead) != dead, within_s=5)
+            dead = children(server.process.pid)["front-end 0"]
+        killed_s = kill(server, "front-end 0")
+        crowd.until_right(200, since_s=killed_s + 0.1)
+        eventually(lambda: "front-end 0" in children(server.process.pid), within_s=5)
+    # What was under way at a kill breaks; nobody else waits for the next front-end.
+    assert crowd.outcomes.keys() <= {"right", "closed"}
+    waited_s = max(event.ended_s - event.sent_s for event in crowd.events if event.outcome == "right")
+    assert waited_s < 0.5
+
+
 def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> None:
     eventually(lambda: ready(server), within_s=60)
     kill(server, "front-end 1")

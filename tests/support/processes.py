@@ -80,8 +80,8 @@ class Event:
     """What became of one request.
 
     Args:
-        outcome: `right`, `wrong`, `refused` (503 with Retry-After), `closed`, `hung`, `not accepted` by any
-            front-end for as long as that, or the head of another answer.
+        outcome: `right`, `wrong`, `refused` (503 with Retry-After), `closed`, `hung`, `late` or `not accepted`
+            (where no front-end had taken the connection in time), or the head of another answer.
         sent_s: When it was sent.
         ended_s: When that was known.
         port: The client's, which names the connection.
@@ -179,7 +179,7 @@ class Crowd:
             connection.sendall(head.encode() + body)
             received = connection.recv(4096)
         except TimeoutError:
-            return "hung" if owner(self._server, connection.getsockname()[1]) else "not accepted"
+            return self._silent(connection)
         except ConnectionError:
             return "closed"
         if not received:
@@ -190,3 +190,13 @@ class Crowd:
         if said.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: " in said:
             return "refused"
         return repr(received)
+
+    def _silent(self, connection: socket.socket) -> str:
+        if not owner(self._server, connection.getsockname()[1]):
+            return "not accepted"
+        try:
+            return "late" if connection.recv(4096) else "closed"
+        except TimeoutError:
+            return "hung"
+        except ConnectionError:
+            return "closed"
