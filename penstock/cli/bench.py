@@ -7,6 +7,10 @@ import typer
 
 if TYPE_CHECKING:
     from penstock.bench.load import Load, Measured
+    from penstock.bench.soak import Soaked
+
+# The targets that these commands answer.
+ID_SOAK = "server.soak_rss_growth"
 
 
 def register(app: typer.Typer) -> None:
@@ -16,6 +20,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(scheduler)
     bench.command()(report)
     bench.command()(foundation)
+    bench.command()(soak)
     app.add_typer(bench, name="bench")
 
 
@@ -105,6 +110,73 @@ def foundation(
     from penstock.bench.foundation import measure_figures
 
     measure_figures(only or [], record=record, say=typer.echo)
+
+
+def soak(
+    bundle: Annotated[Path, typer.Option(help="The bundle that is served and whose golden examples are asked.")],
+    minutes: Annotated[float, typer.Option(help="How long the load lasts.")] = 30.0,
+    load: Annotated[float, typer.Option(help="The share of what the server can carry that is offered.")] = 0.8,
+    rate: Annotated[float | None, typer.Option(help="Requests a second instead, without searching.")] = None,
+    frontends: Annotated[int, typer.Option(help="Front-end processes of the server.")] = 2,
+    kill_every_s: Annotated[float, typer.Option(help="Seconds between kills.")] = 60.0,
+    within_ms: Annotated[float, typer.Option(help="The server's latency budget.")] = 50.0,
+    seed: Annotated[int, typer.Option(help="Of the arrivals, and of who is killed.")] = 0,
+    record: Annotated[bool, typer.Option(help="Append the measurement to benchmarks/results.")] = False,
+) -> None:
+    """Serve under load for long, kill its processes one after the other, and say what was lost, wrong or leaked."""
+    from penstock.bench.results import append, line_of
+    from penstock.bench.soak import Plan
+    from penstock.bench.soak import soak as run_soak
+
+    plan = Plan(
+        bundle=bundle,
+        seconds=60 * minutes,
+        rate=rate,
+        load=load,
+        frontends=frontends,
+        kill_every_s=kill_every_s,
+        budget_ms=within_ms,
+        seed=seed,
+    )
+    soaked = run_soak(plan, typer.echo)
+    _show_soaked(soaked)
+    if record:
+        workload = (
+            f"{minutes:g} minutes of {soaked.rate:,.0f} requests/s, {frontends} front-ends, clients that come and go, "
+            f"{len(soaked.kills)} processes killed"
+        )
+        metric = "memory (PSS) of all processes at the end over that of the first ones after the same warm-up, minus 1"
+        append(line_of([soaked.growth], id=ID_SOAK, workload=workload, metric=metric, unit="fraction"), "serve")
+
+
+def _show_soaked(soaked: "Soaked") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    churned = soaked.churned
+    table = Table("", "requests", title=f"{soaked.rate:,.0f} requests/s, {len(soaked.kills)} kills")
+    for name, count in {
+        "offered": churned.offered,
+        "answered": churned.answered,
+        "refused": churned.refused,
+        "lost with a killed front-end": soaked.lost_by_kills,
+        "wrong": churned.wrong,
+        "hung": churned.hung,
+    }.items():
+        table.add_row(name, f"{count:,}")
+    console = Console()
+    console.print(table)
+    table = Table("after warm-up, then at the end", "memory (PSS)", "descriptors", "threads")
+    for role, first in soaked.first.items():
+        last = soaked.last[role]
+        table.add_row(
+            role,
+            f"{first.memory_bytes / 1e6:.1f} MB, {last.memory_bytes / 1e6:.1f} MB",
+            f"{first.descriptors}, {last.descriptors}",
+            f"{first.threads}, {last.threads}",
+        )
+    console.print(table)
+    console.print(f"memory growth {soaked.growth:+.2%}, {churned.opened:,} connections opened", highlight=False)
 
 
 def _show(measured: "Measured", null_rate: float, within_ms: float) -> None:

@@ -39,6 +39,7 @@ class Child:
     Attributes:
         wanted: Whether it is started again when it dies.
         starts: How often a process was started.
+        ready: Whether its process has given a sign of life since it was started.
         why: What its process said before it ended because it could not do its work; empty otherwise.
     """
 
@@ -54,6 +55,7 @@ class Child:
         self.role = role
         self.wanted = True
         self.starts = 0
+        self.ready = False
         self.why = ""
         # A process whose loop has not turned for so long hangs, and is killed.
         self._hangs_s = settings.hangs_s + BUDGETS_BLOCKED * settings.budget_ns / 1e9
@@ -113,6 +115,7 @@ class Child:
 
     def heard(self) -> None:
         """Its process says that it is alive."""
+        self.ready = True
         self._alive_s = time.monotonic()
 
     def close(self) -> None:
@@ -142,6 +145,7 @@ class Child:
         if self._channel is not None:
             self._channel.hear_out()
         self.close()
+        self.ready = False
         self._gone.set()
         self._lost(self)
         if self.wanted:

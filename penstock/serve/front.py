@@ -117,6 +117,15 @@ class Front:
         )
         await self._grpc.start()
 
+    def stand_in(self, index: int, listener: socket.socket) -> None:
+        """Take the connections of another front-end too, until `stand_back`."""
+        listener.setblocking(False)
+        self._http.stand_in(index, listener)
+
+    def stand_back(self, index: int) -> None:
+        """The other front-end is there again."""
+        self._http.stand_back(index)
+
     def refuse_more(self) -> None:
         """Say that the server is not ready any more, and let each connection's next answer be its last."""
         self.models.draining = True

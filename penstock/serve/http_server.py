@@ -50,6 +50,7 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._others: dict[int, socket.socket] = {}
         self._draining = False
 
     def forget_heads(self) -> None:
@@ -61,8 +62,20 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
-        loop.add_reader(self._listener, self._accept)
+        loop.add_reader(self._listener, self._accept, self._listener)
         self._sweeper = loop.create_task(self._sweep())
+
+    def stand_in(self, index: int, listener: socket.socket) -> None:
+        """Take the connections of another front-end too, from its own socket."""
+        self._others[index] = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def stand_back(self, index: int) -> None:
+        """The other front-end takes its connections itself again."""
+        listener = self._others.pop(index, None)
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
 
     def close_after_next(self) -> None:
         """Let every connection's next answer be its last."""
@@ -83,9 +96,13 @@ class HttpServer:
         # Clients and balancers see that it is not ready any more, and those that talk on learn it from their answers.
         await asyncio.sleep(min(GRACE_S, seconds))
         # A listener that closes resets the connections that wait in it: take them all first.
-        self._accept()
+        if self._sweeper is not None:
+            self._accept(self._listener)
         loop.remove_reader(self._listener)
         self._listener.close()
+        for index, listener in list(self._others.items()):
+            self._accept(listener)
+            self.stand_back(index)
         await asyncio.sleep(min(GRACE_S, seconds))
         for connection in list(self._connections):
             connection.close_when_idle()
@@ -100,19 +117,19 @@ class HttpServer:
         for connection in list(self._connections):
             connection.abort()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         # Every connection that waits, not one a turn of the loop: while a batch runs, many may come.
         loop = asyncio.get_running_loop()
         while True:
             try:
-                waiting, _ = self._listener.accept()
+                waiting, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 # No descriptors left, say: the socket stays readable, and to try again at once would take all the time.
                 log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
-                loop.remove_reader(self._listener)
-                loop.call_later(RETRY_S, self._accept_again)
+                loop.remove_reader(listener)
+                loop.call_later(RETRY_S, self._accept_again, listener)
                 return
             if len(self._connections) + len(self._connecting) >= self._settings.max_connections:
                 waiting.close()
@@ -121,9 +138,9 @@ class HttpServer:
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
-    def _accept_again(self) -> None:
-        if self._listener.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def _connected(self, waiting: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -117,6 +117,20 @@ class Listen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StandIn:
+    """To a front-end: take the connections of another one too, which is gone. Its listening socket comes along."""
+
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandBack:
+    """To a front-end: the other one is there again."""
+
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Drain:
     """To a front-end: answer what was accepted, then end."""
 
@@ -136,7 +150,22 @@ class Alive:
 
 
 Message = (
-    Order | Loaded | Failed | Done | Unload | Retire | Retired | Unfit | Lose | States | Listen | Drain | Change | Alive
+    Order
+    | Loaded
+    | Failed
+    | Done
+    | Unload
+    | Retire
+    | Retired
+    | Unfit
+    | Lose
+    | States
+    | Listen
+    | StandIn
+    | StandBack
+    | Drain
+    | Change
+    | Alive
 )
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

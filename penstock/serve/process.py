@@ -31,6 +31,8 @@ from penstock.serve.messages import (
     Message,
     Retire,
     Retired,
+    StandBack,
+    StandIn,
     States,
     Unfit,
     encoded,
@@ -153,6 +155,10 @@ class _FrontProcess:
                 front.models.states = models
             case Listen():
                 self._run(front.listen())
+            case StandIn(index=index):
+                front.stand_in(index, socket.socket(fileno=descriptors[0]))
+            case StandBack(index=index):
+                front.stand_back(index)
             case Drain():
                 self._run(self._drain())
             case Done(key=token):

@@ -33,6 +33,8 @@ from penstock.serve.messages import (
     Order,
     Retire,
     Retired,
+    StandBack,
+    StandIn,
     States,
     Unfit,
     Unload,
@@ -83,6 +85,8 @@ class _Supervisor:
         self._waiting: dict[tuple[Child, type[Message], int], asyncio.Future[tuple[Message, list[int]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening = False
+        # Who takes a dead front-end's connections, by the dead one's index.
+        self._stand_ins: dict[int, Child] = {}
         self._tables: dict[int, tuple[Loaded, int]] = {}
         self._retired: set[int] = set()
         self._engine = Child("engine", settings, self._wakes, self._heard, self._engine_lost, self._engine_back)
@@ -208,6 +212,7 @@ class _Supervisor:
         match message:
             case Alive():
                 child.heard()
+                self._arrange_stand_ins()
             case Change():
                 self._run(self._change(child, message))
             case Loaded(order=order):
@@ -252,6 +257,8 @@ class _Supervisor:
         for key, future in self._forgotten(child):
             future.set_result((Done(key=key), []))
         self._fail_start(child)
+        self._stand_ins = {index: other for index, other in self._stand_ins.items() if other is not child}
+        self._arrange_stand_ins()
 
     def _engine_lost(self, child: Child) -> None:
         for frontend in self._frontends:
@@ -276,6 +283,20 @@ class _Supervisor:
             why = child.why or f"the process of {child.role} ended while the server started; its log says why."
             self._failed = self._failed or why
             self._stop.set()
+
+    def _arrange_stand_ins(self) -> None:
+        """Let somebody take the connections that wait for a front-end that is not there, as long as it is not."""
+        there = [child for child in self._frontends if child.ready]
+        if not self._listening or self._stop.is_set() or not there:
+            return
+        for index, child in enumerate(self._frontends):
+            stand_in = self._stand_ins.get(index)
+            if child.ready and stand_in is not None:
+                stand_in.send(StandBack(index=index))
+                del self._stand_ins[index]
+            elif not child.ready and stand_in is None:
+                there[0].send(StandIn(index=index), (self._sockets[index].fileno(),))
+                self._stand_ins[index] = there[0]
 
     def _engine_back(self, child: Child) -> None:
         self._run(self._repository.restore())

@@ -1,5 +1,6 @@
 """A supervisor, its engine and its front-ends: what clients notice when one of them dies, hangs or cannot start."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.processes import Crowd, children, eventually, exists, kill, owner, tables_of
+from penstock.bench.processes import children
+from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import RunningServer, write_doubler
 
 ASK = "/v1/apps/doubler"
@@ -20,6 +22,7 @@ ONE = np.array([1, 2, 3, 4], np.float32)
 ROLES = {"engine", "front-end 0", "front-end 1"}
 # What a restart may take besides what the engine must import, and a front-end must not.
 RESTART_S = 2.0
+HANGS_S = "3"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[RunningServer]:
-    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500") as server:
+    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500", "--hangs-s", HANGS_S) as server:
         yield server
 
 
@@ -51,8 +54,30 @@ def request(body: bytes) -> bytes:
     return head + b"Accept: application/octet-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def cpu_s(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as taking:
+        taking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taking.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 def ready(server: RunningServer) -> bool:
     return server.ask("GET", "/v2/health/ready")[0] == 200
+
+
+def assert_counts_add_up(server: RunningServer) -> None:
+    assert ready(server)
+    stats = server.ask("GET", "/v1/stats")[2]
+    assert stats["slots"]["in_use"] == 0
+    assert 0 < stats["answered"] <= sum(stats["latency"]["counts"])
 
 
 def test_every_front_end_answers_rightly(server: RunningServer) -> None:
@@ -80,6 +105,7 @@ def test_a_killed_engine_is_said_at_once_and_soon_replaced(server: RunningServer
     assert any(event.outcome == "refused" for event in waited)
     assert all(event.ended_s - killed_s < 0.5 for event in waited)
     assert crowd.outcomes.keys() == {"right", "refused"}
+    assert_counts_add_up(server)
     assert children(server.process.pid).keys() == ROLES
     assert_back_in_time(back_s - killed_s, "torch")
 
@@ -107,7 +133,72 @@ def test_a_killed_front_end_takes_only_its_own_connections_along(server: Running
     assert closed
     assert all(owners[event.port] == "front-end 0" and event.ended_s - killed_s < 0.5 for event in closed)
     assert crowd.outcomes.keys() == {"right", "closed"}
+    assert_counts_add_up(server)
     assert_back_in_time(back_s - killed_s, "penstock.serve.process")
+
+
+def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: RunningServer) -> None:
+    with Crowd(server, clients=6, reconnect=True) as crowd:
+        crowd.until_right(50)
+        dead = children(server.process.pid)["front-end 0"]
+        # Killed again and again, it is started ever more slowly.
+        for _ in range(3):
+            kill(server, "front-end 0")
+            eventually(lambda dead=dead: children(server.process.pid).get("front-end 0", dead) != dead, within_s=5)
+            dead = children(server.process.pid)["front-end 0"]
+        killed_s = kill(server, "front-end 0")
+        crowd.until_right(200, since_s=killed_s + 0.1)
+        eventually(lambda: "front-end 0" in children(server.process.pid), within_s=5)
+    # What was under way at a kill breaks; nobody else waits for the next front-end.
+    assert crowd.outcomes.keys() <= {"right", "closed"}
+    waited_s = max(event.ended_s - event.sent_s for event in crowd.events if event.outcome == "right")
+    assert waited_s < 0.5
+
+
+def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> None:
+    eventually(lambda: ready(server), within_s=60)
+    kill(server, "front-end 1")
+    kill(server, "engine")
+    time.sleep(0.2)
+    eventually(lambda: ready(server), within_s=60)
+    for _ in range(20):
+        assert server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200
+    assert_counts_add_up(server)
+
+
+def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
+    hanging = children(server.process.pid)["engine"]
+    with Crowd(server) as crowd:
+        crowd.until_right(100)
+        os.kill(hanging, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        eventually(lambda: not exists(hanging), within_s=float(HANGS_S) + 4)
+        assert time.monotonic() - stopped_s > float(HANGS_S) - 1
+        crowd.until_right(50, since_s=time.monotonic(), within_s=60)
+    assert "wrong" not in crowd.outcomes
+    assert_counts_add_up(server)
+
+
+def test_a_supervisor_that_was_stopped_itself_kills_nobody(server: RunningServer) -> None:
+    before = children(server.process.pid)
+    server.stop(signal.SIGSTOP)
+    time.sleep(float(HANGS_S) + 2)
+    server.stop(signal.SIGCONT)
+    time.sleep(2)
+    assert children(server.process.pid) == before
+    assert server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200
+
+
+def test_an_input_that_ends_the_engine_ends_it_alone(server: RunningServer) -> None:
+    begun_s = cpu_s(server.process.pid)
+    for _ in range(3):
+        engine = children(server.process.pid)["engine"]
+        status, headers, _ = server.ask("POST", ASK, np.full(4, 19, np.float32).tobytes(), RAW)
+        assert (status, headers["retry-after"]) == (503, "3")
+        eventually(lambda gone=engine: not exists(gone), within_s=5)
+        eventually(lambda: ready(server), within_s=60)
+        assert server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200
+    assert cpu_s(server.process.pid) - begun_s < 1.0
 
 
 def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) -> None:
@@ -117,10 +208,8 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) ->
         assert all(tables_of([process]) for process in processes)
         server.process.kill()
         eventually(lambda: not any(map(exists, processes)), within_s=1)
-        assert tables_of(processes) == 0
-        with socket.socket() as again:
-            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            again.bind((server.host, server.port))
+        # A process has ended before its last thread has, which holds its files until then.
+        eventually(lambda: tables_of(processes) == 0 and is_free(server.port), within_s=1)
     assert crowd.outcomes.keys() <= {"right", "closed"}
 
 

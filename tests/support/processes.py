@@ -1,6 +1,5 @@
 """A server's processes as the kernel shows them, and clients that notice everything that becomes of their requests."""
 
-import json
 import os
 import signal
 import socket
@@ -14,26 +13,11 @@ from typing import Self, final
 
 import numpy as np
 
+from penstock.bench.processes import children
 from tests.support.serving import RunningServer
 
 HANGS_S = 5.0
 PAUSE_S = 0.01
-
-
-def children(parent: int) -> dict[str, int]:
-    """The process of each role, `engine` or `front-end N`; ones that have ended are left out."""
-    found: dict[str, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            state, parent_of = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if int(parent_of) == parent and state != "Z" and b"penstock.serve.process" in words:
-            found[json.loads(words[words.index(b"penstock.serve.process") + 1])[0]] = int(entry.name)
-    return found
 
 
 def exists(process: int) -> bool:
@@ -96,7 +80,8 @@ class Event:
     """What became of one request.
 
     Args:
-        outcome: `right`, `wrong`, `refused` (503 with Retry-After), `closed`, `hung`, or the head of another answer.
+        outcome: `right`, `wrong`, `refused` (503 with Retry-After), `closed`, `hung`, `late` or `not accepted`
+            (where no front-end had taken the connection in time), or the head of another answer.
         sent_s: When it was sent.
         ended_s: When that was known.
         port: The client's, which names the connection.
@@ -194,7 +179,7 @@ class Crowd:
             connection.sendall(head.encode() + body)
             received = connection.recv(4096)
         except TimeoutError:
-            return "hung"
+            return self._silent(connection)
         except ConnectionError:
             return "closed"
         if not received:
@@ -205,3 +190,13 @@ class Crowd:
         if said.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: " in said:
             return "refused"
         return repr(received)
+
+    def _silent(self, connection: socket.socket) -> str:
+        if not owner(self._server, connection.getsockname()[1]):
+            return "not accepted"
+        try:
+            return "late" if connection.recv(4096) else "closed"
+        except TimeoutError:
+            return "hung"
+        except ConnectionError:
+            return "closed"

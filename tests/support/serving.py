@@ -12,9 +12,10 @@ from typing import Any, Self, final
 
 import numpy as np
 
-# Doubles four numbers. 13 makes the network raise, 17 gives NaN; a text/x-number body of "crash" makes decode raise,
-# and 999 makes reply raise.
+# Doubles four numbers. 13 makes the network raise, 17 gives NaN, 19 ends the process; a text/x-number body of "crash"
+# makes decode raise, and 999 makes reply raise.
 APPLICATION = """
+import os
 import time
 import numpy as np
 from penstock import Application, TensorSpec
@@ -32,6 +33,8 @@ def network():
             self.factor = nn.Parameter(torch.tensor(2.0))
 
         def forward(self, x):
+            if (x == 19).any():
+                os._exit(19)
             if (x == 13).any():
                 raise ValueError("thirteen")
             time.sleep({sleep_s})
@@ -119,7 +122,11 @@ class RunningServer:
         finally:
             connection.close()
         found = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, found, json.loads(content) if "json" in found.get("content-type", "") else content
+        return (
+            answer.status,
+            found,
+            json.loads(content) if content and "json" in found.get("content-type", "") else content,
+        )
 
     def raw(self, data: bytes, *, timeout: float = 10.0) -> bytes:
         """What comes back for some bytes, until the server closes or nothing comes for half a second."""

@@ -1,0 +1,111 @@
+"""A model directory: models are loaded, replaced under load and let go by request, in one process and in several."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.bench.processes import children
+from tests.support.processes import Crowd, eventually, kill, mapped_tables, tables_of
+from tests.support.serving import RunningServer, write_doubler
+
+RAW = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+ONE = np.array([1, 2, 3, 4], np.float32).tobytes()
+REPLACED = 4
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_doubler(tmp_path_factory.mktemp("doubler"), sleep_s=0.005)
+
+
+@pytest.fixture
+def models(tmp_path: Path, bundle: Path) -> Path:
+    for name in ("first", "second"):
+        shutil.copytree(bundle, tmp_path / name / "1")
+    return tmp_path
+
+
+@pytest.fixture(params=["0", "2"])
+def server(request: pytest.FixtureRequest, models: Path) -> Iterator[RunningServer]:
+    options = ("--frontends", request.param, "--latency-ms", "200", "--max-batch", "1")
+    with RunningServer(None, "--models", str(models), *options) as server:
+        yield server
+
+
+def change(server: RunningServer, name: str, what: str) -> tuple[int, str]:
+    status, _, content = server.ask("POST", f"/v2/repository/models/{name}/{what}", b"{}")
+    return status, content["error"] if status != 200 else ""
+
+
+def index(server: RunningServer) -> dict[str, tuple[str, str]]:
+    return {
+        each["name"]: (each["version"], each["state"]) for each in server.ask("POST", "/v2/repository/index", b"")[2]
+    }
+
+
+def ask(server: RunningServer, name: str) -> int:
+    return server.ask("POST", f"/v1/apps/{name}", ONE, RAW)[0]
+
+
+def test_models_are_loaded_replaced_and_unloaded(server: RunningServer, models: Path) -> None:
+    assert index(server) == {"first": ("1", "READY"), "second": ("1", "READY")}
+    shutil.copytree(models / "first" / "1", models / "third" / "7")
+    assert change(server, "third", "load") == (200, "")
+    assert (ask(server, "third"), index(server)["third"]) == (200, ("7", "READY"))
+    assert change(server, "third", "unload") == (200, "")
+    assert (ask(server, "third"), index(server)["third"]) == (404, ("7", "UNAVAILABLE"))
+    assert change(server, "third", "unload")[0] == 404
+    assert change(server, "fourth", "load")[0] == 404
+    assert change(server, "third", "load") == (200, "")
+    assert ask(server, "third") == 200
+    # A version that is none leaves the one before it.
+    (models / "third" / "8").mkdir()
+    status, error = change(server, "third", "load")
+    assert (status, "third" in error) == (400, True)
+    assert (ask(server, "third"), index(server)["third"]) == (200, ("7", "READY"))
+
+    with Crowd(server, clients=3, path="/v1/apps/first") as crowd:
+        crowd.until_right(20)
+        for number in range(2, 2 + REPLACED):
+            shutil.copytree(models / "first" / "1", models / "first" / str(number))
+            assert change(server, "first", "load") == (200, "")
+            assert index(server)["first"] == (str(number), "READY")
+            crowd.until_right(20, since_s=time.monotonic())
+    assert crowd.outcomes.keys() == {"right"}
+    # No table of what was replaced is left in any process.
+    for process in children(server.process.pid).values():
+        eventually(lambda process=process: mapped_tables(process) == 3, within_s=3)
+    if children(server.process.pid):
+        eventually(lambda: tables_of([server.process.pid]) == 3, within_s=3)
+
+
+def test_a_model_under_overload_leaves_the_other_its_latency(server: RunningServer) -> None:
+    with (
+        Crowd(server, clients=30, path="/v1/apps/first", pause_s=0.0) as much,
+        Crowd(server, clients=2, path="/v1/apps/second", pause_s=0.02) as little,
+    ):
+        little.until_right(100, since_s=time.monotonic() + 0.5, within_s=30)
+    assert much.outcomes["refused"] > 0
+    assert much.outcomes["right"] > 0
+    assert little.outcomes["right"] > 0.95 * little.outcomes.total()
+    waited_s = sorted(event.ended_s - event.sent_s for event in little.events if event.outcome == "right")
+    assert waited_s[int(0.9 * len(waited_s))] < 0.2
+    assert not {"wrong", "closed", "hung"} & {*much.outcomes, *little.outcomes}
+
+
+def test_every_model_comes_back_with_the_engine(models: Path, bundle: Path) -> None:
+    with RunningServer(None, "--models", str(models), "--frontends", "2", "--latency-ms", "200") as server:
+        kill(server, "engine")
+        # In whatever state the engine is, a change is done or refused, and what is asked for in the end holds.
+        shutil.copytree(bundle, models / "third" / "1")
+        eventually(lambda: change(server, "third", "load")[0] == 200, within_s=60)
+        kill(server, "engine")
+        kill(server, "front-end 0")
+        eventually(lambda: change(server, "second", "unload")[0] == 200, within_s=60)
+        eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
+        assert [ask(server, name) for name in ("first", "second", "third")] == [200, 404, 200]
+        assert index(server) == {"first": ("1", "READY"), "second": ("1", "UNAVAILABLE"), "third": ("1", "READY")}
