@@ -8,7 +8,7 @@ from typing import cast, final
 import orjson
 
 from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod
-from penstock.serve.wire import Request, RequestReader, Response, serialised
+from penstock.serve.wire import Head, Request, RequestReader, Response, serialised
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
 PIPELINED = 16
@@ -18,6 +18,8 @@ UNREAD_BYTES = 1 << 20
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
 Handler = Callable[[Request, Answer], Callable[[], None] | None]
+# Makes the answer to a request that could not be read to its end, of which the head says what was understood.
+Refuse = Callable[[RequestError, Head], Response]
 
 
 @final
@@ -29,6 +31,8 @@ class Connection(asyncio.Protocol):
         open_connections: All of the server's; this one adds and removes itself.
         reader: Makes requests of what the client sends.
         clock_s: A monotonic clock in seconds.
+        refuse: Makes the answer to a request that cannot be read to its end.
+        draining: Whether the server is going down.
     """
 
     def __init__(
@@ -37,8 +41,12 @@ class Connection(asyncio.Protocol):
         open_connections: "set[Connection]",
         reader: RequestReader,
         clock_s: Callable[[], float],
+        refuse: Refuse,
+        draining: Callable[[], bool],
     ) -> None:
         self._handle = handle
+        self._refuse = refuse
+        self._draining = draining
         self._open = open_connections
         self._reader = reader
         self._clock_s = clock_s
@@ -71,6 +79,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(UNREAD_BYTES)
         self._open.add(self)
+        # A drain that began after this was created could not yet tell it.
+        self._closing = self._draining()
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: the client sent something."""
@@ -175,7 +185,7 @@ class Connection(asyncio.Protocol):
         # To close with unread bytes would reset the connection, and the client would never read the refusal.
         if self.lingering_since_s is None and self._transport is not None:
             self.lingering_since_s = self._clock_s()
-            self._write(serialised(refused(refusal), None, close=True))
+            self._write(serialised(self._refuse(refusal, self._reader.head), None, close=True))
             if self._ended:
                 self._transport.close()
                 return

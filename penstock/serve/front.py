@@ -61,7 +61,7 @@ class Front:
             loading=settings.models is not None,
             uptime_s=lambda: time.monotonic() - started_s,
         )
-        self._http = HttpServer(settings, listener, routes.handle, self._most_body_bytes)
+        self._http = HttpServer(settings, listener, routes.handle, self._most_body_bytes, routes.refuse)
 
     def attach(self, loaded: Loaded, memory: SlotTable | int) -> None:
         """Let a model answer to its name, see `Attachments.attach`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import final
 
 from penstock.core.errors import ServeError, TooSlow
-from penstock.serve.connection import Connection, Handler
+from penstock.serve.connection import Connection, Handler, Refuse
 from penstock.serve.settings import Settings
 from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
 
@@ -33,18 +33,25 @@ class HttpServer:
         listener: The socket that clients connect to.
         handle: What answers a request.
         most_body_bytes: The largest body that any model takes now.
+        refuse: What answers a request that cannot be read to its end.
 
     Raises:
         ServeError: The TLS files are none.
     """
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, handle: Handler, most_body_bytes: Callable[[], int]
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        handle: Handler,
+        most_body_bytes: Callable[[], int],
+        refuse: Refuse,
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._handle = handle
         self._most_body_bytes = most_body_bytes
+        self._refuse = refuse
         self._tls = tls_of(settings)
         self._known = KnownHeads()
         self._connections: set[Connection] = set()
@@ -148,10 +155,7 @@ class HttpServer:
         # The parser keeps a body only up to the largest that any route takes.
         most = self._most_body_bytes() + MAX_HEAD_BYTES
         reader = RequestReader(most, self._known, max_headers=self._settings.max_headers)
-        connection = Connection(self._handle, self._connections, reader, time.monotonic)
-        if self._draining:
-            connection.close_after_next()
-        return connection
+        return Connection(self._handle, self._connections, reader, time.monotonic, self._refuse, lambda: self._draining)
 
     async def _sweep(self) -> None:
         """End connections whose clients fell silent."""
