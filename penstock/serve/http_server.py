@@ -164,12 +164,12 @@ class HttpServer:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
             for connection in list(self._connections):
-                silent_s = now - connection.heard_s
+                silent_s = connection.silent_s(now)
                 if connection.lingering_since_s is not None:
                     if now - connection.lingering_since_s > LINGER_S:
                         connection.abort()
                 elif connection.idle and silent_s > settings.idle_s:
-                    connection.close_when_idle()
+                    connection.let_go()
                 elif not connection.idle and not connection.answering and silent_s > settings.begun_s:
                     connection.refuse(
                         TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go.")

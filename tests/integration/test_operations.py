@@ -262,29 +262,6 @@ def test_a_silent_connection_is_closed_without_a_word(narrow: RunningServer) -> 
         assert 0.9 < time.monotonic() - start_s < 4
 
 
-def test_a_client_that_never_reads_is_let_go(narrow: RunningServer) -> None:
-    before = in_use(narrow)
-    with connected(narrow) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(0.2)
-        try:
-            for _ in range(2000):
-                connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 16)
-        except (TimeoutError, ConnectionError):
-            pass
-        # Its socket is full and stays so.
-        deadline_s = time.monotonic() + 15
-        while in_use(narrow) > before and time.monotonic() < deadline_s:
-            time.sleep(0.2)
-        assert in_use(narrow) == before
-
-
-def in_use(server: RunningServer) -> int:
-    """Sockets that the server's process has open, besides the one that asks nothing here."""
-    folder = Path(f"/proc/{server.process.pid}/fd")
-    return sum(1 for each in folder.iterdir() if each.exists() or each.is_symlink())
-
-
 @pytest.mark.parametrize("begun", [b"GET / HT", b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 12\r\n\r\n[1, 2"])
 def test_a_request_that_does_not_come_on_is_refused(narrow: RunningServer, begun: bytes) -> None:
     with connected(narrow) as connection:
