@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast, final
 
 import orjson
@@ -20,6 +21,17 @@ Answer = Callable[[Response], None]
 Handler = Callable[[Request, Answer], Callable[[], None] | None]
 # Makes the answer to a request that could not be read to its end, of which the head says what was understood.
 Refuse = Callable[[RequestError, Head], Response]
+
+
+@dataclass(slots=True, kw_only=True)
+class Refusal(Response):
+    """A response that says why a request got no result.
+
+    Args:
+        error: Why.
+    """
+
+    error: RequestError
 
 
 @final
@@ -223,7 +235,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def refused(error: RequestError) -> Response:
+def refused(error: RequestError) -> Refusal:
     """The response that says why a request got no result."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
@@ -232,4 +244,4 @@ def refused(error: RequestError) -> Response:
         headers = (("Allow", error.allowed),)
     elif isinstance(error, Unauthorized):
         headers = (("WWW-Authenticate", "Bearer"),)
-    return Response(error.status, orjson.dumps({"error": str(error)}), headers=headers)
+    return Refusal(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)
