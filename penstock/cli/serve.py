@@ -58,6 +58,14 @@ def serve(
         float, typer.Option(help="Replace a process that does not move.", rich_help_panel=LIMITS)
     ] = 30.0,
     log_format: Annotated[str, typer.Option(help="text or json.", rich_help_panel=LIMITS)] = "text",
+    log_requests: Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=LIMITS)] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector.", rich_help_panel=LIMITS),
+    ] = None,
+    trace_share: Annotated[
+        float, typer.Option(help="Of the requests whose caller does not decide.", rich_help_panel=LIMITS)
+    ] = 0.01,
     verbose: Annotated[bool, typer.Option(help="Log what was measured and chosen.", rich_help_panel=LIMITS)] = False,
 ) -> None:
     """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned."""
@@ -89,6 +97,9 @@ def serve(
         begun_s=begun_s,
         hangs_s=hangs_s,
         log_format=log_format,
+        log_requests=log_requests,
+        otlp_endpoint=otlp_endpoint,
+        trace_share=trace_share,
         verbose=verbose,
     )
     set_up_logging(settings, "penstock")

@@ -3,12 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast, final
 
 import orjson
 
 from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod
-from penstock.serve.wire import Request, RequestReader, Response, serialised
+from penstock.serve.wire import Head, Request, RequestReader, Response, serialised
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
 PIPELINED = 16
@@ -16,6 +17,19 @@ PIPELINED = 16
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
 Handler = Callable[[Request, Answer], Callable[[], None] | None]
+# Makes the answer to a request that could not be read to its end, of which the head says what was understood.
+Refuse = Callable[[RequestError, Head], Response]
+
+
+@dataclass(slots=True, kw_only=True)
+class Refusal(Response):
+    """A response that says why a request got no result.
+
+    Args:
+        error: Why.
+    """
+
+    error: RequestError
 
 
 @final
@@ -27,6 +41,8 @@ class Connection(asyncio.Protocol):
         open_connections: All of the server's; this one adds and removes itself.
         reader: Makes requests of what the client sends.
         clock_s: A monotonic clock in seconds.
+        refuse: Makes the answer to a request that cannot be read to its end.
+        draining: Whether the server is going down.
     """
 
     def __init__(
@@ -35,8 +51,12 @@ class Connection(asyncio.Protocol):
         open_connections: "set[Connection]",
         reader: RequestReader,
         clock_s: Callable[[], float],
+        refuse: Refuse,
+        draining: Callable[[], bool],
     ) -> None:
         self._handle = handle
+        self._refuse = refuse
+        self._draining = draining
         self._open = open_connections
         self._reader = reader
         self._clock_s = clock_s
@@ -51,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._unwanted = False  # nothing more is wanted from the client
         self._unread = False  # the client does not read its answers
         self._continued = False
+        self._unread = 0
         self.heard_s = clock_s()
         self.lingering_since_s: float | None = None
 
@@ -71,6 +92,8 @@ class Connection(asyncio.Protocol):
         # Written at once: uvloop would keep it until all sockets that are readable now have been read.
         self._transport.set_write_buffer_limits(0)
         self._open.add(self)
+        # A drain that began after this was created could not yet tell it.
+        self._closing = self._draining()
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: the client sent something."""
@@ -131,6 +154,20 @@ class Connection(asyncio.Protocol):
         self._closing = self._unwanted = True
         self._proceed()
 
+    def silent_s(self, now_s: float) -> float:
+        """For how long the client has not been seen to send or to read; to be asked again and again."""
+        unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unread != self._unread:
+            self._unread, self.heard_s = unread, now_s
+        return now_s - self.heard_s
+
+    def let_go(self) -> None:
+        """The client has been silent for long: close, without waiting for it to read what it did not read so far."""
+        if self._unread:
+            self.abort()
+        else:
+            self.close_when_idle()
+
     def abort(self) -> None:
         """End the connection at once."""
         if self._transport is not None:
@@ -190,7 +227,7 @@ class Connection(asyncio.Protocol):
         # To close with unread bytes would reset the connection, and the client would never read the refusal.
         if self.lingering_since_s is None and self._transport is not None:
             self.lingering_since_s = self._clock_s()
-            self._write(serialised(refused(refusal), None, close=True))
+            self._write(serialised(self._refuse(refusal, self._reader.head), None, close=True))
             if self._ended:
                 self._transport.close()
                 return
@@ -213,7 +250,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def refused(error: RequestError) -> Response:
+def refused(error: RequestError) -> Refusal:
     """The response that says why a request got no result."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
@@ -222,4 +259,4 @@ def refused(error: RequestError) -> Response:
         headers = (("Allow", error.allowed),)
     elif isinstance(error, Unauthorized):
         headers = (("WWW-Authenticate", "Bearer"),)
-    return Response(error.status, orjson.dumps({"error": str(error)}), headers=headers)
+    return Refusal(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)

@@ -6,14 +6,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import final
 
+from penstock.core.errors import ServeError
 from penstock.serve.access import Access, Keys
 from penstock.serve.attachments import Attachments
+from penstock.serve.connection import Handler
 from penstock.serve.http_server import HttpServer
 from penstock.serve.messages import Loaded
 from penstock.serve.models import Models, Repository
 from penstock.serve.protocols.grpc_thread import GrpcThread
+from penstock.serve.request_log import RequestLog
 from penstock.serve.routes import Routes
 from penstock.serve.settings import Settings
 from penstock.serve.slots import SlotTable
@@ -70,7 +74,14 @@ class Front:
             self._access,
             uptime_s=lambda: time.monotonic() - started_s,
         )
-        self._http = HttpServer(settings, listener, routes.handle, self._most_body_bytes)
+        handle, refuse = routes.handle, routes.refuse
+        self._end_traces: Callable[[], None] | None = None
+        if settings.otlp_endpoint is not None:
+            handle, self._end_traces = _traced(handle, settings, settings.otlp_endpoint)
+        if settings.log_requests:
+            log_of_requests = RequestLog(handle, refuse, self._access)
+            handle, refuse = log_of_requests.handle, log_of_requests.refuse
+        self._http = HttpServer(settings, listener, handle, self._most_body_bytes, refuse)
 
     def attach(self, loaded: Loaded, memory: SlotTable | int) -> None:
         """Let a model answer to its name, see `Attachments.attach`."""
@@ -143,6 +154,8 @@ class Front:
                 await asyncio.sleep(LOOK_S)
             await self._grpc.close()
             await asyncio.wait([calls])
+        if self._end_traces is not None:
+            self._end_traces()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
     def abort(self) -> None:
@@ -151,6 +164,31 @@ class Front:
 
     def _most_body_bytes(self) -> int:
         return max((served.application.max_body_bytes for served in self.models), default=0)
+
+
+def check_telemetry(settings: Settings) -> None:
+    """See whether what `--otlp-endpoint` needs is there.
+
+    Raises:
+        ServeError: It is not.
+    """
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        import_module("penstock.serve.traces")
+    except ModuleNotFoundError as error:
+        raise ServeError(
+            f"--otlp-endpoint needs the package {error.name}; pip install 'penstock[telemetry]'."
+        ) from None
+
+
+def _traced(handle: Handler, settings: Settings, endpoint: str) -> tuple[Handler, Callable[[], None]]:
+    # Loaded by who wants it alone: it brings an HTTP client of its own.
+    from penstock.serve.traces import Traces, exporting
+
+    scheme = "http" if settings.tls_certificate is None else "https"
+    traces = Traces(handle, exporting(endpoint), settings.trace_share, scheme)
+    return traces.handle, traces.shut_down
 
 
 def access_of(settings: Settings) -> Access:

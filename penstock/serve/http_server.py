@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import final
 
 from penstock.core.errors import ServeError, TooSlow
-from penstock.serve.connection import Connection, Handler
+from penstock.serve.connection import Connection, Handler, Refuse
 from penstock.serve.settings import Settings
 from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
 
@@ -33,18 +33,25 @@ class HttpServer:
         listener: The socket that clients connect to.
         handle: What answers a request.
         most_body_bytes: The largest body that any model takes now.
+        refuse: What answers a request that cannot be read to its end.
 
     Raises:
         ServeError: The TLS files are none.
     """
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, handle: Handler, most_body_bytes: Callable[[], int]
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        handle: Handler,
+        most_body_bytes: Callable[[], int],
+        refuse: Refuse,
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._handle = handle
         self._most_body_bytes = most_body_bytes
+        self._refuse = refuse
         self._tls = tls_of(settings)
         self._known = KnownHeads()
         self._connections: set[Connection] = set()
@@ -165,10 +172,7 @@ class HttpServer:
         # The parser keeps a body only up to the largest that any route takes.
         most = self._most_body_bytes() + MAX_HEAD_BYTES
         reader = RequestReader(most, self._known, max_headers=self._settings.max_headers)
-        connection = Connection(self._handle, self._connections, reader, time.monotonic)
-        if self._draining:
-            connection.close_after_next()
-        return connection
+        return Connection(self._handle, self._connections, reader, time.monotonic, self._refuse, lambda: self._draining)
 
     async def _sweep(self) -> None:
         """End connections whose clients fell silent."""
@@ -177,12 +181,12 @@ class HttpServer:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
             for connection in list(self._connections):
-                silent_s = now - connection.heard_s
+                silent_s = connection.silent_s(now)
                 if connection.lingering_since_s is not None:
                     if now - connection.lingering_since_s > LINGER_S:
                         connection.abort()
                 elif connection.idle and silent_s > settings.idle_s:
-                    connection.close_when_idle()
+                    connection.let_go()
                 elif not connection.idle and not connection.answering and silent_s > settings.begun_s:
                     connection.refuse(
                         TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go.")

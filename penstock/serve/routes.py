@@ -85,6 +85,10 @@ class Routes:
         answer(refusal if plan is None else _with(plan.headers, refusal))
         return None
 
+    def refuse(self, error: RequestError, head: Head) -> Response:
+        """The answer to a request that could not be read to its end."""
+        return _with(self._access.cors(head), refused(error))
+
     def _planned(self, head: Head) -> _Plan:
         epoch = self._models.epoch
         cors = self._access.cors(head)

@@ -144,13 +144,7 @@ class Served:
 
     def count_refusal(self, error: RequestError) -> None:
         """Count a request that got no result by what was the matter."""
-        if isinstance(error, TooLate):
-            column = TOO_LATE
-        elif error.status in (503, 504):
-            column = REFUSED
-        else:
-            column = BROKEN if error.status >= 500 else INVALID
-        self.counts[column] += 1
+        self.counts[column_of(error)] += 1
 
     def why(self, status: int, budget_ns: int | None) -> RequestError:
         """The refusal that a result's status means."""
@@ -162,3 +156,12 @@ class Served:
         if status == FAILED:
             return ComputeFailed("The application's network failed on this input; the server's log says how.")
         return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")
+
+
+def column_of(error: RequestError) -> int:
+    """As what a request that got no result is counted, by what was the matter."""
+    if isinstance(error, TooLate):
+        return TOO_LATE
+    if error.status in (503, 504):
+        return REFUSED
+    return BROKEN if error.status >= 500 else INVALID

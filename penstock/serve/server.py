@@ -5,7 +5,7 @@ import resource
 
 import uvloop
 
-from penstock.serve.front import access_of
+from penstock.serve.front import access_of, check_telemetry
 from penstock.serve.http_server import tls_of
 from penstock.serve.settings import Settings
 
@@ -20,6 +20,7 @@ def serve(settings: Settings) -> None:
     # Each front-end reads them for itself; a mistake in them is said here, once and in one sentence.
     access_of(settings)
     tls_of(settings)
+    check_telemetry(settings)
     _allow_many_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if settings.frontend_processes == 0:

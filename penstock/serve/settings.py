@@ -49,6 +49,9 @@ class Settings:
         hangs_s: An engine or a front-end that does not move for so many seconds, besides those that a batch may take,
             is replaced.
         log_format: `"text"` or `"json"`.
+        log_requests: Log a line for each request.
+        otlp_endpoint: Where OpenTelemetry's collector takes traces over HTTP; None for no traces.
+        trace_share: Of the requests that do not say themselves whether they are traced, from above 0 to 1.
         verbose: Log what was measured and chosen.
     """
 
@@ -75,6 +78,9 @@ class Settings:
     begun_s: float = 20.0
     hangs_s: float = 30.0
     log_format: str = "text"
+    log_requests: bool = False
+    otlp_endpoint: str | None = None
+    trace_share: float = 0.01
     verbose: bool = False
 
     def __post_init__(self) -> None:
@@ -111,6 +117,11 @@ class Settings:
                 not strange,
                 f"--cors is {strange}; it must be * or what a browser sends as Origin, such as https://site.example.",
             ),
+            (
+                self.otlp_endpoint is None or self.otlp_endpoint.startswith(("http://", "https://")),
+                f"--otlp-endpoint is {self.otlp_endpoint!r}; it must be a URL, such as http://127.0.0.1:4318.",
+            ),
+            (0 < self.trace_share <= 1, f"--trace-share is {self.trace_share:g}; it must be above 0, to 1."),
             (self.log_format in ("text", "json"), f"--log-format is {self.log_format!r}; it must be text or json."),
             (
                 self.grpc_port is None or importlib.util.find_spec("grpc"),

@@ -19,7 +19,7 @@ from typing import Any, final
 
 from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
 from penstock.serve.child import Child
-from penstock.serve.http_server import free_grpc_port, listeners, url_of
+from penstock.serve.http_server import BACKLOG, free_grpc_port, listeners, url_of
 from penstock.serve.messages import (
     Alive,
     Change,
@@ -123,6 +123,9 @@ class _Supervisor:
     async def _first_load(self) -> None:
         await self._repository.load_all()
         self._listening = True
+        for listener in self._sockets:
+            # The front-ends begin when they read of it; who connects at once, told by the line below, waits for them.
+            listener.listen(BACKLOG)
         for child in self._frontends:
             child.send(Listen())
         names = ", ".join(loaded.order.name for loaded, _ in self._repository.loaded)

@@ -186,6 +186,12 @@ class RequestReader:
             self._known.learn(data, complete[0])
         return complete, self._refusal
 
+    @property
+    def head(self) -> Head:
+        """As much as was understood of the head that was read last, for who refuses the rest."""
+        now = self._now
+        return Head(now.method, now.path.partition("?")[0], now.headers, keep_alive=False)
+
     def on_message_begin(self) -> None:
         """httptools': a request begins."""
         self._now = _Pending()

@@ -27,8 +27,9 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 INERT = {"text", "json", "toml", "yaml", "dockerfile"}
-ANNOUNCEMENT = re.compile(r"Serving \S+ at (http://127\.0\.0\.1:\d+)/")
+ANNOUNCEMENT = re.compile(r"Serving \S+ at (https?://127\.0\.0\.1:\d+)/")
 URL_IN_TEXT = "http://127.0.0.1:8000"
+TLS_URL_IN_TEXT = "https://127.0.0.1:8000"
 FENCE = re.compile(r"(?P<language>[a-z]*)(?: title=\"(?P<title>[\w./-]+)\")?[ \t]*\n")
 
 
@@ -53,7 +54,7 @@ class Shell:
         elif command.startswith("penstock serve"):
             self.serve(command)
         else:
-            command = command.replace(URL_IN_TEXT, self.url)
+            command = command.replace(URL_IN_TEXT, self.url).replace(TLS_URL_IN_TEXT, self.url)
             done = subprocess.run(
                 ["bash", "-c", command],
                 cwd=self.folder,

@@ -1,5 +1,7 @@
 // What the page says to the server, and what it makes of the answers.
 
+import { anotherKey, apiKey } from "./key.js";
+
 const POLL_PATIENCE_MS = 4000;
 const PATIENCE_MS = 60_000;
 
@@ -16,14 +18,18 @@ export class Refusal extends Error {
 }
 
 async function request(path, patienceMs, options = {}) {
+  const key = apiKey();
+  const headers = key === null ? options.headers : { ...options.headers, Authorization: `Bearer ${key}` };
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(patienceMs), ...options });
+    response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(patienceMs), ...options, headers });
     if (response.ok) return [response, await response.arrayBuffer()];
   } catch (error) {
     throw new Gone(error.message);
   }
-  throw await refusal(response);
+  if (response.status !== 401) throw await refusal(response);
+  await anotherKey(key);
+  return request(path, patienceMs, options);
 }
 
 async function refusal(response) {

@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { element, sleep } from "./dom.js";
 import { Drawing } from "./draw.js";
+import { apiKey } from "./key.js";
 import { Gone, ask } from "./server.js";
 
 const LARGEST_PREVIEW = 64;
@@ -161,7 +162,8 @@ function sameFromAShell(app, isImage) {
   const type = app.accepts[0];
   const url = new URL(`v1/apps/${app.name}`, document.baseURI);
   const extension = type === "application/octet-stream" ? "bin" : type.split("/").pop();
-  const command = `curl --data-binary @${isImage ? "drawing" : "input"}.${extension} -H 'Content-Type: ${type}' ${url}`;
+  const key = apiKey() === null ? "" : ' -H "Authorization: Bearer $API_KEY"';
+  const command = `curl --data-binary @${isImage ? "drawing" : "input"}.${extension} -H 'Content-Type: ${type}'${key} ${url}`;
   return element(
     "details",
     { className: "shell" },

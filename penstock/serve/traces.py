@@ -1,0 +1,171 @@
+"""`--otlp-endpoint`: a span a request, sent by OpenTelemetry's own batch processor in a thread beside the request path.
+
+Only `penstock.serve.front` loads this, and only with that option: nothing of it is in the path of a request without it.
+Names and values follow OpenTelemetry's semantic conventions for HTTP servers; what is Penstock's own begins with
+`penstock.`.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from penstock.serve.connection import Answer, Handler, Refusal
+from penstock.serve.served import column_of
+from penstock.serve.statistics import OUTCOMES
+from penstock.serve.wire import Head, Request, Response
+
+PATH = "/v1/traces"
+# How long a server that ends waits for the collector to take the last spans.
+FLUSH_S = 1.0
+
+_OUTCOMES = {column: outcome for outcome, column in OUTCOMES.items()}
+_OF_A_MODEL = ([], ["infer"], ["ready"], ["config"], ["stats"])
+_PARENTS = TraceContextTextMapPropagator()
+
+
+@final
+class Traces:
+    """Makes a span of some requests.
+
+    A request that says in `traceparent` whether its trace is recorded is recorded or not as that says; of all others, a
+    share is.
+
+    Args:
+        handle: What answers requests.
+        provider: Makes the spans and sends them.
+        share: From 0 to 1.
+        scheme: `"http"` or `"https"`.
+        random: Gives numbers from 0 to below 1.
+    """
+
+    def __init__(
+        self,
+        handle: Handler,
+        provider: TracerProvider,
+        share: float,
+        scheme: str,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._handle = handle
+        self._provider = provider
+        self._tracer = provider.get_tracer("penstock", version("penstock"))
+        self._share = share
+        self._scheme = scheme
+        self._random = random
+
+    def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
+        """Answer a request, in a span or not."""
+        parent = request.head.headers.get("traceparent")
+        if parent is None and self._random() >= self._share:
+            return self._handle(request, answer)
+        context = _PARENTS.extract(request.head.headers) if parent is not None else None
+        caller = get_current_span(context).get_span_context()
+        if parent is not None and not (caller.trace_flags.sampled if caller.is_valid else self._random() < self._share):
+            return self._handle(request, answer)
+        return self._traced(request, answer, context)
+
+    def shut_down(self) -> None:
+        """Send what is left, as far as the collector takes it within `FLUSH_S`."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
+
+    def _traced(self, request: Request, answer: Answer, context: Context | None) -> Callable[[], None]:
+        head = request.head
+        route, model = route_of(head.path)
+        attributes = _attributes(request, route, self._scheme)
+        if model:
+            attributes["penstock.model"] = model
+        span = self._tracer.start_span(
+            f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=time.time_ns()
+        )
+
+        def answered(response: Response) -> None:
+            _end(span, response, bool(model))
+            answer(response)
+
+        cancel = self._handle(request, answered)
+
+        def left() -> None:
+            span.set_attribute("penstock.outcome", "cancelled")
+            span.end()
+            if cancel is not None:
+                cancel()
+
+        return left
+
+
+def exporting(endpoint: str) -> TracerProvider:
+    """What makes spans and sends them in batches to a collector, from a thread of its own.
+
+    Args:
+        endpoint: The collector's, `http://127.0.0.1:4318`; with or without the path of traces.
+    """
+    url = endpoint.rstrip("/")
+    exporter = OTLPSpanExporter(endpoint=url if url.endswith(PATH) else url + PATH)
+    resource = Resource.create({"service.name": "penstock", "service.version": version("penstock")})
+    # What is not to be recorded never becomes a span, so the sampler has nothing to decide.
+    provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def route_of(path: str) -> tuple[str, str]:
+    """The route of a path, in which names are `{name}`, and the name of the model; empty where there is none."""
+    match path.split("/")[1:]:
+        case ["v1", "apps", name]:
+            return "/v1/apps/{name}", name
+        case ["v2", "models", name, "versions", _, *rest] if rest in _OF_A_MODEL:
+            return "/".join(("/v2/models/{name}/versions/{version}", *rest)), name
+        case ["v2", "models", name, *rest] if rest in _OF_A_MODEL:
+            return "/".join(("/v2/models/{name}", *rest)), name
+        case ["v2", "repository", "models", name, "load" | "unload" as what]:
+            return "/v2/repository/models/{name}/" + what, name
+        case ["page", _]:
+            return "/page/{file}", ""
+        case [""] | ["metrics"] | ["v1", "apps" | "stats"] | ["v2"] | ["v2", "health", "live" | "ready"]:
+            return path, ""
+        case _:
+            # Whatever a client makes up is no route: as names of spans, they would be without end.
+            return "", ""
+
+
+def _attributes(request: Request, route: str, scheme: str) -> dict[str, Any]:
+    head: Head = request.head
+    attributes: dict[str, Any] = {
+        "http.request.method": head.method,
+        "http.request.body.size": len(request.body),
+        "url.path": head.path,
+        "url.scheme": scheme,
+        "network.protocol.version": "1.1",
+    }
+    if route:
+        attributes["http.route"] = route
+    if "user-agent" in head.headers:
+        attributes["user_agent.original"] = head.headers["user-agent"]
+    return attributes
+
+
+def _end(span: Span, response: Response, asked_model: bool) -> None:
+    status = response.status
+    span.set_attribute("http.response.status_code", status)
+    span.set_attribute("http.response.body.size", len(response.body))
+    error = response.error if isinstance(response, Refusal) else None
+    if asked_model:
+        span.set_attribute("penstock.outcome", "answered" if error is None else _OUTCOMES[column_of(error)])
+    if error is not None and status >= 500:
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end()

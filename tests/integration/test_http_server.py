@@ -1,0 +1,41 @@
+"""The listening side alone, in this process, its loop turned by hand."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from penstock.serve.connection import Answer, refused
+from penstock.serve.http_server import HttpServer, listeners
+from penstock.serve.settings import Settings
+from penstock.serve.wire import Request, Response
+
+
+def well(request: Request, answer: Answer) -> None:
+    answer(Response(200, b"{}"))
+
+
+async def last_answer(turns: int) -> bytes:
+    """What a client is told when the drain begins so many turns of the loop after it connected."""
+    settings = Settings(bundles=(Path("bundle"),))
+    (listener,) = listeners("127.0.0.1", 0, 1)
+    server = HttpServer(settings, listener, well, lambda: 1000, lambda error, head: refused(error))
+    server.listen()
+    with socket.create_connection(listener.getsockname(), timeout=10) as client:
+        client.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.close_after_next()
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+        answer = await asyncio.wait_for(loop.sock_recv(client, 4096), 10)
+        await server.drain(1.0, lambda: False)
+    return answer
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_no_connection_is_overlooked_by_a_drain(turns: int) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert b"\r\nConnection: close\r\n" in runner.run(last_answer(turns))

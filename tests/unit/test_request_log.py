@@ -1,0 +1,103 @@
+"""One line a request: what it says, and that it says it once."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import Overloaded, TooLarge
+from penstock.serve.access import Access, Keys
+from penstock.serve.connection import Answer, refused
+from penstock.serve.logs import JsonFormatter
+from penstock.serve.request_log import RequestLog, log
+from penstock.serve.wire import Head, Request, Response
+from tests.support.clock import Clock
+
+KEY = "anna-0123456789abcdef"
+
+
+def requested(path: str = "/v1/apps/x", **headers: str) -> Request:
+    return Request(Head("POST", path, headers), b"")
+
+
+class Later:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.cancelled = 0
+
+    def __call__(self, request: Request, answer: Answer) -> Callable[[], None]:
+        self.answer = answer
+        return self._cancel
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == log.name]
+
+
+def test_a_line_says_what_was_asked_and_what_came_of_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"anna {KEY}\n")
+    clock, later = Clock(), Later()
+    requests = RequestLog(later, lambda error, head: refused(error), Access(Keys.read(tmp_path / "keys")), clock)
+    answers: list[Response] = []
+    requests.handle(requested(authorization=f"Bearer {KEY}"), answers.append)
+    clock.now_s += 0.0123
+    assert lines(caplog) == []
+    assert later.answer is not None
+    later.answer(Response(200, b"12345"))
+    assert lines(caplog) == ["POST '/v1/apps/x' 200 12.300 ms 5 bytes anna"]
+    assert [answer.body for answer in answers] == [b"12345"]
+    line = json.loads(JsonFormatter("front-end 0").format(caplog.records[-1]))
+    told = {name: line[name] for name in ("method", "path", "status", "milliseconds", "bytes", "client")}
+    assert told == {
+        "method": "POST",
+        "path": "/v1/apps/x",
+        "status": 200,
+        "milliseconds": 12.3,
+        "bytes": 5,
+        "client": "anna",
+    }
+
+
+def test_an_answer_at_once_a_refusal_and_a_client_that_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    later = Later()
+    full = refused(Overloaded("full"))
+    at_once = RequestLog(lambda request, answer: answer(full), lambda error, head: refused(error), Access(), Clock())
+    at_once.handle(requested(), lambda response: None)
+    leaving = RequestLog(later, lambda error, head: refused(error), Access(), Clock())
+    cancel = leaving.handle(requested(), lambda response: None)
+    assert cancel is not None
+    cancel()
+    assert later.cancelled == 1
+    assert lines(caplog) == [
+        f"POST '/v1/apps/x' 503 0.000 ms {len(full.body)} bytes -",
+        "POST '/v1/apps/x' 499 0.000 ms 0 bytes -",
+    ]
+
+
+def test_what_could_not_be_read_to_its_end_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    requests = RequestLog(Later(), lambda error, head: refused(error), Access(), Clock())
+    assert requests.refuse(TooLarge("large"), Head("", "", {})).status == 413
+    assert lines(caplog) == ["- '' 413 0.000 ms 17 bytes -"]
+
+
+def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    requests = RequestLog(
+        lambda request, answer: answer(Response(404)), lambda error, head: refused(error), Access(), Clock()
+    )
+    requests.handle(requested("/x\nPOST '/v1/apps/x' 200\r\x1b[2J"), lambda response: None)
+    (line,) = lines(caplog)
+    assert line.isprintable()
+
+
+def test_its_lines_are_written_without_verbose(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        RequestLog(Later(), lambda error, head: refused(error), Access(), Clock())
+        assert log.isEnabledFor(logging.INFO)
+        assert not logging.getLogger("penstock.serve").isEnabledFor(logging.INFO)
