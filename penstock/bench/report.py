@@ -13,7 +13,7 @@ from penstock.core.errors import BenchError
 TARGETS = ROOT / "benchmarks" / "targets.toml"
 PAGE = ROOT / "docs" / "performance.md"
 # The beginnings of the commands by which a line may say that it is repeated.
-REPEATABLE = ("penstock bench ", "make demo")
+REPEATABLE = ("penstock bench ", "make demo", "python -m benchmarks.", "python -m tests.fuzz.")
 
 _HEAD = """# Performance
 

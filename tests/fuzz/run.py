@@ -1,6 +1,6 @@
 """Drive the borders with inputs that look for new paths.
 
-    python -m tests.fuzz.run --inputs N [--target NAME] [--seed S]
+    python -m tests.fuzz.run --inputs N [--target NAME] [--seed S] [--record]
 
 With atheris (`.venv/bin/pip install -c constraints.txt -e '.[fuzz]'`) coverage guides the inputs; where it is not
 installed, the mutations of the continuous integration are run on, which one line says.
@@ -126,20 +126,39 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=100_000, help="inputs a target")
     parser.add_argument("--target", choices=NAMES, help="one target; all by default")
     parser.add_argument("--seed", type=int, default=1, help="of chance")
+    parser.add_argument("--record", action="store_true", help="append the count of failures to benchmarks/results")
     arguments = parser.parse_args()
     has_atheris = importlib.util.find_spec("atheris") is not None
     print("Inputs are guided by coverage (atheris)." if has_atheris else "atheris is not installed: mutations alone.")
     drive = guided if has_atheris else mutated
-    failed = 0
+    failed = total = 0
     for name in [arguments.target] if arguments.target else NAMES:
         outcome = drive(name, arguments.inputs, arguments.seed)
         rate = outcome.inputs / outcome.seconds
+        total += outcome.inputs
         verdict = "failed" if outcome.failing is not None else "good"
         print(f"{name:10} {outcome.inputs:10,} inputs {rate:10,.0f} inputs/s  {verdict}", flush=True)
         if outcome.failing is not None:
             failed += 1
             print(f"{outcome.story}\nreplay: tests.fuzz.targets.TARGETS[{name!r}]({outcome.failing!r})", flush=True)
+    if arguments.record:
+        record(failed, total, f"python -m tests.fuzz.run --inputs {arguments.inputs} --seed {arguments.seed}")
     return 1 if failed else 0
+
+
+def record(failed: int, total: int, command: str) -> None:
+    """Append what came of all targets to the results."""
+    from penstock.bench.results import append, line_of
+
+    line = line_of(
+        [float(failed)],
+        id="server.fuzz_failures",
+        workload=f"{total:,} inputs guided by coverage over the {len(NAMES)} borders: {', '.join(NAMES)}",
+        metric="inputs that crash, hang, take too much memory or get a wrong answer",
+        unit="failures",
+        command=command,
+    )
+    append(line, "server")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tests.support.small import FOUR, THREE
 def background(parameters: dict[str, Any]) -> bool:
     tensor = {"name": FOUR.name, "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
     body = orjson.dumps({"inputs": [tensor], "parameters": parameters})
-    return parse_infer(Request(Head("POST", "/v2/models/small/infer", {}), body), FOUR, THREE, 16).background
+    return parse_infer(Request(Head("POST", "/v2/models/small/infer", {}), body), FOUR, THREE, 16).priority > 1
 
 
 @pytest.mark.parametrize(
