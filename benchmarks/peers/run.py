@@ -1,6 +1,6 @@
 """Penstock beside other servers: the same network, the same requests, one core for the server, the other for the load.
 
-python -m benchmarks.peers.run [--only NAME ...] [--model cnn|mlp] [--repeat 5] [--seconds 3] [--out FILE]
+python -m benchmarks.peers.run [--only NAME ...] [--model cnn|mlp] [--repeat 5] [--seconds 3] [--out FILE] [--record]
 
 Every repetition starts each server anew, one after the other, so that what changes on the machine meanwhile meets all
 of them alike. An answer that is not the golden one ends the run.
@@ -8,8 +8,10 @@ of them alike. An answer that is not the golden one ends the run.
 
 import argparse
 import json
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,11 +23,15 @@ from rich.table import Table
 from benchmarks.models.write import MODELS, write_bundle
 from benchmarks.peers.asked import checked_target
 from benchmarks.peers.contestants import HOME, PENSTOCK, Contestant, chosen
+from benchmarks.peers.network import Network
 from benchmarks.peers.processes import make_environment, running, wait_until_quiet
 from penstock.bench.client import Target
 from penstock.bench.load import Load, NoRateKept, find_goodput, measure
-from penstock.bench.results import Line, Peer, line_of
+from penstock.bench.report import read_targets
+from penstock.bench.results import Line, Peer, append, line_of
+from penstock.core.bundle import read_bundle
 from penstock.core.errors import PenstockError
+from penstock.core.spec import Array
 
 SERVER_CORE, LOAD_CORE = 0, 1
 BUDGET_MS = 50.0
@@ -36,6 +42,11 @@ OPEN_CONNECTIONS = 1024
 # Above the closed loop's rate, where larger batches can come together.
 HIGHEST_OVER_CLOSED = 1.3
 OVERLOADS = (1.5, 3.0)
+# Of the network alone.
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+RAW_RUNS = 7
+# Not a peer: what the language and the kernel allow.
+YARDSTICK = "yardstick"
 
 Say = Callable[[str], None]
 
@@ -155,6 +166,69 @@ def lines_of(model: str, values: Values, command: str) -> list[Line]:
     return lines
 
 
+def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Line]:
+    """The figures that are asked for: Penstock beside the best hand-tuned peer, repetition by repetition."""
+    ratios: dict[str, tuple[list[float], str, Peer | None]] = {}
+    for figure, name in ((CLOSED, "closed_vs_best_peer"), (BEST, "goodput_vs_best_peer")):
+        ours = values.get((PENSTOCK, figure), [])
+        peers = {
+            each: float(np.median(theirs))
+            for (each, same), theirs in values.items()
+            if same == figure and each.name not in (PENSTOCK.name, YARDSTICK)
+        }
+        if ours and peers:
+            best = max(peers, key=lambda each: peers[each])
+            theirs = values[best, figure]
+            pairs = [mine / other for mine, other in zip(ours, theirs, strict=False) if other > 0]
+            peer = Peer(name=best.label, median=peers[best], ratio=float(np.median(ours)) / peers[best])
+            ratios[name] = pairs, f"{model}, {figure.workload}: {figure.metric}, over {best.label}", peer
+    own = values.get((PENSTOCK, BEST), [])
+    for figure, name in zip(OVERLOADED, ("overload_1_5x", "overload_3x"), strict=True):
+        pairs = [over / best for over, best in zip(values.get((PENSTOCK, figure), []), own, strict=False) if best > 0]
+        ratios[name] = pairs, f"{model}, {figure.workload}: {figure.metric}, over its own best rate", None
+    if raw > 0:
+        ratios["goodput_over_raw"] = (
+            [rate / raw for rate in own],
+            f"{model}: {BEST.metric}, over the network alone",
+            None,
+        )
+    asked = {target.id for target in read_targets()}
+    lines: list[Line] = []
+    for name, (measured, workload, peer) in ratios.items():
+        id = f"server.{model}.{name}"
+        if measured:
+            wanted = id if id in asked else None
+            lines.append(
+                line_of(
+                    measured, id=wanted, workload=workload, metric="ratio", unit="ratio", command=command, peer=peer
+                )
+            )
+    return lines
+
+
+def raw_rate(bundle: Path) -> float:
+    """The network's own best rate on the server's core, at batches that fit the budget, in rows a second."""
+    os.sched_setaffinity(0, {SERVER_CORE})
+    try:
+        network = Network(bundle)
+        example = read_bundle(bundle).golden.inputs[:1]
+        rates = [0.0]
+        for size in SIZES:
+            chunk_B = np.repeat(example, size, 0)
+            times_s = [_seconds(network, chunk_B) for _ in range(RAW_RUNS)]
+            if min(times_s) <= BUDGET_MS / 1e3:
+                rates.append(size / float(np.median(times_s)))
+        return max(rates)
+    finally:
+        os.sched_setaffinity(0, {SERVER_CORE, LOAD_CORE})
+
+
+def _seconds(network: Network, chunk_B: Array) -> float:
+    start_s = time.perf_counter()
+    network.predict(chunk_B)
+    return time.perf_counter() - start_s
+
+
 def table_of(model: str, values: Values) -> Table:
     """Medians, with the 10th and 90th percentile under them."""
     table = Table("server", title=f"{model}: requests/s, median (10th to 90th percentile)")
@@ -178,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each load is measured")
     parser.add_argument("--patience-s", type=float, default=60.0, help="how long a busy machine is waited for")
     parser.add_argument("--out", type=Path, help="a file to which a JSON line for each server and figure is appended")
+    parser.add_argument("--record", action="store_true", help="append the measurements to benchmarks/results")
     given = parser.parse_args()
     # The servers are ended on SIGTERM as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -197,9 +272,17 @@ def main() -> None:
                 say=console.print,
             )
             console.print(table_of(model, values))
+            raw = raw_rate(HOME / "bundles" / model)
+            console.print(f"{model}: the network alone answers {raw:,.0f} rows/s in batches that fit the budget")
+            lines = [*lines_of(model, values, command), *ratios_of(model, values, raw, command)]
+            for line in lines:
+                if line.metric == "ratio":
+                    console.print(f"{line.workload}: {line.median:.3f}")
+                if given.record:
+                    append(line, "server")
             if given.out is not None:
                 with given.out.open("a") as sink:
-                    sink.writelines(json.dumps(asdict(line)) + "\n" for line in lines_of(model, values, command))
+                    sink.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
     except PenstockError as error:
         sys.exit(str(error))
 

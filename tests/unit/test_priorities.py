@@ -39,5 +39,5 @@ def test_the_parameter_counts_from_the_highest_and_0_is_the_servers_choice(prior
 
 @pytest.mark.parametrize("priority", [-1, 1.5, "2", True, [2]])
 def test_another_parameter_is_refused(priority: Any) -> None:
-    with pytest.raises(InvalidInput, match="must be a whole number, 1 the highest"):
+    with pytest.raises(InvalidInput, match="must be a whole number, 1 for the highest"):
         background({"priority": priority})
