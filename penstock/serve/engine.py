@@ -59,6 +59,7 @@ class Engine:
         clock_ns: A monotonic clock in nanoseconds, the one that deadlines are on.
         max_rows: A smaller limit of the batch than the budget allows; None for no other.
         costs: What is known of the batches' times; None where `measure` will find out.
+        traced: Whether to write down how each result came about, for traces.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Engine:
         clock_ns: Callable[[], int],
         max_rows: int | None = None,
         costs: Costs | None = None,
+        traced: bool = False,
     ) -> None:
         self._executor = executor
         self._table = table
         self._budget_ns = budget_ns
         self._clock_ns = clock_ns
+        self._traced = traced
         self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         self._columns = Columns.of(table)
         slots, chunks = table.slots, table.chunks
@@ -82,7 +85,7 @@ class Engine:
         self._output = table.output.reshape(slots * chunks, *table.layout.output.shape)
         self._flat = {
             name: getattr(table, name).reshape(-1)
-            for name in ("length", "arrival_ns", "deadline_ns", "status", "output_length")
+            for name in ("length", "arrival_ns", "deadline_ns", "status", "output_length", "queue_ns", "batch_rows")
         }
         self._gathered = np.zeros((self._max_rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
         self._generation = np.zeros(slots, np.int64)
@@ -203,6 +206,9 @@ class Engine:
         flat["output_length"][put_B] = self._output[0].size if result.length_B is None else result.length_B
         still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
         flat["status"][put_B] = status_B
+        if self._traced:
+            flat["queue_ns"][put_B] = start_ns - flat["arrival_ns"][entry_B]
+            flat["batch_rows"][put_B] = rows_B.size
         self._costs.observe(rows_B.size, end_ns - start_ns)
         self._costs.publish(table)
         self._count(rows_B.size, flat["arrival_ns"][entry_B], flat["deadline_ns"][entry_B], status_B, start_ns, end_ns)
@@ -227,6 +233,7 @@ class Engine:
         put = rows * table.chunks + table.produced[rows] % table.chunks
         self._flat["output_length"][put] = 0
         self._flat["status"][put] = EXPIRED
+        self._flat["batch_rows"][put] = 0
         table.outcomes[EXPIRED] += rows.size
         self._publish(rows, 1 - table.busy[rows], np.zeros(rows.size, np.int64))
 

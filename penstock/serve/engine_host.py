@@ -60,6 +60,7 @@ class EngineHost:
             budget_ns=settings.budget_ns,
             clock_ns=time.monotonic_ns,
             max_rows=settings.max_batch,
+            traced=settings.otlp_endpoint is not None,
         )
         for _ in engine.measuring(runnable.files.golden.inputs[0]):
             await asyncio.sleep(0)

@@ -77,7 +77,7 @@ class Front:
         handle, refuse = routes.handle, routes.refuse
         self._end_traces: Callable[[], None] | None = None
         if settings.otlp_endpoint is not None:
-            handle, self._end_traces = _traced(handle, settings, settings.otlp_endpoint)
+            handle, self._end_traces = _traced(handle, self.models, settings, settings.otlp_endpoint)
         if settings.log_requests:
             log_of_requests = RequestLog(handle, refuse, self._access)
             handle, refuse = log_of_requests.handle, log_of_requests.refuse
@@ -182,12 +182,12 @@ def check_telemetry(settings: Settings) -> None:
         ) from None
 
 
-def _traced(handle: Handler, settings: Settings, endpoint: str) -> tuple[Handler, Callable[[], None]]:
+def _traced(handle: Handler, models: Models, settings: Settings, endpoint: str) -> tuple[Handler, Callable[[], None]]:
     # Loaded by who wants it alone: it brings an HTTP client of its own.
     from penstock.serve.traces import Traces, exporting
 
     scheme = "http" if settings.tls_certificate is None else "https"
-    traces = Traces(handle, exporting(endpoint), settings.trace_share, scheme)
+    traces = Traces(handle, exporting(endpoint), models, settings.trace_share, scheme)
     return traces.handle, traces.shut_down
 
 

@@ -89,6 +89,11 @@ class Frontend:
         """This front-end's slots that a stream or request holds."""
         return self._each - len(self._free)
 
+    @property
+    def next_slot(self) -> int | None:
+        """The slot that the next request gets; None where none is free."""
+        return self._free[-1] if self._free else None
+
     def submit(
         self,
         chunk: Array | bytes,

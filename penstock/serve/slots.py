@@ -106,6 +106,9 @@ class TableLayout:
             Column("output", "engine", self.output.dtype, (n, k, *self.output.shape)),
             Column("output_length", "engine", "int64", (n, k)),
             Column("status", "engine", "int64", (n, k)),
+            # Of each result, written only where traces are wanted.
+            Column("queue_ns", "engine", "int64", (n, k)),  # from arrival to the start of its batch
+            Column("batch_rows", "engine", "int64", (n, k)),  # rows of its batch; 0 where it did not run
             # The slots of results as they are put out, so that front-ends need not scan. At most K a slot are
             # outstanding, so a ring of K entries a slot never overruns its reader.
             Column("done", "engine", "int64", (f, self.slots_each * k)),
@@ -160,6 +163,8 @@ class SlotTable:
     output: Array
     output_length: npt.NDArray[np.int64]
     status: npt.NDArray[np.int64]
+    queue_ns: npt.NDArray[np.int64]
+    batch_rows: npt.NDArray[np.int64]
     done: npt.NDArray[np.int64]
     done_count: npt.NDArray[np.int64]
     held: npt.NDArray[np.int64]

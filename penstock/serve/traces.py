@@ -8,7 +8,8 @@ Names and values follow OpenTelemetry's semantic conventions for HTTP servers; w
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, final
 
@@ -22,7 +23,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.serve.connection import Answer, Handler, Refusal
-from penstock.serve.served import column_of
+from penstock.serve.served import Served, column_of
+from penstock.serve.slots import SlotTable
 from penstock.serve.statistics import OUTCOMES
 from penstock.serve.wire import Head, Request, Response
 
@@ -45,6 +47,7 @@ class Traces:
     Args:
         handle: What answers requests.
         provider: Makes the spans and sends them.
+        models: Those that are served now.
         share: From 0 to 1.
         scheme: `"http"` or `"https"`.
         random: Gives numbers from 0 to below 1.
@@ -54,6 +57,7 @@ class Traces:
         self,
         handle: Handler,
         provider: TracerProvider,
+        models: Iterable[Served],
         share: float,
         scheme: str,
         random: Callable[[], float] = random.random,
@@ -61,6 +65,7 @@ class Traces:
         self._handle = handle
         self._provider = provider
         self._tracer = provider.get_tracer("penstock", version("penstock"))
+        self._models = models
         self._share = share
         self._scheme = scheme
         self._random = random
@@ -92,11 +97,17 @@ class Traces:
             f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=time.time_ns()
         )
 
+        place: _Place | None = None
+
         def answered(response: Response) -> None:
+            if place is not None and response.status == 200:
+                place.describe(span)
             _end(span, response, bool(model))
             answer(response)
 
+        coming = _Place.next(self._models, model) if route.endswith(("/infer", "/apps/{name}")) else None
         cancel = self._handle(request, answered)
+        place = None if coming is None else coming.taken()
 
         def left() -> None:
             span.set_attribute("penstock.outcome", "cancelled")
@@ -105,6 +116,42 @@ class Traces:
                 cancel()
 
         return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a table a request lives, of several rows the first.
+
+    Args:
+        table: The model's.
+        slot: Its row.
+        generation: Which request holds the slot.
+    """
+
+    table: SlotTable
+    slot: int
+    generation: int
+
+    @classmethod
+    def next(cls, models: Iterable[Served], name: str) -> "_Place | None":
+        """The place that a model's next request gets."""
+        for served in models:
+            slot = served.frontend.next_slot
+            if served.name == name and slot is not None:
+                return cls(served.table, slot, int(served.table.generation[slot]) + 1)
+        return None
+
+    def taken(self) -> "_Place | None":
+        """Itself, if a request lives there now."""
+        return self if self.table.generation[self.slot] == self.generation else None
+
+    def describe(self, span: Span) -> None:
+        """Say how the result came about, unless somebody else has the place by now."""
+        table, slot = self.table, self.slot
+        entry = (int(table.produced[slot]) - 1) % table.chunks
+        if self.taken() is not None and table.batch_rows[slot, entry]:
+            span.set_attribute("penstock.queue_ms", int(table.queue_ns[slot, entry]) / 1e6)
+            span.set_attribute("penstock.batch_rows", int(table.batch_rows[slot, entry]))
 
 
 def exporting(endpoint: str) -> TracerProvider:

@@ -23,6 +23,7 @@ ASK = "/v1/apps/doubler"
 JSON = {"Content-Type": "application/json"}
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+PATHS = (ASK, "/v2/models/doubler/infer", "/v2/models/doubler")
 KEY = "anna-0123456789abcdef"
 
 
@@ -83,6 +84,31 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
+def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Receiver) -> None:
+    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--latency-ms", "5000", "--max-batch", "3"]
+    with RunningServer(write_doubler(tmp_path, sleep_s=0.1), *options) as server:
+        threads = [threading.Thread(target=server.ask, args=("POST", ASK, b"[1, 2, 3, 4]", JSON)) for _ in range(9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rows = [{"name": "numbers", "datatype": "FP32", "shape": [3, 4], "data": list(range(12))}]
+        body = json.dumps({"inputs": rows}).encode()
+        assert server.ask("POST", "/v2/models/doubler/infer", body, JSON)[0] == 200
+        assert server.ask("GET", "/v2/models/doubler", headers=JSON)[0] == 200
+        server.stop()
+        assert server.process.wait(20) == 0
+    spans = {path: [told for told in map(attributes, receiver.spans) if told["url.path"] == path] for path in PATHS}
+    batches = [told["penstock.batch_rows"] for told in spans[ASK]]
+    # As many spans say that they were in a batch of n rows as fit into whole batches of n.
+    assert len(batches) == 9
+    assert all(batches.count(rows) % rows == 0 for rows in batches)
+    assert 1 < max(batches) <= 3
+    assert max(told["penstock.queue_ms"] for told in spans[ASK]) > 50
+    assert [told["penstock.batch_rows"] for told in spans["/v2/models/doubler/infer"]] == [3]
+    assert "penstock.batch_rows" not in spans["/v2/models/doubler"][0]
+
+
 @pytest.mark.parametrize("frontends", ["0", "1"])
 def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, frontends: str) -> None:
     options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--latency-ms", "500", "--frontends", frontends]
@@ -105,6 +131,10 @@ def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, fronten
     assert (told["http.route"], told["url.path"]) == ("/v1/apps/{name}", ASK)
     outcomes = [attributes(span)["penstock.outcome"] for span in (answered, invalid, failed)]
     assert outcomes == ["answered", "invalid", "failed"]
+    # One at a time: each was a batch of its own.
+    assert told["penstock.batch_rows"] == 1
+    assert 0 <= told["penstock.queue_ms"] < 500
+    assert not {"penstock.batch_rows", "penstock.queue_ms"} & attributes(invalid).keys()
     now_ns = time.time_ns()
     assert 0 < answered.end_time_unix_nano - answered.start_time_unix_nano < 20e9
     assert 0 < now_ns - answered.start_time_unix_nano < 100e9

@@ -29,7 +29,7 @@ class Recorded:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.traces = Traces(handle, provider, share, "http", random)
+        self.traces = Traces(handle, provider, (), share, "http", random)
 
     def ask(self, request: Request = ASK) -> list[Response]:
         answers: list[Response] = []
