@@ -47,7 +47,9 @@ def runs_of(bundle: Path, cache: Path, *, compiled: bool) -> dict[str, Run]:
     if isinstance(session, str):
         raise BenchError(f"ONNX Runtime cannot run {bundle}: {session}.")
     example = torch.from_numpy(files.golden.inputs[:2].copy())
-    modules = {"TorchScript": torch.jit.freeze(torch.jit.trace(predictor.module, example))}
+    modules: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "TorchScript": torch.jit.freeze(torch.jit.trace(predictor.module, example))
+    }
     if compiled:
         modules["torch.compile"] = torch.compile(predictor.module, dynamic=True)
     runs: dict[str, Run] = {EAGER: predictor.executor.predict, ONNX: session.predict}

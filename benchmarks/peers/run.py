@@ -195,9 +195,10 @@ def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Line
     asked = {target.id for target in read_targets()}
     lines: list[Line] = []
     for name, (measured, workload, peer) in ratios.items():
-        id = f"server.{model}.{name}"
+        wanted: str | None = f"server.{model}.{name}"
+        if wanted not in asked:
+            wanted = None
         if measured:
-            wanted = id if id in asked else None
             lines.append(
                 line_of(
                     measured, id=wanted, workload=workload, metric="ratio", unit="ratio", command=command, peer=peer
