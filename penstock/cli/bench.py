@@ -145,7 +145,9 @@ def soak(
             f"{minutes:g} minutes of {soaked.rate:,.0f} requests/s, {frontends} front-ends, clients that come and go, "
             f"{len(soaked.kills)} processes killed"
         )
-        metric = "memory (PSS) of all processes at the end over that of the first ones after the same warm-up, minus 1"
+        metric = (
+            "memory (anonymous and shared PSS) of all processes at the end over that after the same warm-up, minus 1"
+        )
         append(line_of([soaked.growth], id=ID_SOAK, workload=workload, metric=metric, unit="fraction"), "serve")
 
 
