@@ -16,7 +16,8 @@ class Use:
     """What one process uses at one moment.
 
     Args:
-        memory_bytes: Its proportional share (PSS): what several processes map counts once in their sum.
+        memory_bytes: Its proportional share (PSS) of anonymous and shared memory: what several map counts once
+            in their sum. Pages of files are left out: their shares change with whoever else maps the same library.
         descriptors: Open files and sockets.
         threads: Its threads.
     """
@@ -49,10 +50,10 @@ def use_of(process: int) -> Use | None:
         lines = (folder / "smaps_rollup").read_text().splitlines()
         threads = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("Threads:"))
         descriptors = len(os.listdir(folder / "fd"))
-        kilobytes = next(line.split()[1] for line in lines if line.startswith("Pss:"))
+        kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     except (OSError, StopIteration):
         return None
-    return Use(memory_bytes=int(kilobytes) * 1024, descriptors=descriptors, threads=int(threads.split()[1]))
+    return Use(memory_bytes=kilobytes * 1024, descriptors=descriptors, threads=int(threads.split()[1]))
 
 
 def client_ports(process: int, server_port: int) -> frozenset[int]:

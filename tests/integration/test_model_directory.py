@@ -83,6 +83,7 @@ def test_models_are_loaded_replaced_and_unloaded(server: RunningServer, models: 
         eventually(lambda: tables_of([server.process.pid]) == 3, within_s=3)
 
 
+@pytest.mark.slow
 def test_a_model_under_overload_leaves_the_other_its_latency(server: RunningServer) -> None:
     with (
         Crowd(server, clients=30, path="/v1/apps/first", pause_s=0.0) as much,
@@ -97,6 +98,7 @@ def test_a_model_under_overload_leaves_the_other_its_latency(server: RunningServ
     assert not {"wrong", "closed", "hung"} & {*much.outcomes, *little.outcomes}
 
 
+@pytest.mark.slow
 def test_every_model_comes_back_with_the_engine(models: Path, bundle: Path) -> None:
     with RunningServer(None, "--models", str(models), "--frontends", "2", "--latency-ms", "200") as server:
         kill(server, "engine")

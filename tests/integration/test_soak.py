@@ -11,6 +11,7 @@ from penstock.core.errors import BenchError
 from tests.support.serving import write_doubler
 
 
+@pytest.mark.slow
 def test_a_short_soak_with_two_kills(tmp_path: Path) -> None:
     plan = Plan(bundle=write_doubler(tmp_path), seconds=20, rate=200, kill_every_s=3.0, budget_ms=500, seed=4)
     said: list[str] = []
