@@ -9,7 +9,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from penstock.bench.client import Target
 from penstock.bench.startup import trained_digits
@@ -94,9 +93,7 @@ async def _client(target: Target, seen: _Seen) -> None:
             writer.close()
 
 
-async def _asked(
-    request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: _Seen
-) -> bool:
+async def _asked(request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: _Seen) -> bool:
     """One request; gives whether the connection stays."""
     writer.write(request)
     try:

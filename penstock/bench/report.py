@@ -11,6 +11,8 @@ from penstock.bench.results import ROOT, Line, read
 from penstock.core.errors import BenchError
 
 TARGETS = ROOT / "benchmarks" / "targets.toml"
+# What is said of the figures by hand: each file is a section of the page.
+NOTES = ROOT / "benchmarks" / "notes"
 PAGE = ROOT / "docs" / "performance.md"
 # The beginnings of the commands by which a line may say that it is repeated.
 REPEATABLE = ("penstock bench ", "make demo", "python -m benchmarks.", "python -m tests.fuzz.")
@@ -122,6 +124,7 @@ def page(rows: list[Row], others: list[Line]) -> str:
             unmeasured.append(issue)
     if others:
         parts.append(_others(others))
+    parts += [file.read_text() for file in sorted(NOTES.glob("*.md"))]
     if unmeasured:
         parts.append(
             f"## Not measured yet\n\nThe figures asked of {', '.join(unmeasured)}: see `benchmarks/targets.toml`.\n"

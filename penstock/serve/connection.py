@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._unwanted = False  # nothing more is wanted from the client
         self._unread = False  # the client does not read its answers
         self._continued = False
-        self._unread = 0
+        self._unread_bytes = 0
         self.heard_s = clock_s()
         self.lingering_since_s: float | None = None
 
@@ -157,13 +157,13 @@ class Connection(asyncio.Protocol):
     def silent_s(self, now_s: float) -> float:
         """For how long the client has not been seen to send or to read; to be asked again and again."""
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        if unread != self._unread:
-            self._unread, self.heard_s = unread, now_s
+        if unread != self._unread_bytes:
+            self._unread_bytes, self.heard_s = unread, now_s
         return now_s - self.heard_s
 
     def let_go(self) -> None:
         """The client has been silent for long: close, without waiting for it to read what it did not read so far."""
-        if self._unread:
+        if self._unread_bytes:
             self.abort()
         else:
             self.close_when_idle()

@@ -1,9 +1,9 @@
-"""The figures of the foundation, each measured by a function that first checks that its answers are right."""
+"""The figures of the foundation and of the server, each measured by a function that first checks that its answers are right."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.bench import demo_time, digits, resume, startup, tick
+from penstock.bench import demo_time, digits, drain, resume, startup, tick
 from penstock.bench.results import append, line_of
 from penstock.core.errors import BenchError
 
@@ -25,7 +25,16 @@ class Figure:
     unit: str
 
 
-FIGURES: dict[str, Figure] = {
+SERVER: dict[str, Figure] = {
+    "server.drain_lost": Figure(
+        measure=drain.lost,
+        workload="SIGTERM under the closed loop of 64 connections, 20 drills, in one process and with two front-ends in turn",
+        metric="requests that the server answered and their client did not get whole",
+        unit="requests",
+    ),
+}
+
+FOUNDATION: dict[str, Figure] = {
     "import.ms": Figure(
         measure=startup.import_ms,
         workload="a fresh interpreter imports penstock, beside one that imports nothing",
@@ -89,10 +98,14 @@ FIGURES: dict[str, Figure] = {
 }
 
 
-def measure_figures(ids: list[str], *, record: bool, say: Callable[[str], None]) -> None:
+def measure_figures(
+    figures: dict[str, Figure], issue: str, ids: list[str], *, record: bool, say: Callable[[str], None]
+) -> None:
     """Measure some of the figures, or all.
 
     Args:
+        figures: Of an issue.
+        issue: Its name, which the file of results has too.
         ids: Which; all where empty.
         record: Append a line for each.
         say: Called with a sentence for each.
@@ -100,11 +113,11 @@ def measure_figures(ids: list[str], *, record: bool, say: Callable[[str], None])
     Raises:
         BenchError: There is no such figure, or one cannot be trusted.
     """
-    unknown = [name for name in ids if name not in FIGURES]
+    unknown = [name for name in ids if name not in figures]
     if unknown:
-        raise BenchError(f"there is no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}.")
-    for name in ids or FIGURES:
-        figure = FIGURES[name]
+        raise BenchError(f"there is no figure {', '.join(unknown)}; there are {', '.join(figures)}.")
+    for name in ids or figures:
+        figure = figures[name]
         values = figure.measure()
         line = line_of(
             values,
@@ -112,8 +125,8 @@ def measure_figures(ids: list[str], *, record: bool, say: Callable[[str], None])
             workload=figure.workload,
             metric=figure.metric,
             unit=figure.unit,
-            command=f"penstock bench foundation --only {name}",
+            command=f"penstock bench {issue} --only {name}",
         )
         say(f"{name}: median {line.median:.5g} {figure.unit} ({line.p10:.5g} to {line.p90:.5g}, {len(values)} runs)")
         if record:
-            append(line, "foundation")
+            append(line, issue)
