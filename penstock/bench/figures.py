@@ -1,4 +1,4 @@
-"""The figures of the foundation and of the server, each measured by a function that first checks that its answers are right."""
+"""Figures of the foundation and of the server; what measures one first checks that its answers are right."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Figure:
 SERVER: dict[str, Figure] = {
     "server.drain_lost": Figure(
         measure=drain.lost,
-        workload="SIGTERM under the closed loop of 64 connections, 20 drills, in one process and with two front-ends in turn",
+        workload="20 drills of SIGTERM under 64 connections in a closed loop, one process and two front-ends in turn",
         metric="requests that the server answered and their client did not get whole",
         unit="requests",
     ),

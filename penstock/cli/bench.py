@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(scheduler)
     bench.command()(report)
     bench.command()(foundation)
+    bench.command()(server)
     bench.command()(soak)
     app.add_typer(bench, name="bench")
 
@@ -109,9 +110,19 @@ def foundation(
     record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
 ) -> None:
     """Measure the figures of the foundation: the demo, digits, imports, start-up, the tick, resuming."""
-    from penstock.bench.foundation import measure_figures
+    from penstock.bench.figures import FOUNDATION, measure_figures
 
-    measure_figures(only or [], record=record, say=typer.echo)
+    measure_figures(FOUNDATION, "foundation", only or [], record=record, say=typer.echo)
+
+
+def server(
+    only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
+    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
+) -> None:
+    """Measure the server's figures that need no peer: accepted requests lost when it drains."""
+    from penstock.bench.figures import SERVER, measure_figures
+
+    measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
 
 
 def soak(
@@ -158,7 +169,7 @@ def soak(
                 metric=metric,
                 unit="fraction",
             ),
-            "serve",
+            "server",
         )
 
 
