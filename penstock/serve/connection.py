@@ -13,6 +13,8 @@ from penstock.serve.wire import Head, Request, RequestReader, Response, serialis
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
 PIPELINED = 16
+# Bytes of answers under TLS that a client has not read, past which its requests are not read either.
+UNREAD_BYTES = 1 << 20
 
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
@@ -89,8 +91,10 @@ class Connection(asyncio.Protocol):
         """asyncio's: the client is there."""
         # uvloop's transports have asyncio's methods without being of its class.
         self._transport = cast(asyncio.Transport, transport)
-        # Written at once: uvloop would keep it until all sockets that are readable now have been read.
-        self._transport.set_write_buffer_limits(0)
+        # Written at once: uvloop would keep it until all sockets that are readable now have been read. Under TLS, which
+        # gathers records, a limit of 0 would mean that a client never reads its answers.
+        encrypted = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(UNREAD_BYTES if encrypted else 0)
         self._open.add(self)
         # A drain that began after this was created could not yet tell it.
         self._closing = self._draining()
