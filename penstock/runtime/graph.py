@@ -70,8 +70,11 @@ def onnx_executor(files: BundleFiles, graph: Path, threads: int) -> OnnxExecutor
 
 def refuse_graph(graph: Path, reason: str) -> None:
     """Remember that a graph is not to be used, so that it is not exported again at every start."""
-    graph.unlink(missing_ok=True)
-    graph.with_suffix(".refused").write_text(reason)
+    try:
+        graph.unlink(missing_ok=True)
+        graph.with_suffix(".refused").write_text(reason)
+    except OSError as error:
+        log.warning("%s cannot be put aside (%s)", graph, error.strerror)
 
 
 def _in_batches(executor: OnnxExecutor, chunk_B: Array, size: int) -> Array:
@@ -87,9 +90,12 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
         if done.returncode == 0:
             os.replace(beside, file)
             return file
+        if done.returncode < 0:
+            # Ended from outside: another start may have more luck.
+            return f"the exporter was ended by signal {-done.returncode}"
         reason = (done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        reason = f"the export took longer than {EXPORT_S} s"
+        return f"the export took longer than {EXPORT_S} s"
     finally:
         beside.unlink(missing_ok=True)
     refused.write_text(reason)

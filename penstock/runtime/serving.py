@@ -7,6 +7,7 @@ network cannot be exported, or its graph gives other answers, torch runs it, and
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -85,7 +86,8 @@ def _by_onnx(files: BundleFiles, cache: Path, options: list[str], cores: int) ->
     graph = cached_graph(files, cache, options)
     if isinstance(graph, Path) and isinstance(onnx_executor(files, graph, 1), str):
         # A file that was cut short, say: made anew, it may be right.
-        graph.unlink(missing_ok=True)
+        with suppress(OSError):
+            graph.unlink()
         graph = cached_graph(files, cache, options)
     if isinstance(graph, str):
         return graph

@@ -85,7 +85,12 @@ class Connection(asyncio.Protocol):
     @property
     def answering(self) -> bool:
         """Whether a whole request waits for its answer, so that silence is not the client's fault."""
-        return self._current is not None
+        return self._current is not None or (bool(self._waiting) and not self._unread)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client does not read its answers."""
+        return self._unread
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio's: the client is there."""
@@ -104,7 +109,8 @@ class Connection(asyncio.Protocol):
         self.heard_s = self._clock_s()
         if self._refusal is not None:
             return  # what it still sends is read and dropped, so that it gets to read why
-        if self._current is None and not self._waiting and (request := self._reader.known(data)) is not None:
+        free = self._current is None and not self._waiting and not self._unread
+        if free and (request := self._reader.known(data)) is not None:
             # Nearly every request of a client that stays: whole, alone, and with a head that was seen before.
             self._start(request)
             self._proceed()
@@ -148,6 +154,10 @@ class Connection(asyncio.Protocol):
         """asyncio's: the client reads again."""
         self._unread = False
         self._proceed()
+
+    def allow(self, max_body_bytes: int) -> None:
+        """Take bodies of another size from now on."""
+        self._reader.max_body_bytes = max_body_bytes
 
     def close_after_next(self) -> None:
         """The server is going down: the next answer is this connection's last."""
@@ -200,7 +210,7 @@ class Connection(asyncio.Protocol):
             self._linger(self._refusal)
         elif self._ended or (self._unwanted and not self._reader.begun):
             self._transport.close()
-        elif self._paused:
+        elif self._paused and not self._unread:
             self._resume()
 
     def _start(self, request: Request) -> None:
@@ -209,7 +219,11 @@ class Connection(asyncio.Protocol):
         self._inside = True
         cancel = self._handle(request, self._answer)
         self._inside = False
-        if self.answering:
+        self._keep(cancel)
+
+    def _keep(self, cancel: Callable[[], None] | None) -> None:
+        # What was answered at once has nothing to cancel.
+        if self._current is not None:
             self._cancel = cancel
 
     def _answer(self, response: Response) -> None:

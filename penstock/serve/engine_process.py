@@ -12,8 +12,7 @@ import numpy as np
 
 from penstock.core.errors import PenstockError
 from penstock.serve.engine_host import EngineHost
-from penstock.serve.messages import Channel, Failed, Message, Order, Unload
-from penstock.serve.process import beat
+from penstock.serve.messages import Channel, Failed, Message, Order, Unload, beat
 from penstock.serve.settings import Settings
 from penstock.serve.slots import SlotTable
 from penstock.serve.turns import Turns

@@ -43,6 +43,8 @@ class Engines:
     def remove(self, key: int) -> None:
         """Serve a table no more."""
         del self._shares[key]
+        if len(self._shares) == 1:
+            next(iter(self._shares.values())).engine.rivals(0, 0.0)
 
     def tick(self) -> tuple[int, Schedule] | None:
         """Run the next batch.

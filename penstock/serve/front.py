@@ -116,17 +116,21 @@ class Front:
         from penstock.serve.protocols.grpc_v2 import grpc_server
 
         home = asyncio.get_running_loop()
-        self._grpc = GrpcThread(
+        certificate, key = self._settings.tls_certificate, self._settings.tls_key
+        tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
+        thread = GrpcThread(
             lambda: grpc_server(
                 self.models,
                 host=self._settings.host,
                 port=port,
                 max_message_bytes=self._most_body_bytes() + MAX_HEAD_BYTES,
                 authorise=self._access.check_key,
+                tls=tls,
                 home=home,
             )
         )
-        await self._grpc.start()
+        await thread.start()
+        self._grpc = thread
 
     def stand_in(self, index: int, listener: socket.socket) -> None:
         """Take the connections of another front-end too, until `stand_back`."""

@@ -63,6 +63,8 @@ class HttpServer:
     def forget_heads(self) -> None:
         """What answers to some name may be another now."""
         self._known.clear()
+        for connection in self._connections:
+            connection.allow(self._most_body_bytes() + MAX_HEAD_BYTES)
 
     def listen(self) -> None:
         """Take connections from now on."""
@@ -185,8 +187,9 @@ class HttpServer:
                 if connection.lingering_since_s is not None:
                     if now - connection.lingering_since_s > LINGER_S:
                         connection.abort()
-                elif connection.idle and silent_s > settings.idle_s:
-                    connection.let_go()
+                elif connection.idle or connection.unread:
+                    if silent_s > settings.idle_s:
+                        connection.let_go()
                 elif not connection.idle and not connection.answering and silent_s > settings.begun_s:
                     connection.refuse(
                         TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go.")

@@ -17,6 +17,8 @@ from penstock.serve.models import ModelState
 
 MOST_BYTES = 1 << 17
 MOST_DESCRIPTORS = 4
+# How often a process says that its loop turns.
+ALIVE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,3 +278,10 @@ def _close_all(descriptors: list[int]) -> None:
 def pair() -> tuple[socket.socket, socket.socket]:
     """The two ends, one for the supervisor and one for the process that it starts."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+async def beat(channel: Channel) -> None:
+    """Tell the supervisor again and again that this process's loop turns."""
+    while True:
+        channel.send(Alive())
+        await asyncio.sleep(ALIVE_S)

@@ -1,8 +1,9 @@
 """The models of a server, as one front-end sees them."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.served import Served
@@ -67,6 +68,7 @@ class Models:
         self.states: tuple[ModelState, ...] = ()
         self.draining = False
         self._served: dict[str, Served] = {}
+        self._changes: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[Served]:
         return iter(list(self._served.values()))
@@ -77,6 +79,11 @@ class Models:
         self._served[served.name] = served
         self.epoch += 1
         return before
+
+    def tell(self, states: tuple[ModelState, ...]) -> None:
+        """What the repository holds now."""
+        self.states = states
+        self.epoch += 1
 
     def take_out(self, served: Served) -> None:
         """Let a model answer no more, unless another one already answers to its name."""
@@ -121,12 +128,19 @@ class Models:
     async def load(self, name: str) -> None:
         """Serve the newest version of a model, see `Repository.load`."""
         self.refuse_change()
-        await self._repository.load(name)
+        await self._whole(self._repository.load(name))
 
     async def unload(self, name: str) -> None:
         """Serve a model no more, see `Repository.unload`."""
         self.refuse_change()
-        await self._repository.unload(name)
+        await self._whole(self._repository.unload(name))
+
+    async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
+        # A client that gives up does not stop a change half-way.
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
 
     def refuse_change(self) -> None:
         """Say that nothing can be loaded or unloaded, where that is so.

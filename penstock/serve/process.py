@@ -19,7 +19,6 @@ from penstock.core.errors import InvalidInput, Overloaded, PenstockError, Reques
 from penstock.serve.front import Front
 from penstock.serve.logs import set_up_logging
 from penstock.serve.messages import (
-    Alive,
     Change,
     Channel,
     Done,
@@ -35,6 +34,7 @@ from penstock.serve.messages import (
     StandIn,
     States,
     Unfit,
+    beat,
     encoded,
 )
 from penstock.serve.served import RESTART_S
@@ -43,7 +43,6 @@ from penstock.serve.turns import Turns
 
 log = logging.getLogger(__name__)
 
-ALIVE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -152,7 +151,7 @@ class _FrontProcess:
             case Lose():
                 front.lose_engine()
             case States(models=models):
-                front.models.states = models
+                front.models.tell(models)
             case Listen():
                 self._run(front.listen())
             case StandIn(index=index):
@@ -204,13 +203,6 @@ def _refusal(failed: Failed) -> RequestError:
             return Overloaded(failed.error, RESTART_S)
         case _:
             return InvalidInput(failed.error)
-
-
-async def beat(channel: Channel) -> None:
-    """Tell the supervisor again and again that this process's loop turns."""
-    while True:
-        channel.send(Alive())
-        await asyncio.sleep(ALIVE_S)
 
 
 if __name__ == "__main__":

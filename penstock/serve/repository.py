@@ -94,10 +94,11 @@ def find_model(directory: Path, name: str) -> Found:
         raise UnknownRoute(f"There is no folder {name!r} in the model directory.")
     if (folder / MANIFEST).is_file():
         return Found(name, "1", folder)
-    numbers = sorted(int(each.name) for each in folder.iterdir() if each.name.isdigit() and each.is_dir())
+    numbers = [each for each in folder.iterdir() if each.name.isascii() and each.name.isdecimal() and each.is_dir()]
     if not numbers:
         raise UnknownRoute(f"The folder {name!r} of the model directory is no bundle and has no numbered versions.")
-    return Found(name, str(numbers[-1]), folder / str(numbers[-1]))
+    newest = max(numbers, key=lambda each: int(each.name))
+    return Found(name, str(int(newest.name)), newest)
 
 
 def model_names(directory: Path) -> list[str]:

@@ -101,8 +101,7 @@ class Routes:
             if "content-encoding" in head.headers:
                 act = partial(self._unpacked, act)
         except RequestError as error:
-            response = refused(error)
-            act, served = lambda request, answer: answer(response), None
+            act, served = _refusing(error), None
         if cors:
             act = partial(_with_headers, act, cors)
         return _Plan(epoch, act, served, cors)
@@ -118,8 +117,7 @@ class Routes:
         if path.startswith("/v1/apps/"):
             served = self._models.named(path[9:])
             _need(head, "POST")
-            with served.counting():
-                return plain.Plan.of(served, head).infer, served
+            return _planned_or_refusing(plain.Plan, served, head), served
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head)
         _need(head, "GET, HEAD")
@@ -164,8 +162,7 @@ class Routes:
     def _model(self, served: Served, rest: list[str], head: Head) -> tuple[Act, Served | None]:
         if rest == ["infer"]:
             _need(head, "POST")
-            with served.counting():
-                return inference_v2.Plan.of(served, head).infer, served
+            return _planned_or_refusing(inference_v2.Plan, served, head), served
         _need(head, "GET, HEAD")
         name, application = served.name, served.application
         specs = application.input, application.output
@@ -189,6 +186,9 @@ class Routes:
                 answer(Response(200))
             except RequestError as error:
                 answer(refused(error))
+            except Exception:
+                log.exception("%r could not be changed", name)
+                answer(refused(ComputeFailed("The server failed on this request; its log says how.")))
 
         def act(request: Request, answer: Answer) -> None:
             self._models.refuse_change()
@@ -227,6 +227,21 @@ def described(served: Served) -> dict[str, Any]:
         "bundle": served.manifest.content_hash,
         "metrics": served.manifest.metrics,
     }
+
+
+def _planned_or_refusing(plan: type[plain.Plan] | type[inference_v2.Plan], served: Served, head: Head) -> Act:
+    try:
+        return plan.of(served, head).infer
+    except RequestError as error:
+        return _refusing(error)
+
+
+def _refusing(error: RequestError) -> Act:
+    def act(request: Request, answer: Answer) -> Cancel:
+        # The same error each time; without this, each time would be added to its traceback.
+        raise error.with_traceback(None)
+
+    return act
 
 
 def _now(value: Callable[[], Any]) -> Act:

@@ -1,7 +1,6 @@
 """What a front-end knows of one served model: how to put a chunk in, and what to say when its result comes."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -74,8 +73,9 @@ class Served:
         """
         if self.engine_lost:
             raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+        arrival_ns = self._arrived(self._now_ns())
+        # Once more, since a batch may have been run meanwhile.
         now_ns = self._now_ns()
-        arrival_ns = self._arrived(now_ns)
         return self.frontend.submit(
             chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
         )
@@ -123,15 +123,6 @@ class Served:
         """The engine is gone: whoever waits is told, and nobody else is taken in."""
         self.engine_lost = True
         self.frontend.fail(ENGINE_LOST)
-
-    @contextmanager
-    def counting(self) -> Generator[None]:
-        """Count what is refused inside."""
-        try:
-            yield
-        except RequestError as error:
-            self.count_refusal(error)
-            raise
 
     @property
     def most_rows(self) -> int:

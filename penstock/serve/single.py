@@ -1,12 +1,14 @@
 """One process that serves: engine and front-end share an event loop, the tables are in its private memory."""
 
 import asyncio
+import logging
 import signal
 import socket
 import time
 from dataclasses import replace
 from typing import final
 
+from penstock.core.errors import PenstockError, ServeError
 from penstock.serve.engine_host import EngineHost
 from penstock.serve.front import Front
 from penstock.serve.http_server import free_grpc_port, listeners, url_of
@@ -15,6 +17,8 @@ from penstock.serve.models import ModelState
 from penstock.serve.repository import Memory, ModelRepository
 from penstock.serve.settings import Settings
 from penstock.serve.turns import Turns
+
+log = logging.getLogger(__name__)
 
 
 def serve_single(settings: Settings, runner: asyncio.Runner) -> None:
@@ -89,7 +93,14 @@ class _Single:
 
     async def load(self, order: Order) -> tuple[Loaded, Memory]:
         """`EngineSide`'s."""
-        loaded, table, _ = await self._host.load(order)
+        try:
+            loaded, table, _ = await self._host.load(order)
+        except PenstockError:
+            raise
+        except Exception as error:
+            # The networks are other people's: whatever one of them raises must not leave its clients waiting.
+            log.exception("%s cannot be loaded", order.bundle)
+            raise ServeError(f"{order.bundle}: {type(error).__name__}: {error}") from error
         return loaded, table
 
     async def unload(self, key: int) -> None:
@@ -106,7 +117,7 @@ class _Single:
 
     def tell(self, states: tuple[ModelState, ...]) -> None:
         """`FrontendSide`'s."""
-        self._front.models.states = states
+        self._front.models.tell(states)
 
     def _signalled(self) -> None:
         self._signals += 1

@@ -247,13 +247,16 @@ class _Supervisor:
     async def _change(self, child: Child, change: Change) -> None:
         """A client of a front-end asked to load or to unload a model."""
         do = self._repository.unload if change.unload else self._repository.load
+        starts = child.starts
+        answer: Message = Done(key=change.token)
         try:
             await do(change.name)
         except (PenstockError, OSError) as error:
             status = error.status if isinstance(error, RequestError) else RequestError.status
-            child.send(Failed(key=change.token, error=str(error), status=status))
-        else:
-            child.send(Done(key=change.token))
+            answer = Failed(key=change.token, error=str(error), status=status)
+        # Another process that plays the same part did not ask.
+        if child.starts == starts:
+            child.send(answer)
 
     def _frontend_lost(self, child: Child) -> None:
         # What was asked of it counts as done: the next one begins with all that is loaded.

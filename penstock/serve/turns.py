@@ -36,17 +36,17 @@ class Turns:
         self._clock_ns = clock_ns
         self.longest_read_ns = longest_read_ns
         self._due = self._turning = False
-        # When this poll began, the one before it, and when reading was last begun or taken up again.
-        self._poll_ns: int | None = None
-        self._earliest_ns: int | None = None
+        # When the poll began that is being read, the one before it, and when reading was begun or taken up again.
+        self._began_ns: int | None = None
+        self._before_ns: int | None = None
         self._reading_ns = 0
 
     def wake(self) -> None:
         """Something is new: take a turn after this poll."""
         if not self._due:
             self._due = True
-            if self._poll_ns is None:
-                self._reading_ns = self._clock_ns()
+            if self._began_ns is None:
+                self._began_ns = self._reading_ns = self._clock_ns()
             self._call_soon(self._turn)
 
     def arrived(self, now_ns: int) -> int:
@@ -59,15 +59,17 @@ class Turns:
         """
         if self._due and not self._turning and now_ns - self._reading_ns > self.longest_read_ns:
             self._take()
-        return now_ns if self._earliest_ns is None else self._earliest_ns
+        if self._before_ns is not None:
+            return self._before_ns
+        return now_ns if self._began_ns is None else self._began_ns
 
     def _turn(self) -> None:
         # First, so that a turn that fails, which the loop logs, does not keep the next one from being taken.
         self._due = False
         if not self._take():
-            self._poll_ns = self._earliest_ns = None
+            self._began_ns = self._before_ns = None
             return
-        self._earliest_ns, self._poll_ns = self._poll_ns or self._reading_ns, self._clock_ns()
+        self._before_ns, self._began_ns = self._began_ns, self._reading_ns
         # One more turn follows always: it finds what is left, or that the loop is idle again.
         self.wake()
 

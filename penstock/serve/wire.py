@@ -144,7 +144,7 @@ class RequestReader:
     """
 
     def __init__(self, max_body_bytes: int, known: KnownHeads | None = None, *, max_headers: int = MAX_HEADERS) -> None:
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self._known = known or KnownHeads()
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
@@ -227,7 +227,7 @@ class RequestReader:
         if self._parser.should_upgrade():
             self._refuse(InvalidInput("This server speaks HTTP/1.1 without upgrades; leave out the Upgrade header."))
         length = now.headers.get("content-length")
-        if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
+        if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
             self._refuse(self._body_too_large(int(length)))
         self.expects_continue = now.headers.get("expect", "").lower() == "100-continue"
 
@@ -237,7 +237,7 @@ class RequestReader:
         self._unheard_bytes = 0
         if self._refusal is not None:
             return
-        if len(now.body) + len(part) > self._max_body_bytes:
+        if len(now.body) + len(part) > self.max_body_bytes:
             self._refuse(self._body_too_large(len(now.body) + len(part)))
             now.body = b""
         elif not now.body:
@@ -267,7 +267,7 @@ class RequestReader:
             self._refuse(_head_too_large())
 
     def _body_too_large(self, count: int) -> TooLarge:
-        return TooLarge(f"The body has {count:,} bytes or more; at most {self._max_body_bytes:,} are taken.")
+        return TooLarge(f"The body has {count:,} bytes or more; at most {self.max_body_bytes:,} are taken.")
 
     def _refuse(self, error: RequestError) -> None:
         if self._refusal is None:

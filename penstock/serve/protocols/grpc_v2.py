@@ -46,6 +46,7 @@ def grpc_server(
     port: int,
     max_message_bytes: int,
     authorise: Authorise | None = None,
+    tls: tuple[bytes, bytes] | None = None,
     home: asyncio.AbstractEventLoop | None = None,
 ) -> "GrpcServer":
     """Make a gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
@@ -56,6 +57,7 @@ def grpc_server(
         port: The port; 0 takes a free one. Other processes may listen on the same one and share what comes.
         max_message_bytes: The largest message that is taken.
         authorise: Refuses a call by its key. Whether the server lives and is ready, it tells everybody.
+        tls: The private key and the certificate chain, PEM; None for no TLS.
         home: The loop of the models, where it is not the running one.
 
     Raises:
@@ -70,7 +72,11 @@ def grpc_server(
     service = _Service(models, authorise=authorise, home=home)
     server.add_generic_rpc_handlers((service.handlers(),))
     try:
-        taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if tls is None:
+            taken = server.add_insecure_port(address)
+        else:
+            taken = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
     except RuntimeError:
         raise ServeError(f"cannot listen for gRPC on {host}:{port}; choose another --host or --grpc-port.") from None
     return GrpcServer(server, service, taken)
@@ -187,7 +193,11 @@ class _Service:
         return pb.ServerLiveResponse(live=True)
 
     async def _server_ready(self, request: pb.ServerReadyRequest) -> Message:
-        return pb.ServerReadyResponse(ready=not self._models.draining)
+        try:
+            self._models.refuse_unready()
+        except RequestError:
+            return pb.ServerReadyResponse(ready=False)
+        return pb.ServerReadyResponse(ready=True)
 
     async def _server_metadata(self, request: pb.ServerMetadataRequest) -> Message:
         return pb.ServerMetadataResponse(name="penstock", version=version("penstock"), extensions=EXTENSIONS)
