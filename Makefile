@@ -10,7 +10,7 @@ ARGS ?=
 OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint types imports docs unit property integration format serve-docs constraints proto clean
+.PHONY: help setup demo test browser lint types imports docs unit property integration drills format serve-docs constraints proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ docs: setup ## Build the documentation, strictly, into site/
 
 unit property integration: setup ## Run one kind of test: make unit, make property, make integration
 	$(BIN)/pytest tests/$@ $(ARGS)
+
+drills: setup ## Run the long drills of killed and hanging processes
+	$(BIN)/pytest tests/integration -m drill $(ARGS)
 
 format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .

@@ -83,7 +83,7 @@ def test_models_are_loaded_replaced_and_unloaded(server: RunningServer, models: 
         eventually(lambda: tables_of([server.process.pid]) == 3, within_s=3)
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_a_model_under_overload_leaves_the_other_its_latency(server: RunningServer) -> None:
     with (
         Crowd(server, clients=30, path="/v1/apps/first", pause_s=0.0) as much,

@@ -166,7 +166,7 @@ def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> No
     assert_counts_add_up(server)
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
     hanging = children(server.process.pid)["engine"]
     with Crowd(server) as crowd:
@@ -180,7 +180,7 @@ def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
     assert_counts_add_up(server)
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_a_supervisor_that_was_stopped_itself_kills_nobody(server: RunningServer) -> None:
     before = children(server.process.pid)
     server.stop(signal.SIGSTOP)
@@ -191,7 +191,7 @@ def test_a_supervisor_that_was_stopped_itself_kills_nobody(server: RunningServer
     assert server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_an_input_that_ends_the_engine_ends_it_alone(server: RunningServer) -> None:
     begun_s = cpu_s(server.process.pid)
     for _ in range(3):

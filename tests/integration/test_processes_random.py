@@ -14,7 +14,7 @@ from penstock.bench.processes import children
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, write_doubler
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 SECONDS = 20.0
 
