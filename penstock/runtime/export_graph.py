@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import PenstockError
+from penstock.runtime.graph import NOT_EXPORTABLE
 from penstock.runtime.load import Predictor, load
 from penstock.runtime.torch_executor import served_function
 
@@ -63,11 +64,22 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     try:
-        export_graph(load(given.bundle, app=given.app, accept_changed=given.accept_changed_app), given.file)
+        predictor = load(given.bundle, app=given.app, accept_changed=given.accept_changed_app)
     except PenstockError as error:
         sys.exit(str(error))
+    try:
+        export_graph(predictor, given.file)
     except Exception as error:  # noqa: BLE001 - the exporter raises whatever it meets; this is the process's top
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        print(_first_cause(error), file=sys.stderr)
+        sys.exit(NOT_EXPORTABLE)
+
+
+def _first_cause(error: BaseException) -> str:
+    # The exporter wraps what it met in advice about itself.
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from penstock.runtime.onnx_executor import OnnxExecutor
 log = logging.getLogger(__name__)
 
 EXPORT_S = 300
+# With what the exporter ends where the network itself stands against it.
+NOT_EXPORTABLE = 65
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
 
 
@@ -90,10 +92,10 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
         if done.returncode == 0:
             os.replace(beside, file)
             return file
-        if done.returncode < 0:
-            # Ended from outside: another start may have more luck.
-            return f"the exporter was ended by signal {-done.returncode}"
         reason = (done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"])[-1]
+        if done.returncode != NOT_EXPORTABLE:
+            # Killed, out of memory, an application that another version of it mends: the next start tries again.
+            return reason
     except subprocess.TimeoutExpired:
         return f"the export took longer than {EXPORT_S} s"
     finally:

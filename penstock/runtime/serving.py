@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -80,6 +81,8 @@ def make_runnable(
 
 
 def _by_onnx(files: BundleFiles, cache: Path, options: list[str], cores: int) -> Executor | str:
+    if find_spec("onnxruntime") is None:
+        return "the package onnxruntime is not installed"
     # Only here: whoever serves on torch alone need not load it.
     from penstock.runtime.graph import cached_graph, onnx_executor, refuse_graph
 

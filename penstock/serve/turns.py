@@ -66,10 +66,10 @@ class Turns:
     def _turn(self) -> None:
         # First, so that a turn that fails, which the loop logs, does not keep the next one from being taken.
         self._due = False
+        began_ns, self._began_ns, self._before_ns = self._began_ns, None, None
         if not self._take():
-            self._began_ns = self._before_ns = None
             return
-        self._before_ns, self._began_ns = self._began_ns, self._reading_ns
+        self._before_ns, self._began_ns = began_ns, self._reading_ns
         # One more turn follows always: it finds what is left, or that the loop is idle again.
         self.wake()
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bench.processes import children
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
-from tests.support.serving import RunningServer, write_doubler
+from tests.support.serving import RunningServer, chosen, write_doubler
 
 pytestmark = pytest.mark.drill
 
@@ -75,7 +75,7 @@ def test_kills_while_it_drains(bundle: Path, roles: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0])
 def test_a_supervisor_killed_while_it_starts_leaves_nothing(bundle: Path, after_s: float) -> None:
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", "--frontends", "2"]
+    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *chosen(), "--frontends", "2"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         eventually(lambda: len(children(process.pid)) > 0, within_s=30)
         time.sleep(after_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import eventually
-from tests.support.serving import RunningServer, write_doubler
+from tests.support.serving import RunningServer, chosen, write_doubler
 
 
 def left_of(folder: Path) -> list[int]:
@@ -26,7 +26,19 @@ def left_of(folder: Path) -> list[int]:
 
 def refused(folder: Path, bundle: Path, *options: str) -> str:
     """What a server that cannot start says."""
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", "--frontends", "2", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "serve",
+        str(bundle),
+        "--port",
+        "0",
+        *chosen(),
+        "--frontends",
+        "2",
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2, done.stderr
     assert left_of(folder) == []
@@ -74,7 +86,7 @@ def test_a_network_that_ends_its_process_or_cannot_be_made(tmp_path: Path, netwo
 @pytest.mark.parametrize("after_s", [0.2, 1.0, 2.5])
 def test_sigterm_while_it_starts(tmp_path: Path, after_s: float) -> None:
     bundle = write_doubler(tmp_path)
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", "--frontends", "2"]
+    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *chosen(), "--frontends", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: len(left_of(tmp_path)) > 1, within_s=30)
         time.sleep(after_s)

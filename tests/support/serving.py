@@ -84,7 +84,7 @@ def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
     return folder / "bundle"
 
 
-def chosen(options: tuple[str, ...]) -> tuple[str, ...]:
+def chosen(options: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Torch, unless a test says otherwise: most of these networks cannot be exported, and to find out takes seconds."""
     return options if "--executor" in options else ("--executor", "torch", *options)
 

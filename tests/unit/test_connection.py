@@ -16,6 +16,9 @@ class Transport:
     unread: int = 0
     said: list[str] = field(default_factory=list[str])
 
+    def get_extra_info(self, name: str) -> None:
+        pass
+
     def set_write_buffer_limits(self, high: int) -> None:
         pass
 
