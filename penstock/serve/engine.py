@@ -149,9 +149,6 @@ class Engine:
             What was run and refused, and how many rows wait.
         """
         chosen = schedule(self._columns, now_ns, self._costs)
-        table = self._table
-        table.heartbeat_ns[0] = now_ns
-        table.backlog[0] = chosen.waiting
         if chosen.expire.size:
             self._expire(chosen)
         if chosen.run.size:

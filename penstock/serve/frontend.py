@@ -18,6 +18,8 @@ from penstock.serve.slots import BACKGROUND, CANCELLED_NS, FIRST, LAST, OFFERED,
 
 Done = Callable[[int, Array, bool], None]
 
+# A refusal holds for so long for the others that ask for the same, if no result comes before.
+STANDS_NS = 1_000_000
 # As long as a newcomer is answered within this share of its budget, nothing more exact is worked out.
 SURELY = 0.5
 
@@ -80,6 +82,8 @@ class Frontend:
         self._held, self._everybody_held = _scalars(table.held[index]), [_scalars(row) for row in table.held]
         self.counts = _scalars(table.counts[index])
         self._read = self._done_count[0]
+        self._standing: Overloaded | None = None
+        self._stands_until_ns = 0
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._take_over()
         self.refresh()
@@ -93,6 +97,10 @@ class Frontend:
     def next_slot(self) -> int | None:
         """The slot that the next request gets; None where none is free."""
         return self._free[-1] if self._free else None
+
+    def standing(self, now_ns: int) -> Overloaded | None:
+        """Why a request with the usual budget would be refused now too; None where that must be worked out."""
+        return self._standing if now_ns < self._stands_until_ns else None
 
     def submit(
         self,
@@ -121,9 +129,16 @@ class Frontend:
         if budget_ns is None:
             budget_ns = self._budget_ns
         self.counts[OFFERED] += 1
-        deadline_ns = arrival_ns + budget_ns
-        self._admit(deadline_ns - (now_ns or arrival_ns), budget_ns, background)
-        ticket = self.open(done, background=background)
+        deadline_ns, now_ns = arrival_ns + budget_ns, now_ns or arrival_ns
+        try:
+            self._admit(deadline_ns - now_ns, budget_ns, background)
+            ticket = self.open(done, background=background)
+        except Overloaded as error:
+            if budget_ns >= self._budget_ns and not background:
+                # Another one, because that which is raised holds on to the request.
+                self._standing = Overloaded(str(error), error.retry_after_s)
+                self._stands_until_ns = now_ns + STANDS_NS
+            raise
         flags = FIRST | LAST | BACKGROUND if background else FIRST | LAST
         self.push(ticket, chunk, deadline_ns=deadline_ns, arrival_ns=arrival_ns, flags=flags)
         return ticket
@@ -212,6 +227,7 @@ class Frontend:
             How many there were.
         """
         first, self._read = self._read, self._done_count[0]
+        self._stands_until_ns = 0
         capacity = len(self._done)
         for index in range(first, self._read):
             self._take(self._done[index % capacity])

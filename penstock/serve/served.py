@@ -9,8 +9,20 @@ from penstock.core.application import Application, Reply, reply_of
 from penstock.core.bundle import Manifest
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.spec import Array
+from penstock.serve.connection import Refusal, refused
 from penstock.serve.frontend import Done, Frontend, Ticket
-from penstock.serve.slots import BROKEN, ENGINE_LOST, EXPIRED, FAILED, INVALID, OK, REFUSED, TOO_LATE, SlotTable
+from penstock.serve.slots import (
+    BROKEN,
+    ENGINE_LOST,
+    EXPIRED,
+    FAILED,
+    INVALID,
+    OFFERED,
+    OK,
+    REFUSED,
+    TOO_LATE,
+    SlotTable,
+)
 
 Finished = Callable[[Array | RequestError], None]
 
@@ -61,9 +73,29 @@ class Served:
         self.reply: Reply = reply_of(application)
         self.counts = frontend.counts
         self.engine_lost = False
+        self._refusal: Refusal | None = None
         self._shape = application.output.shape
         self._arrived = arrived
         self._now_ns = now_ns
+
+    def refusal(self) -> Refusal | None:
+        """The answer to a request that names no budget, where one like it was just refused; it is counted as refused.
+
+        Under overload most requests are refused, and what that takes is taken from those that could be answered.
+        """
+        now_ns = self._now_ns()
+        if self.frontend.standing(now_ns) is None:
+            return None
+        # A batch that is due now may make room.
+        self._arrived(now_ns)
+        error = self.frontend.standing(now_ns)
+        if error is None:
+            return None
+        if self._refusal is None or self._refusal.error is not error:
+            self._refusal = refused(error)
+        self.counts[OFFERED] += 1
+        self.counts[REFUSED] += 1
+        return self._refusal
 
     def put(self, chunk: Array | bytes, done: Done, budget_ns: int | None = None, background: bool = False) -> Ticket:
         """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says.

@@ -117,8 +117,6 @@ class TableLayout:
             Column("held", "front-end", "int64", (f, 8)),  # slots in use, of the first and of the second class
             Column("counts", "front-end", "int64", (f, 8)),  # requests by what became of them
             # Header: what front-ends admit from.
-            Column("heartbeat_ns", "engine", "int64", (1,)),
-            Column("backlog", "engine", "int64", (1,)),  # rows left waiting by the last tick
             Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
             Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
             Column("handling_ns", "engine", "int64", (1,)),  # of one row besides the network
@@ -169,8 +167,6 @@ class SlotTable:
     done_count: npt.NDArray[np.int64]
     held: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
-    heartbeat_ns: npt.NDArray[np.int64]
-    backlog: npt.NDArray[np.int64]
     cost_rows: npt.NDArray[np.int64]
     cost_ns: npt.NDArray[np.int64]
     handling_ns: npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from penstock.core.errors import DeadlineImpossible, Overloaded, ServeError
 from penstock.runtime.executor import Batch, Executor, Result
 from penstock.serve.costs import Costs
 from penstock.serve.engine import Engine
-from penstock.serve.frontend import Frontend, Ticket
+from penstock.serve.frontend import STANDS_NS, Frontend, Ticket
 from penstock.serve.slots import EXPIRED, FAILED, FIRST, LAST, NOT_FINITE, OK, PATIENT, SlotTable, TableLayout
 from tests.support.toys import POINT, TOTAL, Countdown, Doubler, RunningSum
 
@@ -141,6 +141,31 @@ def test_admission_refuses_what_would_be_late_and_says_when_to_come_back() -> No
         server.ask(9, 1)
     assert 0.05 < refusal.value.retry_after_s < 0.1
     server.tick()
+    server.ask(9, 1)
+
+
+def test_a_refusal_stands_for_a_moment_until_a_result_comes() -> None:
+    server = Server(Doubler(), slots=32, curve=Costs([1, 2], [10 * MS, 12 * MS]))
+    frontend, clock = server.frontend, server.clock
+    for key in range(8):
+        server.ask(key, 1)
+    # Neither a short budget nor the second class says anything of the others.
+    for options in ({"budget_ns": 20 * MS}, {"background": True}):
+        with pytest.raises(Overloaded):
+            server.ask(9, 1, **options)
+        assert frontend.standing(clock()) is None
+    with pytest.raises(Overloaded, match="past the budget of 50 ms") as refusal:
+        server.ask(9, 1)
+    standing = frontend.standing(clock())
+    assert standing is not None
+    assert (str(standing), standing.retry_after_s) == (str(refusal.value), refusal.value.retry_after_s)
+    assert standing.__traceback__ is None
+    assert frontend.standing(clock() + STANDS_NS) is None
+    with pytest.raises(Overloaded):
+        server.ask(9, 1)
+    assert frontend.standing(clock()) is not None
+    server.tick()
+    assert frontend.standing(clock()) is None
     server.ask(9, 1)
 
 

@@ -63,13 +63,16 @@ class Plan:
             is_background(head.headers.get(PRIORITY_HEADER)),
         )
 
-    def infer(self, request: Request, answer: Answer) -> Callable[[], None]:
+    def infer(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Decode the body, put it in, and answer when its result comes; gives what cancels it.
 
         Raises:
             RequestError: It is not what the application takes, or it is refused.
         """
         served, body = self.served, request.body
+        if self.budget_ns is None and (refusal := served.refusal()) is not None:
+            answer(refusal)
+            return None
         chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
         ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background)
         return lambda: served.frontend.cancel(ticket)
