@@ -28,6 +28,9 @@ class Server(Protocol):
         """Take no new calls and answer those that there are."""
         ...
 
+# For so long calls that were cut off may take to end by themselves.
+CUT_OFF_S = 0.5
+
 
 @final
 class GrpcThread:
@@ -84,6 +87,9 @@ class GrpcThread:
         await self._over.wait()
         await server.stop(None)
         calls = asyncio.all_tasks() - {asyncio.current_task()}
+        if calls:
+            # grpc has cancelled them already; who does it twice gets a traceback of grpc's for each.
+            _, calls = await asyncio.wait(calls, timeout=CUT_OFF_S)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
