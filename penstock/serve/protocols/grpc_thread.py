@@ -28,6 +28,7 @@ class Server(Protocol):
         """Take no new calls and answer those that there are."""
         ...
 
+
 # For so long calls that were cut off may take to end by themselves.
 CUT_OFF_S = 0.5
 
