@@ -38,7 +38,7 @@ BUDGET_MS = 50.0
 CLOSED_CONNECTIONS = 64
 # More than can be answered within the budget at any of these rates: whether to refuse is left to the server, and no
 # request waits for a connection that another one's slow answer holds.
-OPEN_CONNECTIONS = 1024
+OPEN_CONNECTIONS = 2048
 # Above the closed loop's rate, where larger batches can come together.
 HIGHEST_OVER_CLOSED = 1.3
 OVERLOADS = (1.5, 3.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import os
 import time
 from collections import deque
@@ -111,6 +112,9 @@ class _Sender:
         self.closed_loop = job.due_s is None
         self.broken = 0
         self.begun = 0
+        self.due_s: list[float] = []
+        self.next_due_s = math.inf
+        self._next = 0
         expected = len(job.due_s) if job.due_s is not None else 1_000_000
         nbytes = job.target.answers[0].nbytes if job.target.answers is not None else 0
         self.keep_every = 1 if expected * nbytes < KEPT_BYTES else 16
@@ -126,27 +130,34 @@ class _Sender:
                 self.next_of(connection)
             self.free.clear()
         else:
-            due = asyncio.Event()
-            self._send_due(loop, job.due_s.tolist(), 0, due)
-            await due.wait()
+            over = asyncio.Event()
+            self.due_s = job.due_s.tolist()
+            self.next_due_s = self.due_s[0] if self.due_s else math.inf
+            self._keep_sending(loop, over)
+            await over.wait()
         await asyncio.sleep(max(0.0, job.end_s - time.monotonic()))
         given_up_s = time.monotonic() + job.stragglers_s
         while self.begun + len(self.queue) > len(self.finished) + self.broken and time.monotonic() < given_up_s:
             await asyncio.sleep(0.01)
         return self._sum()
 
-    def _send_due(self, loop: asyncio.AbstractEventLoop, due_s: list[float], index: int, over: asyncio.Event) -> None:
+    def _keep_sending(self, loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
         now = time.monotonic()
-        count = len(due_s)
-        while index < count and due_s[index] <= now:
-            self._send_or_queue(due_s[index], index % len(self.requests))
-            index += 1
-        if index == count:
+        self.send_due(now)
+        wait_s = self.next_due_s - now
+        if wait_s == math.inf:
             over.set()
-        elif due_s[index] - now > NEAR_S:
-            loop.call_later(due_s[index] - now - NEAR_S / 2, self._send_due, loop, due_s, index, over)
+        elif wait_s > NEAR_S:
+            loop.call_later(wait_s - NEAR_S / 2, self._keep_sending, loop, over)
         else:
-            loop.call_soon(self._send_due, loop, due_s, index, over)
+            loop.call_soon(self._keep_sending, loop, over)
+
+    def send_due(self, now: float) -> None:
+        """Send what is due by now."""
+        while self.next_due_s <= now:
+            self._send_or_queue(self.next_due_s, self._next % len(self.requests))
+            self._next += 1
+            self.next_due_s = self.due_s[self._next] if self._next < len(self.due_s) else math.inf
 
     def _send_or_queue(self, due_s: float, which: int) -> None:
         if self.free:
@@ -232,6 +243,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have asyncio's methods without being of its class.
         self._transport = cast(asyncio.Transport, transport)
+        # Sent at once: uvloop would keep it until every answer that is there now has been read, and send in bursts.
+        self._transport.set_write_buffer_limits(0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._sender.lost(self, self._which >= 0)
@@ -262,9 +275,13 @@ class _Connection(asyncio.Protocol):
         sender, which = self._sender, self._which
         self._which = -1
         kept = buffer[head + 4 : whole] if len(sender.finished) % sender.keep_every == 0 else b""
-        sender.finished.append((self._due_s, time.monotonic(), which, int(buffer[9:12]), kept))
+        now = time.monotonic()
+        sender.finished.append((self._due_s, now, which, int(buffer[9:12]), kept))
         if b"Connection: close" in buffer[:head]:
             assert self._transport is not None
             self._transport.close()
         else:
             sender.next_of(self)
+        # Between the answers, of which a poll may bring a thousand: what is due meanwhile would go out in a burst.
+        if sender.next_due_s <= now:
+            sender.send_due(now)
