@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         clock_s: A monotonic clock in seconds.
         refuse: Makes the answer to a request that cannot be read to its end.
         draining: Whether the server is going down.
+        heard: Says how long ago the client's last bytes came, at most, in nanoseconds.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class Connection(asyncio.Protocol):
         clock_s: Callable[[], float],
         refuse: Refuse,
         draining: Callable[[], bool],
+        heard: Callable[[], int] | None = None,
     ) -> None:
         self._handle = handle
         self._refuse = refuse
         self._draining = draining
+        self._heard = heard
         self._open = open_connections
         self._reader = reader
         self._clock_s = clock_s
@@ -112,6 +115,7 @@ class Connection(asyncio.Protocol):
         free = self._current is None and not self._waiting and not self._unread
         if free and (request := self._reader.known(data)) is not None:
             # Nearly every request of a client that stays: whole, alone, and with a head that was seen before.
+            request.heard = self._heard
             self._start(request)
             self._proceed()
             return

@@ -46,8 +46,10 @@ class Costs:
 
     def finish_ns(self, waiting: int) -> int:
         """The predicted time until a newcomer behind `waiting` rows is answered."""
-        batches, rest = divmod(waiting, self.largest)
-        return batches * self.of(self.largest) + self.of(rest + 1)
+        if waiting < self.largest:
+            return self.of(waiting + 1)
+        # Until its turn comes, others will have come: its own batch is as full as those before it.
+        return (waiting // self.largest + 1) * self.of(self.largest)
 
     def observe(self, rows: int, ns: int) -> None:
         """Let the curve follow a batch of `rows` that took the network `ns`."""

@@ -25,6 +25,8 @@ from penstock.serve.wire import MAX_HEAD_BYTES
 
 # How often a drain looks whether it is to hurry.
 LOOK_S = 0.01
+# New objects after which garbage is looked for.
+GARBAGE_AFTER = 20_000
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class Front:
         self.attachments = Attachments(
             self.models,
             budget_ns=settings.budget_ns,
-            margin_ns=settings.longest_read_ns,
+            # What a poll may read before the next turn, it has read half of on the average.
+            margin_ns=settings.longest_read_ns // 2,
             index=index,
             wake=wake,
             arrived=arrived,
@@ -108,6 +111,8 @@ class Front:
         # What is there now stays: without this, each full collection goes over all modules, for tens of milliseconds.
         gc.collect()
         gc.freeze()
+        # Thousands of requests that wait are no garbage; with the usual threshold they would be looked through for it.
+        gc.set_threshold(GARBAGE_AFTER)
         self._http.listen()
         port = self._settings.grpc_port
         if port is None:

@@ -233,8 +233,13 @@ class Frontend:
             self._take(self._done[index % capacity])
         return self._read - first
 
-    def refresh(self) -> None:
-        """Read the costs that the engine published anew."""
+    def refresh(self, reading_share: float = 0.0) -> None:
+        """Read the costs that the engine published anew.
+
+        Args:
+            reading_share: What share of the engine's time reading takes, where that is done on the engine's own time.
+        """
+        self._stretch = 1 / (1 - min(reading_share, 0.5))
         self._costs = Costs.published(self._table)
         surely_ns = self._budget_ns * SURELY
         self._surely = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= surely_ns), default=0)
@@ -302,7 +307,7 @@ class Frontend:
             )
 
     def _finish_ns(self, waiting: int) -> int:
-        own_ns = self._costs.finish_ns(waiting)
+        own_ns = int(self._costs.finish_ns(waiting) * self._stretch)
         # The other tables of the engine get no more of its time than this one; what they had lately, they will want.
         share = min(self._rivals_share[0], 500) / 1000
         rivals_ns = max(min(self._rivals_ns[0], own_ns), int(own_ns * share / (1 - share)))

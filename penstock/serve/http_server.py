@@ -6,10 +6,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 from penstock.core.errors import ServeError, TooSlow
 from penstock.serve.connection import Connection, Handler, Refuse
+from penstock.serve.heard import heard
 from penstock.serve.settings import Settings
 from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
 
@@ -154,12 +156,13 @@ class HttpServer:
     async def _connected(self, waiting: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made = partial(self._connection, waiting)
         try:
             if self._tls is None:
-                await loop.connect_accepted_socket(self._connection, waiting)
+                await loop.connect_accepted_socket(made, waiting)
             else:
                 await loop.connect_accepted_socket(
-                    self._connection,
+                    made,
                     waiting,
                     ssl=self._tls,
                     ssl_handshake_timeout=self._settings.begun_s,
@@ -170,11 +173,19 @@ class HttpServer:
             log.info("a client was gone before it was accepted: %s", error)
             waiting.close()
 
-    def _connection(self) -> Connection:
+    def _connection(self, client: socket.socket) -> Connection:
         # The parser keeps a body only up to the largest that any route takes.
         most = self._most_body_bytes() + MAX_HEAD_BYTES
         reader = RequestReader(most, self._known, max_headers=self._settings.max_headers)
-        return Connection(self._handle, self._connections, reader, time.monotonic, self._refuse, lambda: self._draining)
+        return Connection(
+            self._handle,
+            self._connections,
+            reader,
+            time.monotonic,
+            self._refuse,
+            lambda: self._draining,
+            heard(client),
+        )
 
     async def _sweep(self) -> None:
         """End connections whose clients fell silent."""

@@ -26,6 +26,8 @@ from penstock.serve.slots import (
 
 Finished = Callable[[Array | RequestError], None]
 
+# Where a request may have come longer ago than this, the kernel is asked.
+VAGUE_NS = 5_000_000
 # An engine that was lost is back after about this time: what torch takes to import.
 RESTART_S = 3.0
 
@@ -97,8 +99,15 @@ class Served:
         self.counts[REFUSED] += 1
         return self._refusal
 
-    def put(self, chunk: Array | bytes, done: Done, budget_ns: int | None = None, background: bool = False) -> Ticket:
-        """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says.
+    def put(
+        self,
+        chunk: Array | bytes,
+        done: Done,
+        budget_ns: int | None = None,
+        background: bool = False,
+        heard: Callable[[], int] | None = None,
+    ) -> Ticket:
+        """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says, `heard` for how long it is here.
 
         Raises:
             RequestError: It is refused.
@@ -108,12 +117,19 @@ class Served:
         arrival_ns = self._arrived(self._now_ns())
         # Once more, since a batch may have been run meanwhile.
         now_ns = self._now_ns()
+        if heard is not None and now_ns - arrival_ns > VAGUE_NS:
+            arrival_ns = max(arrival_ns, now_ns - heard())
         return self.frontend.submit(
             chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
         )
 
     def ask_all(
-        self, chunks: Array, finished: Finished, budget_ns: int | None, background: bool = False
+        self,
+        chunks: Array,
+        finished: Finished,
+        budget_ns: int | None,
+        background: bool = False,
+        heard: Callable[[], int] | None = None,
     ) -> list[Ticket]:
         """Put in several chunks `[n, ...]` that are answered together, `[n, ...]`, or not at all.
 
@@ -140,7 +156,7 @@ class Served:
                 def done(status: int, output: Array, last: bool, index: int = index) -> None:
                     finish_one(index, status, output)
 
-                tickets.append(self.put(chunk, done, budget_ns, background))
+                tickets.append(self.put(chunk, done, budget_ns, background, heard))
         except RequestError:
             self.cancel(tickets)
             raise

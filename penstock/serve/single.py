@@ -88,7 +88,7 @@ class _Single:
         frontend.collect()
         # Answering is the engine's own time here, so a batch takes that much longer.
         self._host.by_key[key].observe_handling((time.monotonic_ns() - start_ns) / answered)
-        frontend.refresh()
+        frontend.refresh(self._turns.reading_share)
         return answered
 
     async def load(self, order: Order) -> tuple[Loaded, Memory]:

@@ -1,6 +1,7 @@
 """HTTP/1.1 without sockets: bytes in, complete requests out, or the one refusal after which the connection ends."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -48,10 +49,12 @@ class Request:
     Args:
         head: What stands before the body; shared by requests with the same head, so nobody changes it.
         body: Decompressed.
+        heard: Says for how long, at most, it has been there, in nanoseconds.
     """
 
     head: Head
     body: bytes
+    heard: Callable[[], int] | None = field(default=None, compare=False)
 
     @property
     def method(self) -> str:

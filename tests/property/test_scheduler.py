@@ -221,5 +221,6 @@ def test_the_predicted_finish_of_a_newcomer_counts_the_batches_before_it() -> No
     curve = Costs([1, 4], [1e6, 2e6])
     assert curve.finish_ns(0) == 1_000_000
     assert curve.finish_ns(3) == 2_000_000
-    assert curve.finish_ns(4) == 2_000_000 + 1_000_000
+    # Until its turn comes its own batch has filled, too.
+    assert curve.finish_ns(4) == 2 * 2_000_000
     assert curve.finish_ns(11) == 3 * 2_000_000

@@ -99,3 +99,29 @@ def test_a_turn_that_raises_does_not_keep_the_next_from_being_taken() -> None:
     loop.turns.wake()
     loop.after_poll()
     assert len(loop.soon) == 1
+
+
+def test_a_turn_in_the_middle_of_a_poll_runs_batches_for_as_long_as_was_read() -> None:
+    loop = Loop(longest_read_ms=5)
+    batches = iter(range(100))
+
+    def work() -> int:
+        loop.now_ns += 2 * MS
+        return next(batches) + 1
+
+    loop.turns = Turns(work, call_soon=loop.soon.append, clock_ns=lambda: loop.now_ns, longest_read_ns=5 * MS)
+    loop.read()
+    loop.read(took_ms=6)
+    assert next(batches) == 3  # of 2 ms each: the third goes past 5 ms
+    loop.after_poll()
+    assert next(batches) == 5  # after a poll one alone, so that what came meanwhile is read
+
+
+def test_the_share_of_reading_is_followed() -> None:
+    loop = Loop(batch_ms=1, longest_read_ms=1000)
+    assert loop.turns.reading_share == 0
+    for _ in range(100):
+        loop.read()
+        loop.read(took_ms=3)
+        loop.after_poll()
+    assert loop.turns.reading_share == pytest.approx(0.75, abs=0.02)

@@ -78,7 +78,7 @@ class Plan:
             answer(infer_response(infer, result, served.name, served.version, application.output))
 
         background = infer.priority > HIGHEST or self.background
-        tickets = served.ask_all(infer.chunks, finished, infer.budget_ns or self.budget_ns, background)
+        tickets = served.ask_all(infer.chunks, finished, infer.budget_ns or self.budget_ns, background, request.heard)
         return lambda: served.cancel(tickets)
 
 

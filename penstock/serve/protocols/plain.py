@@ -74,7 +74,7 @@ class Plan:
             answer(refusal)
             return None
         chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
-        ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background)
+        ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background, request.heard)
         return lambda: served.frontend.cancel(ticket)
 
 
