@@ -1,18 +1,23 @@
-"""One process of the load generator: raw sockets, requests serialised ahead, nothing decided while it measures."""
+"""One process of the load generator: raw sockets, requests serialised ahead, nothing decided while it measures.
 
-import asyncio
+A loop over `epoll` and nothing else: an event loop's transports would take as long for a request as a fast server does.
+"""
+
 import gc
 import math
 import os
+import select
+import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.synchronize import Barrier
-from typing import cast, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
-import uvloop
 
 from penstock.core.spec import Array
 
@@ -23,9 +28,14 @@ Floats = npt.NDArray[np.float64]
 REFUSED = (503, 504)
 # Kept for checking after the run; above this, every sixteenth answer is.
 KEPT_BYTES = 256 << 20
-CONNECT_AT_ONCE = 64
-# uvloop's timers tick in milliseconds; nearer than this the loop polls instead.
-NEAR_S = 0.002
+# A poll waits in whole milliseconds; nearer than this the loop polls on instead.
+NEAR_S = 0.001
+LONGEST_WAIT_S = 0.01
+# Events of one poll: what is due is looked at between them.
+AT_ONCE = 256
+READ_BYTES = 1 << 16
+# How long to wait before another attempt where nobody listens.
+REFUSED_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,82 +107,84 @@ def run_job(job: Job) -> Sent:
     if job.cpus is not None:
         os.sched_setaffinity(0, job.cpus)
     gc.disable()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Sender(job).run())
+    with select.epoll() as poll:
+        return _Sender(job, poll).run()
 
 
 @final
 class _Sender:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, poll: select.epoll) -> None:
         self.job = job
+        self.poll = poll
         self.requests = job.target.requests
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            job.target.host, job.target.port, type=socket.SOCK_STREAM
+        )[0]
+        self.socket_of = partial(socket.socket, family, kind, protocol)
+        self.address = address
+        self.connections: dict[int, _Connection] = {}
         self.free: deque[_Connection] = deque()
         self.queue: deque[tuple[float, int]] = deque()
         self.finished: list[tuple[float, float, int, int, bytes]] = []
         self.closed_loop = job.due_s is None
         self.broken = 0
         self.begun = 0
-        self.due_s: list[float] = []
-        self.next_due_s = math.inf
+        self.due_s = [] if job.due_s is None else job.due_s.tolist()
+        self.next_due_s = self.due_s[0] if self.due_s else math.inf
         self._next = 0
-        expected = len(job.due_s) if job.due_s is not None else 1_000_000
+        expected = len(self.due_s) or 1_000_000
         nbytes = job.target.answers[0].nbytes if job.target.answers is not None else 0
         self.keep_every = 1 if expected * nbytes < KEPT_BYTES else 16
 
-    async def run(self) -> Sent:
-        job, loop = self.job, asyncio.get_running_loop()
-        for first in range(0, job.connections, CONNECT_AT_ONCE):
-            count = min(CONNECT_AT_ONCE, job.connections - first)
-            await asyncio.gather(*(self._connect() for _ in range(count)))
-        await asyncio.sleep(max(0.0, job.start_s - time.monotonic()))
-        if job.due_s is None:
-            for connection in list(self.free):
+    def run(self) -> Sent:
+        job = self.job
+        for _ in range(job.connections):
+            _Connection(self)
+        self._poll_until(lambda: len(self.free) == job.connections, job.start_s)
+        time.sleep(max(0.0, job.start_s - time.monotonic()))
+        if self.closed_loop:
+            waiting, self.free = self.free, deque()
+            for connection in waiting:
                 self.next_of(connection)
-            self.free.clear()
-        else:
-            over = asyncio.Event()
-            self.due_s = job.due_s.tolist()
-            self.next_due_s = self.due_s[0] if self.due_s else math.inf
-            self._keep_sending(loop, over)
-            await over.wait()
-        await asyncio.sleep(max(0.0, job.end_s - time.monotonic()))
+        self._poll_until(lambda: False, job.end_s)
         given_up_s = time.monotonic() + job.stragglers_s
-        while self.begun + len(self.queue) > len(self.finished) + self.broken and time.monotonic() < given_up_s:
-            await asyncio.sleep(0.01)
+        self._poll_until(lambda: self.begun + len(self.queue) <= len(self.finished) + self.broken, given_up_s)
+        for connection in list(self.connections.values()):
+            connection.close()
         return self._sum()
 
-    def _keep_sending(self, loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
-        now = time.monotonic()
-        self.send_due(now)
-        wait_s = self.next_due_s - now
-        if wait_s == math.inf:
-            over.set()
-        elif wait_s > NEAR_S:
-            loop.call_later(wait_s - NEAR_S / 2, self._keep_sending, loop, over)
-        else:
-            loop.call_soon(self._keep_sending, loop, over)
+    def _poll_until(self, over: Callable[[], bool], end_s: float) -> None:
+        connections, poll = self.connections, self.poll
+        while (now := time.monotonic()) < end_s and not over():
+            if self.next_due_s <= now:
+                self.send_due(now)
+            wait_s = min(self.next_due_s, end_s) - now
+            for number, events in poll.poll(min(wait_s - NEAR_S, LONGEST_WAIT_S) if wait_s > NEAR_S else 0, AT_ONCE):
+                connection = connections.get(number)
+                if connection is not None:
+                    connection.heard(events)
 
     def send_due(self, now: float) -> None:
         """Send what is due by now."""
         while self.next_due_s <= now:
-            self._send_or_queue(self.next_due_s, self._next % len(self.requests))
+            due_s, which = self.next_due_s, self._next % len(self.requests)
             self._next += 1
             self.next_due_s = self.due_s[self._next] if self._next < len(self.due_s) else math.inf
-
-    def _send_or_queue(self, due_s: float, which: int) -> None:
-        if self.free:
-            self.begun += 1
-            self.free.popleft().send(due_s, which)
-        else:
-            self.queue.append((due_s, which))
+            if self.free:
+                self.begun += 1
+                self.free.popleft().send(due_s, which)
+            else:
+                self.queue.append((due_s, which))
 
     def next_of(self, connection: "_Connection") -> None:
         """A connection is free: give it what waits, or in the closed loop its next request."""
         if self.closed_loop:
             now = time.monotonic()
-            if now < self.job.end_s:
+            if self.job.start_s <= now < self.job.end_s:
                 self.begun += 1
                 connection.send(now, self.begun % len(self.requests))
+            else:
+                self.free.append(connection)
         elif self.queue:
             self.begun += 1
             connection.send(*self.queue.popleft())
@@ -185,13 +197,7 @@ class _Sender:
         if connection in self.free:
             self.free.remove(connection)
         if time.monotonic() < self.job.end_s:
-            task = asyncio.ensure_future(self._connect())
-            task.add_done_callback(lambda done: done.exception())
-
-    async def _connect(self) -> None:
-        loop, target = asyncio.get_running_loop(), self.job.target
-        _, connection = await loop.create_connection(lambda: _Connection(self), target.host, target.port)
-        self.next_of(connection) if self.queue else self.free.append(connection)
+            _Connection(self)
 
     def _sum(self) -> Sent:
         job = self.job
@@ -232,30 +238,80 @@ class _Sender:
 
 
 @final
-class _Connection(asyncio.Protocol):
+class _Connection:
+    """A client's connection: being opened, free, or waiting for the answer to its one request."""
+
     def __init__(self, sender: _Sender) -> None:
         self._sender = sender
-        self._transport: asyncio.Transport | None = None
         self._buffer = b""
+        self._unsent = b""
         self._due_s = 0.0
         self._which = -1
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have asyncio's methods without being of its class.
-        self._transport = cast(asyncio.Transport, transport)
-        # Sent at once: uvloop would keep it until every answer that is there now has been read, and send in bursts.
-        self._transport.set_write_buffer_limits(0)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._sender.lost(self, self._which >= 0)
-        self._which = -1
+        self._socket = sender.socket_of()
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.connect_ex(sender.address)
+        self._opening = True
+        sender.connections[self._socket.fileno()] = self
+        sender.poll.register(self._socket, select.EPOLLOUT)
 
     def send(self, due_s: float, which: int) -> None:
         self._due_s, self._which = due_s, which
-        assert self._transport is not None
-        self._transport.write(self._sender.requests[which])
+        self._write(self._sender.requests[which])
 
-    def data_received(self, data: bytes) -> None:
+    def heard(self, events: int) -> None:
+        """The socket has something to say."""
+        if self._opening:
+            self._opened()
+        elif events & select.EPOLLOUT:
+            self._sender.poll.modify(self._socket, select.EPOLLIN)
+            self._write(self._unsent)
+        else:
+            self._read()
+
+    def close(self) -> None:
+        del self._sender.connections[self._socket.fileno()]
+        self._socket.close()
+
+    def _opened(self) -> None:
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            # Nobody listens, or not any more: a moment later, perhaps.
+            time.sleep(REFUSED_S)
+            self._lost()
+            return
+        self._opening = False
+        self._sender.poll.modify(self._socket, select.EPOLLIN)
+        self._sender.next_of(self)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lost()
+            return
+        if sent < len(data):
+            self._unsent = data[sent:]
+            self._sender.poll.modify(self._socket, select.EPOLLOUT)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._received(data)
+        else:
+            self._lost()
+
+    def _lost(self) -> None:
+        self.close()
+        self._sender.lost(self, self._which >= 0)
+
+    def _received(self, data: bytes) -> None:
         buffer = self._buffer + data if self._buffer else data
         head = buffer.find(b"\r\n\r\n")
         if head < 0:
@@ -278,8 +334,7 @@ class _Connection(asyncio.Protocol):
         now = time.monotonic()
         sender.finished.append((self._due_s, now, which, int(buffer[9:12]), kept))
         if b"Connection: close" in buffer[:head]:
-            assert self._transport is not None
-            self._transport.close()
+            self._lost()
         else:
             sender.next_of(self)
         # Between the answers, of which a poll may bring a thousand: what is due meanwhile would go out in a burst.
