@@ -19,6 +19,8 @@ UNREAD_BYTES = 1 << 20
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
 Handler = Callable[[Request, Answer], Callable[[], None] | None]
+# Gives the whole answer to a request with this head where it is certain to be refused now, whatever its body.
+Shed = Callable[[Head], bytes | None]
 # Makes the answer to a request that could not be read to its end, of which the head says what was understood.
 Refuse = Callable[[RequestError, Head], Response]
 
@@ -46,6 +48,7 @@ class Connection(asyncio.Protocol):
         refuse: Makes the answer to a request that cannot be read to its end.
         draining: Whether the server is going down.
         heard: Says how long ago the client's last bytes came, at most, in nanoseconds.
+        shed: What refuses requests at once, where that may pass by `handle`.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class Connection(asyncio.Protocol):
         refuse: Refuse,
         draining: Callable[[], bool],
         heard: Callable[[], int] | None = None,
+        shed: Shed | None = None,
     ) -> None:
         self._handle = handle
         self._refuse = refuse
         self._draining = draining
         self._heard = heard
+        self._shed = shed
         self._open = open_connections
         self._reader = reader
         self._clock_s = clock_s
@@ -113,10 +118,12 @@ class Connection(asyncio.Protocol):
         if self._refusal is not None:
             return  # what it still sends is read and dropped, so that it gets to read why
         free = self._current is None and not self._waiting and not self._unread
-        if free and (request := self._reader.known(data)) is not None:
+        if free and (head := self._reader.known(data)) is not None:
             # Nearly every request of a client that stays: whole, alone, and with a head that was seen before.
-            request.heard = self._heard
-            self._start(request)
+            if self._shed is not None and not self._closing and (refusal := self._shed(head)) is not None:
+                self._write(refusal)
+                return
+            self._start(Request(head, data[data.find(b"\r\n\r\n") + 4 :], self._heard))
             self._proceed()
             return
         requests, refusal = self._reader.feed(data)

@@ -33,6 +33,7 @@ class Costs:
         self.rows = list(rows)
         self.handling_ns = handling_ns
         self._ns = [float(value) for value in ns]
+        self._full_ns: int | None = None
         self.least_ns = int(self._ns[0] if least_ns is None else least_ns)
 
     @property
@@ -49,7 +50,9 @@ class Costs:
         if waiting < self.largest:
             return self.of(waiting + 1)
         # Until its turn comes, others will have come: its own batch is as full as those before it.
-        return (waiting // self.largest + 1) * self.of(self.largest)
+        if self._full_ns is None:
+            self._full_ns = self.of(self.largest)
+        return (waiting // self.largest + 1) * self._full_ns
 
     def observe(self, rows: int, ns: int) -> None:
         """Let the curve follow a batch of `rows` that took the network `ns`."""
@@ -58,6 +61,7 @@ class Costs:
         share = 1.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
         predicted_ns = self._network_ns(rows)
         # One surprise, a page fault or another process's turn, moves the curve by at most a tenth of its own height.
+        self._full_ns = None
         step = FOLLOW * min(ns - predicted_ns, predicted_ns)
         self._ns[right] += step * share
         if left != right:
@@ -66,6 +70,7 @@ class Costs:
     def observe_handling(self, ns: float) -> None:
         """Follow what reading and answering one row took besides the network."""
         most = 2 * self.handling_ns + 10_000
+        self._full_ns = None
         self.handling_ns += FOLLOW_HANDLING * (min(ns, most) - self.handling_ns)
 
     def publish(self, table: SlotTable) -> None:

@@ -78,13 +78,15 @@ class Front:
             uptime_s=lambda: time.monotonic() - started_s,
         )
         handle, refuse = routes.handle, routes.refuse
+        # Traces and the log of requests hear of every one.
+        shed = None if settings.otlp_endpoint or settings.log_requests else routes.shed
         self._end_traces: Callable[[], None] | None = None
         if settings.otlp_endpoint is not None:
             handle, self._end_traces = _traced(handle, self.models, settings, settings.otlp_endpoint)
         if settings.log_requests:
             log_of_requests = RequestLog(handle, refuse, self._access)
             handle, refuse = log_of_requests.handle, log_of_requests.refuse
-        self._http = HttpServer(settings, listener, handle, self._most_body_bytes, refuse)
+        self._http = HttpServer(settings, listener, handle, self._most_body_bytes, refuse, shed)
 
     def attach(self, loaded: Loaded, memory: SlotTable | int) -> None:
         """Let a model answer to its name, see `Attachments.attach`."""

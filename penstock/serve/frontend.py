@@ -308,10 +308,12 @@ class Frontend:
 
     def _finish_ns(self, waiting: int) -> int:
         own_ns = int(self._costs.finish_ns(waiting) * self._stretch)
-        # The other tables of the engine get no more of its time than this one; what they had lately, they will want.
-        share = min(self._rivals_share[0], 500) / 1000
-        rivals_ns = max(min(self._rivals_ns[0], own_ns), int(own_ns * share / (1 - share)))
-        return own_ns + rivals_ns + self._margin_ns
+        share, rivals_ns = self._rivals_share[0], self._rivals_ns[0]
+        if share or rivals_ns:
+            # The engine's other tables get no more of its time than this one; what they had lately, they will want.
+            share = min(share, 500)
+            own_ns += max(min(rivals_ns, own_ns), own_ns * share // (1000 - share))
+        return own_ns + self._margin_ns
 
     def _retry_after_s(self) -> float:
         return self._finish_ns(sum(sum(held[:2]) for held in self._everybody_held)) / 1e9

@@ -10,7 +10,7 @@ from functools import partial
 from typing import final
 
 from penstock.core.errors import ServeError, TooSlow
-from penstock.serve.connection import Connection, Handler, Refuse
+from penstock.serve.connection import Connection, Handler, Refuse, Shed
 from penstock.serve.heard import heard
 from penstock.serve.settings import Settings
 from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
@@ -36,6 +36,7 @@ class HttpServer:
         handle: What answers a request.
         most_body_bytes: The largest body that any model takes now.
         refuse: What answers a request that cannot be read to its end.
+        shed: What refuses requests at once, where that may pass by `handle`.
 
     Raises:
         ServeError: The TLS files are none.
@@ -48,12 +49,14 @@ class HttpServer:
         handle: Handler,
         most_body_bytes: Callable[[], int],
         refuse: Refuse,
+        shed: Shed | None = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._handle = handle
         self._most_body_bytes = most_body_bytes
         self._refuse = refuse
+        self._shed = shed
         self._tls = tls_of(settings)
         self._known = KnownHeads()
         self._connections: set[Connection] = set()
@@ -185,6 +188,7 @@ class HttpServer:
             self._refuse,
             lambda: self._draining,
             heard(client),
+            self._shed,
         )
 
     async def _sweep(self) -> None:

@@ -46,6 +46,7 @@ class _Plan:
     act: Act
     served: Served | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    shed: Callable[[], bytes | None] | None = None
 
 
 @final
@@ -85,6 +86,13 @@ class Routes:
         answer(refusal if plan is None else _with(plan.headers, refusal))
         return None
 
+    def shed(self, head: Head) -> bytes | None:
+        """The whole answer to a request that is certain to be refused now, whatever its body; None for all others."""
+        plan: _Plan | None = head.plan
+        if plan is None or plan.shed is None or plan.epoch != self._models.epoch:
+            return None
+        return plan.shed()
+
     def refuse(self, error: RequestError, head: Head) -> Response:
         """The answer to a request that could not be read to its end."""
         return _with(self._access.cors(head), refused(error))
@@ -103,8 +111,9 @@ class Routes:
         except RequestError as error:
             act, served = _refusing(error), None
         if cors:
-            act = partial(_with_headers, act, cors)
-        return _Plan(epoch, act, served, cors)
+            return _Plan(epoch, partial(_with_headers, act, cors), served, cors)
+        shed = served.refusal if served is not None and plain.has_usual_budget(head) else None
+        return _Plan(epoch, act, served, cors, shed)
 
     def _unpacked(self, act: Act, request: Request, answer: Answer) -> Cancel:
         # The same limit as before it is unpacked: a body of the protocol has a head of its own.
@@ -114,8 +123,8 @@ class Routes:
 
     def _routed(self, head: Head) -> tuple[Act, Served | None]:
         path = head.path
-        if path.startswith("/v1/apps/"):
-            served = self._models.named(path[9:])
+        if path.startswith(plain.PATH):
+            served = self._models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
             return _planned_or_refusing(plain.Plan, served, head), served
         if path == "/v2" or path.startswith("/v2/"):

@@ -9,7 +9,7 @@ from penstock.core.application import Application, Reply, reply_of
 from penstock.core.bundle import Manifest
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.spec import Array
-from penstock.serve.connection import Refusal, refused
+from penstock.serve.connection import refused
 from penstock.serve.frontend import Done, Frontend, Ticket
 from penstock.serve.slots import (
     BROKEN,
@@ -23,6 +23,7 @@ from penstock.serve.slots import (
     TOO_LATE,
     SlotTable,
 )
+from penstock.serve.wire import serialised
 
 Finished = Callable[[Array | RequestError], None]
 
@@ -75,13 +76,14 @@ class Served:
         self.reply: Reply = reply_of(application)
         self.counts = frontend.counts
         self.engine_lost = False
-        self._refusal: Refusal | None = None
+        self._refused: Overloaded | None = None
+        self._refusal = b""
         self._shape = application.output.shape
         self._arrived = arrived
         self._now_ns = now_ns
 
-    def refusal(self) -> Refusal | None:
-        """The answer to a request that names no budget, where one like it was just refused; it is counted as refused.
+    def refusal(self) -> bytes | None:
+        """The whole answer to a request with the usual budget, where one was just refused; it is counted as refused.
 
         Under overload most requests are refused, and what that takes is taken from those that could be answered.
         """
@@ -93,8 +95,8 @@ class Served:
         error = self.frontend.standing(now_ns)
         if error is None:
             return None
-        if self._refusal is None or self._refusal.error is not error:
-            self._refusal = refused(error)
+        if error is not self._refused:
+            self._refused, self._refusal = error, serialised(refused(error), None, close=False)
         self.counts[OFFERED] += 1
         self.counts[REFUSED] += 1
         return self._refusal

@@ -85,13 +85,13 @@ class KnownHeads:
     def __init__(self) -> None:
         self._heads: dict[bytes, tuple[Head, int]] = {}
 
-    def request(self, data: bytes) -> Request | None:
-        """The one whole request that the bytes are, if its head is known."""
+    def head(self, data: bytes) -> Head | None:
+        """The head of the one whole request that the bytes are, if it is known."""
         end = data.find(b"\r\n\r\n") + 4
         known = self._heads.get(data[:end])
         if known is None or known[1] != len(data) - end:
             return None
-        return Request(known[0], data[end:])
+        return known[0]
 
     def clear(self) -> None:
         """Remember none: what the routes made of them may be another now."""
@@ -159,9 +159,9 @@ class RequestReader:
         self.expects_continue = False
         self.begun = False
 
-    def known(self, data: bytes) -> Request | None:
-        """The request that the bytes are, if they are one and whole, its head is known and nothing is left over."""
-        return None if self.begun or self._refusal is not None else self._known.request(data)
+    def known(self, data: bytes) -> Head | None:
+        """The head of the request that the bytes are, if they are one and whole, and nothing is left over."""
+        return None if self.begun or self._refusal is not None else self._known.head(data)
 
     def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
         """Take bytes in.

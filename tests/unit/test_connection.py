@@ -86,3 +86,39 @@ def test_a_transport_without_half_closing_is_not_asked_for_it() -> None:
     assert connection.lingering_since_s == clock.now_s
     assert not connection.eof_received()
     assert transport.said == ["close"]
+
+
+def test_what_is_certain_to_be_refused_passes_by_the_handler_unless_the_connection_is_to_close() -> None:
+    full: list[bytes | None] = [None]
+    clock, transport, draining = Clock(), Transport(), [False]
+    handled: list[Request] = []
+
+    def handle(request: Request, answer: Answer) -> None:
+        handled.append(request)
+        answer(Response(200, b""))
+
+    connection = Connection(
+        handle,
+        set(),
+        RequestReader(1000),
+        clock,
+        lambda error, head: refused(error),
+        lambda: draining[0],
+        shed=lambda head: full[0] if head.path == "/" else None,
+    )
+    connection.connection_made(cast(asyncio.Transport, transport))
+    ask = b"GET / HTTP/1.1\r\n\r\n"
+    connection.data_received(ask)
+    full[0] = b"full"
+    transport.unread = 0
+    connection.data_received(ask)
+    assert (len(handled), transport.unread) == (1, len(b"full"))
+    # A head that was never seen is read first, and one that asks for something else is not refused.
+    connection.data_received(b"GET /?else HTTP/1.1\r\n\r\n")
+    connection.data_received(b"GET /other HTTP/1.1\r\n\r\n" * 2)
+    assert len(handled) == 4
+    # The last answer of a connection says that it is the last.
+    connection.close_after_next()
+    connection.data_received(ask)
+    assert len(handled) == 5
+    assert transport.said == ["close"]

@@ -16,6 +16,7 @@ from penstock.serve.wire import Head, Request, Response
 
 log = logging.getLogger(__name__)
 
+PATH = "/v1/apps/"
 RAW = "application/octet-stream"
 BUDGET_HEADER = "penstock-latency-ms"
 PRIORITY_HEADER = "penstock-priority"
@@ -63,16 +64,13 @@ class Plan:
             is_background(head.headers.get(PRIORITY_HEADER)),
         )
 
-    def infer(self, request: Request, answer: Answer) -> Callable[[], None] | None:
+    def infer(self, request: Request, answer: Answer) -> Callable[[], None]:
         """Decode the body, put it in, and answer when its result comes; gives what cancels it.
 
         Raises:
             RequestError: It is not what the application takes, or it is refused.
         """
         served, body = self.served, request.body
-        if self.budget_ns is None and (refusal := served.refusal()) is not None:
-            answer(refusal)
-            return None
         chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
         ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background, request.heard)
         return lambda: served.frontend.cancel(ticket)
@@ -106,6 +104,11 @@ def _replied(served: Served, output: Array) -> Response:
         return refused(ComputeFailed("The application's reply failed on this output; the server's log says how."))
     served.counts[ANSWERED] += 1
     return Response(200, body)
+
+
+def has_usual_budget(head: Head) -> bool:
+    """Whether a request with this head is one of this protocol and, whatever its body, allows the server's own time."""
+    return head.path.startswith(PATH) and BUDGET_HEADER not in head.headers
 
 
 def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
