@@ -124,7 +124,8 @@ class Connection(asyncio.Protocol):
                 self._write(refusal)
                 return
             self._start(Request(head, data[data.find(b"\r\n\r\n") + 4 :], self._heard))
-            self._proceed()
+            if self._current is None:
+                self._proceed()
             return
         requests, refusal = self._reader.feed(data)
         if requests:
