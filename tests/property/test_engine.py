@@ -211,7 +211,7 @@ def test_the_largest_bucket_takes_at_most_half_the_budget_and_must_pay() -> None
         return engine.measure(np.zeros(2, np.float32))
 
     assert measured(1 * MS, MS // 10).rows[-1] == 128
-    assert measured(10_000, 1 * MS).rows[-1] == 1
+    assert measured(10_000, 10 * MS).rows[-1] == 1
     assert measured(1 * MS, 1).rows[-1] == 4096
 
 
