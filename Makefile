@@ -10,7 +10,7 @@ ARGS ?=
 OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint types imports docs unit property integration drills format serve-docs constraints proto clean
+.PHONY: help setup demo test browser lint types imports docs unit property integration drills gpu format serve-docs constraints proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,9 @@ unit property integration: setup ## Run one kind of test: make unit, make proper
 
 drills: setup ## Run the long drills of killed and hanging processes
 	$(BIN)/pytest tests/integration -m drill $(ARGS)
+
+gpu: setup ## Run the tests that need a CUDA GPU
+	$(BIN)/pytest tests -m gpu $(ARGS)
 
 format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .

@@ -1,5 +1,30 @@
-"""Building blocks that torch lacks."""
+"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, and maxout."""
 
+from penstock.nn.attention import StreamingAttention
+from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead
 from penstock.nn.maxout import Maxout
+from penstock.nn.normalisation import SequenceBatchNorm, folded
+from penstock.nn.recurrent import GRU, LSTM, ClippedRNN
+from penstock.nn.spectrogram import LogMel
+from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
 
-__all__ = ["Maxout"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "CausalConv1d",
+    "CausalConv2d",
+    "ClippedRNN",
+    "FrameWise",
+    "LogMel",
+    "Lookahead",
+    "Maxout",
+    "SequenceBatchNorm",
+    "Sequential",
+    "State",
+    "Step",
+    "Streaming",
+    "StreamingAttention",
+    "folded",
+    "leaves",
+    "map_state",
+]

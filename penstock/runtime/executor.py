@@ -27,12 +27,14 @@ class Batch:
         chunk_B: The raw input of each row, `[B, *input.shape]`. A view that is overwritten by the next step.
         length_B: How much of each chunk is valid; 0 where the row goes on without a new chunk.
         fresh_B: Where a new stream begins: its state starts anew.
+        last_B: Where a stream ends with this chunk; None where that says nothing to the network.
     """
 
     slots_B: Rows
     chunk_B: Array
     length_B: Rows
     fresh_B: Mask
+    last_B: Mask | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

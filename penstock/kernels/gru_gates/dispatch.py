@@ -1,0 +1,40 @@
+"""Which of the two runs, and why."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.gru_gates import reference
+
+log = logging.getLogger(__name__)
+
+Gates = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B: Tensor) -> Tensor:
+    """See `reference.gru_gates`."""
+    needs_gradient = torch.is_grad_enabled() and recurrent_BG.requires_grad
+    return chosen(hidden_BH.device.type, needs_gradient)(input_BG, recurrent_BG, hidden_BH, valid_B)
+
+
+@cache
+def chosen(device: str, needs_gradient: bool) -> Gates:
+    """What runs on a kind of device; said once in the log."""
+    if device != "cuda":
+        return _said(reference.gru_gates, "torch", f"on {device} nothing is gained by another")
+    if needs_gradient:
+        return _said(reference.gru_gates, "torch", "the kernel has no backward")
+    if find_spec("triton") is None:
+        return _said(reference.gru_gates, "torch", "the package triton is not installed")
+    from penstock.kernels.gru_gates import triton
+
+    return _said(triton.gru_gates, "Triton", "one pass over memory")
+
+
+def _said(gates: Gates, by: str, why: str) -> Gates:
+    log.info("the gates of GRUs are computed by %s: %s", by, why)
+    return gates

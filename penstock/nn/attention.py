@@ -1,0 +1,88 @@
+"""Self-attention that looks back over a bounded number of frames, so that a stream's cache never grows."""
+
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.core.errors import ApplicationError
+from penstock.nn.streaming import State, Step, Streaming, valid_alone
+
+# B batch, T frames of a chunk, L frames of the past, K = L + T keys, N heads, D features of a head
+
+
+@final
+class StreamingAttention(Streaming):
+    """Multi-head self-attention in which a frame sees itself and the `left` frames before it.
+
+    Where a frame stands is told by how far behind it another one is: a learned bias for each distance and head is
+    added to the scores. Vaswani et al. 2017, "Attention Is All You Need", section 3.2; the bias is that of Raffel et
+    al. 2020, "Exploring the Limits of Transfer Learning", section 2.1, with a bucket for each distance.
+
+    Args:
+        features: Of a frame.
+        heads: That divide them.
+        left: Frames of the past that each frame sees.
+
+    Raises:
+        ApplicationError: The features do not divide into heads, or `left` is negative.
+    """
+
+    def __init__(self, features: int, heads: int, left: int) -> None:
+        super().__init__()
+        if features % heads:
+            raise ApplicationError(f"StreamingAttention has {features} features for {heads} heads; they must divide.")
+        if left < 0:
+            raise ApplicationError(f"StreamingAttention looks {left} frames back; it must be 0 or more.")
+        self.heads = heads
+        self.left = left
+        self.project = nn.Linear(features, 3 * features)
+        self.output = nn.Linear(features, features)
+        self.distance_bias = nn.Parameter(torch.zeros(heads, left + 1))
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, features]` to the same shape."""
+        # What stands behind the valid frames is seen by none of them; NaN there would be seen all the same.
+        query, key, value = self._projected(valid_alone(whole_BT, length_B))
+        return self._attended(query, key, value, torch.arange(whole_BT.shape[1], device=whole_BT.device), None)
+
+    def output_lengths(self, length_B: Tensor) -> Tensor:
+        """As many as went in."""
+        return length_B
+
+    def initial_state(self, batch: int) -> State:
+        """An empty cache: keys and values, the newest last, and how many there are."""
+        weight = self.output.weight
+        cache_BL = weight.new_zeros(batch, self.left, weight.shape[0])
+        return cache_BL, cache_BL.clone(), torch.zeros(batch, dtype=torch.int64, device=weight.device)
+
+    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
+        """See `Streaming`."""
+        keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor], state)
+        query, key, value = self._projected(valid_alone(chunk_BT, length_B))
+        key, value = torch.cat([keys_BL, key], 1), torch.cat([values_BL, value], 1)
+        at_K = torch.arange(key.shape[1], device=key.device)
+        # The cache is filled from its end; what was never there is seen by nobody.
+        seen_BK = at_K >= self.left - held_B[:, None]
+        output_BT = self._attended(query, key, value, at_K, seen_BK)
+        row_B1 = torch.arange(chunk_BT.shape[0], device=key.device)[:, None]
+        newest_BL = length_B[:, None] + at_K[: self.left]
+        held_B = (held_B + length_B).clamp(max=self.left)
+        return Step(output_BT, length_B, (key[row_B1, newest_BL], value[row_B1, newest_BL], held_B))
+
+    def _projected(self, frames_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.project(frames_BT).chunk(3, -1)
+        return query, key, value
+
+    def _attended(
+        self, query_BT: Tensor, key_BK: Tensor, value_BK: Tensor, at_K: Tensor, seen_BK: Tensor | None
+    ) -> Tensor:
+        frames = query_BT.shape[1]
+        distance_TK = at_K[-frames:, None] - at_K
+        within_TK = (distance_TK >= 0) & (distance_TK <= self.left)
+        bias_NTK = self.distance_bias[:, distance_TK.clamp(0, self.left)]
+        allowed = within_TK if seen_BK is None else within_TK & seen_BK[:, None, None]
+        mask = torch.where(allowed, bias_NTK, -torch.inf)
+        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query_BT, key_BK, value_BK)]
+        return self.output(functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2))

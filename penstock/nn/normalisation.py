@@ -1,0 +1,99 @@
+"""Batch norm over sequences of many lengths, and how it disappears when a network is served."""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import ApplicationError
+from penstock.nn.streaming import State, Step, Streaming, like_frames, mask_of
+
+# B batch, T frames, D features
+
+
+@final
+class SequenceBatchNorm(Streaming):
+    """Batch norm with the statistics of all valid frames of a batch, over batch and time.
+
+    Laurent et al. 2016, "Batch Normalized Recurrent Neural Networks", section 4, as Amodei et al. 2015, "Deep Speech
+    2", section 3.2, use it. In training, frames behind a row's length count for nothing. When served, the running
+    statistics make it a scale and a shift of each feature; `folded` puts them into the linear layer before it.
+
+    Args:
+        features: Of a frame, in its last dimension.
+        momentum: How far one batch moves the running statistics.
+        eps: Added to the variance.
+    """
+
+    mean_D: Tensor
+    variance_D: Tensor
+
+    def __init__(self, features: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.register_buffer("mean_D", torch.zeros(features))
+        self.register_buffer("variance_D", torch.ones(features))
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, features]` to the same shape."""
+        if not self.training:
+            return self._scaled(whole_BT, self.mean_D, self.variance_D)
+        if length_B is None:
+            length_B = whole_BT.new_full((whole_BT.shape[0],), whole_BT.shape[1], dtype=torch.int64)
+        valid_BT = like_frames(mask_of(length_B, whole_BT.shape[1]), whole_BT)
+        count = valid_BT.sum()
+        mean_D = torch.where(valid_BT, whole_BT, 0).sum((0, 1)) / count
+        variance_D = torch.where(valid_BT, (whole_BT - mean_D).square(), 0).sum((0, 1)) / count
+        with torch.no_grad():
+            self.mean_D.lerp_(mean_D, self.momentum)
+            self.variance_D.lerp_(variance_D * count / (count - 1).clamp(min=1), self.momentum)
+        return self._scaled(whole_BT, mean_D, variance_D)
+
+    def output_lengths(self, length_B: Tensor) -> Tensor:
+        """As many as went in."""
+        return length_B
+
+    def initial_state(self, batch: int) -> State:
+        """None."""
+        return ()
+
+    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
+        """See `Streaming`; by the running statistics."""
+        return Step(self._scaled(chunk_BT, self.mean_D, self.variance_D), length_B, state)
+
+    def folded(self, before: nn.Linear) -> nn.Linear:
+        """A linear layer that does what the given one and then this norm do when served.
+
+        Raises:
+            ApplicationError: The layer's outputs are not this norm's features.
+        """
+        if before.out_features != self.weight.shape[0]:
+            raise ApplicationError(
+                f"A batch norm of {self.weight.shape[0]} features does not fold into {before.out_features} outputs."
+            )
+        scale_D = self.weight / torch.sqrt(self.variance_D + self.eps)
+        shift_D = self.bias - self.mean_D * scale_D
+        folded = nn.Linear(before.in_features, before.out_features).to(before.weight)
+        with torch.no_grad():
+            folded.weight.copy_(before.weight * scale_D[:, None])
+            folded.bias.copy_(shift_D)
+            if "bias" in before.state_dict():
+                folded.bias.add_(before.bias * scale_D)
+        return folded
+
+    def _scaled(self, frames: Tensor, mean_D: Tensor, variance_D: Tensor) -> Tensor:
+        return (frames - mean_D) * torch.rsqrt(variance_D + self.eps) * self.weight + self.bias
+
+
+def folded(layers: nn.Sequential) -> nn.Sequential:
+    """Layers with every batch norm that stands behind a linear layer put into it, for serving."""
+    made: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, SequenceBatchNorm) and made and isinstance(made[-1], nn.Linear):
+            made[-1] = layer.folded(made[-1])
+        else:
+            made.append(layer)
+    return nn.Sequential(*made)

@@ -1,0 +1,185 @@
+"""Recurrent layers that run whole sequences by torch's fused kernels and chunks frame by frame, with the same weights.
+
+A chunk is a few frames of many streams, of which each may have another number: what all frames need of the input is one
+multiplication, and then each frame's takes the rows along that still have one.
+"""
+
+from abc import abstractmethod
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.core.errors import ApplicationError
+from penstock.kernels.gru_gates import gru_gates
+from penstock.nn.streaming import State, Step, Streaming
+
+# B batch, T frames, H hidden units, G gates of all units
+
+
+class Recurrent(Streaming):
+    """A layer whose output for a frame is its hidden state after it."""
+
+    hidden: int
+
+    @abstractmethod
+    def inputs(self, chunk_BT: Tensor) -> Tensor:
+        """What a chunk adds to the gates, `[B, T, G]`."""
+
+    @abstractmethod
+    def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
+        """The state after one more frame of the rows that have one; the first of it, `[B, H]`, is the output."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> int:
+        """How many tensors `[B, H]` the state has."""
+
+    def output_lengths(self, length_B: Tensor) -> Tensor:
+        """As many as went in."""
+        return length_B
+
+    def initial_state(self, batch: int) -> State:
+        """Zeros."""
+        like = next(self.parameters())
+        return tuple(like.new_zeros(batch, self.hidden) for _ in range(self.parts))
+
+    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
+        """See `Streaming`."""
+        now = cast(tuple[Tensor, ...], state)
+        outputs: list[Tensor] = []
+        for frame, input_BG in enumerate(self.inputs(chunk_BT).unbind(1)):
+            now = self.advance(input_BG, now, length_B > frame)
+            outputs.append(now[0])
+        return Step(torch.stack(outputs, 1), length_B, now)
+
+
+@final
+class GRU(Recurrent):
+    """A gated recurrent unit as torch has it: the reset gate is applied behind the hidden state's product.
+
+    Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", section 2.3; `torch.nn.GRU` has the
+    formulas.
+
+    Args:
+        features: Of a frame.
+        hidden: Units.
+    """
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.cell = nn.GRU(features, hidden, batch_first=True)
+
+    @property
+    def parts(self) -> int:
+        """One: the hidden state."""
+        return 1
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, features]` to `[B, T, hidden]`."""
+        return self.cell(whole_BT)[0] if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
+
+    def inputs(self, chunk_BT: Tensor) -> Tensor:
+        """See `Recurrent`."""
+        input_weight, _, input_bias, _ = self.cell.all_weights[0]
+        return functional.linear(chunk_BT, input_weight, input_bias)
+
+    def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
+        """See `Recurrent`."""
+        (hidden_BH,) = state
+        _, weight, _, bias = self.cell.all_weights[0]
+        recurrent_BG = functional.linear(hidden_BH, weight, bias)
+        return (gru_gates(input_BG, recurrent_BG, hidden_BH, valid_B),)
+
+
+@final
+class LSTM(Recurrent):
+    """Long short-term memory. Its state is the output and the cell.
+
+    Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; `torch.nn.LSTM` has the formulas.
+
+    Args:
+        features: Of a frame.
+        hidden: Units.
+    """
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.cell = nn.LSTM(features, hidden, batch_first=True)
+
+    @property
+    def parts(self) -> int:
+        """Two: the output and the cell."""
+        return 2
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, features]` to `[B, T, hidden]`."""
+        return self.cell(whole_BT)[0] if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
+
+    def inputs(self, chunk_BT: Tensor) -> Tensor:
+        """See `Recurrent`."""
+        input_weight, _, input_bias, _ = self.cell.all_weights[0]
+        return functional.linear(chunk_BT, input_weight, input_bias)
+
+    def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
+        """See `Recurrent`."""
+        output_BH, cell_BH = state
+        _, weight, _, bias = self.cell.all_weights[0]
+        gates_BG = input_BG + functional.linear(output_BH, weight, bias)
+        enter, forget, new, leave = gates_BG.chunk(4, 1)
+        after_BH = torch.sigmoid(forget) * cell_BH + torch.sigmoid(enter) * torch.tanh(new)
+        return _where(valid_B, (torch.sigmoid(leave) * torch.tanh(after_BH), after_BH), state)
+
+
+@final
+class ClippedRNN(Recurrent):
+    """The plain recurrent layer of Deep Speech: h_t = clip(W x_t + U h_(t-1) + b, 0, most).
+
+    Hannun et al. 2014, "Deep Speech", section 2, where `most` is 20.
+
+    Args:
+        features: Of a frame.
+        hidden: Units.
+        most: The largest activation.
+
+    Raises:
+        ApplicationError: `most` is not above 0.
+    """
+
+    def __init__(self, features: int, hidden: int, most: float = 20.0) -> None:
+        super().__init__()
+        if not most > 0:
+            raise ApplicationError(f"ClippedRNN clips at {most:g}; give it a number above 0.")
+        self.hidden = hidden
+        self.most = most
+        self.input = nn.Linear(features, hidden)
+        self.recurrent = nn.Linear(hidden, hidden, bias=False)
+        # A recurrence without gates keeps its signal where it begins as a rotation.
+        nn.init.orthogonal_(self.recurrent.weight)
+
+    @property
+    def parts(self) -> int:
+        """One: the hidden state."""
+        return 1
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, features]` to `[B, T, hidden]`."""
+        length_B = whole_BT.new_full((whole_BT.shape[0],), whole_BT.shape[1], dtype=torch.int64)
+        if not whole_BT.shape[1]:
+            return whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
+        return self.step(whole_BT, length_B, self.initial_state(whole_BT.shape[0])).output_BU
+
+    def inputs(self, chunk_BT: Tensor) -> Tensor:
+        """See `Recurrent`."""
+        return self.input(chunk_BT)
+
+    def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
+        """See `Recurrent`."""
+        return _where(valid_B, ((input_BG + self.recurrent(state[0])).clamp(0, self.most),), state)
+
+
+def _where(valid_B: Tensor, after: tuple[Tensor, ...], before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.where(valid_B[:, None], new, old) for new, old in zip(after, before, strict=True))

@@ -1,0 +1,124 @@
+"""Log-mel spectrograms of raw samples, a chunk at a time: the overlap of the windows is state."""
+
+import math
+from collections.abc import Callable
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ApplicationError
+from penstock.nn.streaming import State, Step, Streaming
+from penstock.nn.windows import Windows
+
+# B batch, T samples in, U frames out, W samples of a window, F frequencies, D mel bands
+
+
+@final
+class LogMel(Streaming):
+    """The logarithm of the energy in bands of the mel scale, of windows that follow one another.
+
+    The first window begins with the first sample, and samples at the end that fill no window are left out: every
+    frame can be given as soon as its last sample is there. The transform is a product with sines and cosines, which
+    any runtime has.
+
+    Davis and Mermelstein 1980, "Comparison of Parametric Representations"; the mel scale is that of O'Shaughnessy 1987,
+    2595 log10(1 + f / 700), with triangles of height 1.
+
+    Args:
+        sample_rate_hz: Of the samples.
+        window_ms: How long a window is.
+        hop_ms: From the begin of one to that of the next.
+        bands: Features of a frame.
+        low_hz: Where the lowest band begins.
+        high_hz: Where the highest ends; half the sample rate by default.
+        full_scale: What a sample is divided by: 32,768 for 16-bit samples.
+        floor: Added to the energy, so that silence has a logarithm.
+
+    Raises:
+        ApplicationError: The hop is longer than the window, or the bands do not fit below half the sample rate.
+    """
+
+    cosines_WF: Tensor
+    sines_WF: Tensor
+    bands_FD: Tensor
+
+    def __init__(
+        self,
+        sample_rate_hz: int = 16_000,
+        *,
+        window_ms: float = 25.0,
+        hop_ms: float = 10.0,
+        bands: int = 40,
+        low_hz: float = 20.0,
+        high_hz: float | None = None,
+        full_scale: float = 32_768.0,
+        floor: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        window, hop = round(sample_rate_hz * window_ms / 1e3), round(sample_rate_hz * hop_ms / 1e3)
+        high_hz = sample_rate_hz / 2 if high_hz is None else high_hz
+        if not 0 <= low_hz < high_hz <= sample_rate_hz / 2 or bands < 1:
+            raise ApplicationError(
+                f"{bands} bands from {low_hz:g} to {high_hz:g} Hz; at {sample_rate_hz:,} samples a second they lie "
+                f"between 0 and {sample_rate_hz / 2:g} Hz."
+            )
+        self.windows = Windows(window, hop)
+        self.full_scale = full_scale
+        self.floor = floor
+        self._given = torch.get_default_dtype()
+        # In float64, and rounded once.
+        frequencies = window // 2 + 1
+        at_W = torch.arange(window, dtype=torch.float64)
+        hann_W = 0.5 - 0.5 * torch.cos(2 * math.pi * at_W / window)
+        turns_WF = 2 * math.pi * at_W[:, None] * torch.arange(frequencies, dtype=torch.float64) / window
+        bands_FD = _mel_bands(sample_rate_hz, window, bands, low_hz, high_hz)
+        for name, made in (
+            ("cosines_WF", hann_W[:, None] * torch.cos(turns_WF)),
+            ("sines_WF", hann_W[:, None] * torch.sin(turns_WF)),
+            ("bands_FD", bands_FD),
+        ):
+            self.register_buffer(name, made.to(self._given), persistent=False)
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T]` samples to `[B, U, bands]`."""
+        return self.windows.over(whole_BT.to(self.bands_FD.dtype), length_B, self._over)
+
+    def output_lengths(self, length_B: Tensor) -> Tensor:
+        """One for every window that is whole."""
+        return self.windows.count(length_B)
+
+    def initial_state(self, batch: int) -> State:
+        """No sample waits."""
+        return self.windows.initial_state(self.bands_FD.new_zeros(batch))
+
+    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
+        """See `Streaming`."""
+        ready = self.windows.take(chunk_BT, length_B, state, last_B)
+        return Step(self._over(ready.frames_BM), ready.windows_B, ready.state)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # In half precision quiet sounds would vanish beside loud ones: only what is given on is rounded.
+        for name in ("cosines_WF", "sines_WF", "bands_FD"):
+            made = fn(getattr(self, name))
+            self._given = made.dtype
+            setattr(self, name, getattr(self, name).to(made.device, torch.promote_types(made.dtype, torch.float32)))
+        return self
+
+    def _over(self, samples_BM: Tensor) -> Tensor:
+        windows_BUW = (samples_BM / self.full_scale).unfold(1, self.windows.size, self.windows.stride)
+        energy_BUF = (windows_BUW @ self.cosines_WF).square() + (windows_BUW @ self.sines_WF).square()
+        return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._given)
+
+
+def _mel_bands(sample_rate_hz: int, window: int, bands: int, low_hz: float, high_hz: float) -> Tensor:
+    def mel(hz: Tensor) -> Tensor:
+        return 2595 * torch.log10(1 + hz / 700)
+
+    edges = mel(torch.tensor([low_hz, high_hz], dtype=torch.float64))
+    edges_E = torch.linspace(float(edges[0]), float(edges[1]), bands + 2, dtype=torch.float64)
+    hz_F = torch.arange(window // 2 + 1, dtype=torch.float64) * sample_rate_hz / window
+    at_F = mel(hz_F)[:, None]
+    low_D, peak_D, high_D = edges_E[:-2], edges_E[1:-1], edges_E[2:]
+    rising_FD, falling_FD = (at_F - low_D) / (peak_D - low_D), (high_D - at_F) / (high_D - peak_D)
+    return torch.minimum(rising_FD, falling_FD).clamp(min=0)

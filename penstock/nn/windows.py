@@ -1,0 +1,108 @@
+"""Windows that slide over a stream: what convolutions over time, lookahead and spectrograms have in common.
+
+What is left of a row when its chunk is over, the frames that the next window begins with, waits in the state. So
+windows are those of the whole sequence, however it was cut.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, cast, final
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ApplicationError
+from penstock.nn.streaming import State, like_frames, valid_alone
+
+# B batch, T frames of a chunk, P frames that may wait, M room for both and for the zeros behind
+
+
+class Ready(NamedTuple):
+    """What windows can be taken from now.
+
+    Args:
+        frames_BM: `[B, M, ...]`, what waited and then the chunk, from each row's first frame on; zeros behind the last.
+        windows_B: How many windows of each row are whole; they begin at 0, `stride`, 2 `stride` ...
+        state: What waits from now on, and how much of it.
+    """
+
+    frames_BM: Tensor
+    windows_B: Tensor
+    state: State
+
+
+@final
+class Windows:
+    """Windows of `size` frames, one every `stride` frames.
+
+    Args:
+        size: Frames of a window.
+        stride: Frames from the begin of one to that of the next, at most `size`.
+        before: Zeros before a stream's first frame.
+        after: Zeros behind its last; with those before it, less than a window.
+    """
+
+    def __init__(self, size: int, stride: int = 1, *, before: int = 0, after: int = 0) -> None:
+        if not 1 <= stride <= size or before < 0 or after < 0 or before + after >= size:
+            raise ApplicationError(
+                f"Windows of {size} frames, one every {stride}, with {before} zeros before and {after} behind: the "
+                f"stride must be 1 to {size}, and the zeros together fewer than {size}."
+            )
+        self.size = size
+        self.stride = stride
+        self.before = before
+        self.after = after
+
+    def count(self, length_B: Tensor) -> Tensor:
+        """How many windows whole sequences of so many frames have."""
+        return self._whole(length_B + (self.before + self.after))
+
+    def over(self, whole_BT: Tensor, length_B: Tensor | None, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a function gives for every window of whole sequences, the zeros before and behind them included.
+
+        Args:
+            whole_BT: `[B, T, ...]`.
+            length_B: How many frames of each row are valid; those behind them are taken as zeros.
+            function: Makes `[B, U, ...]` of `[B, M, ...]`, one output for each of the windows.
+        """
+        whole_BT = valid_alone(whole_BT, length_B)
+        frames = whole_BT.shape[1]
+        # Where there is no window at all, one of zeros, whose output is left out.
+        after = max(self.after, self.size - self.before - frames)
+        zeros_BS = whole_BT.new_zeros(whole_BT.shape[0], self.size, *whole_BT.shape[2:])
+        output_BU = function(torch.cat([zeros_BS[:, : self.before], whole_BT, zeros_BS[:, :after]], 1))
+        return output_BU[:, : max(0, (frames + self.before + self.after - self.size) // self.stride + 1)]
+
+    def initial_state(self, frame_B: Tensor) -> State:
+        """Before the first chunk, for streams of frames like these, `[B, ...]`."""
+        batch = frame_B.shape[0]
+        waiting_BP = frame_B.new_zeros(batch, self.size - 1, *frame_B.shape[1:])
+        return waiting_BP, torch.full((batch,), self.before, dtype=torch.int64, device=frame_B.device)
+
+    def take(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Ready:
+        """Put what waited before the chunk, and keep what the next windows begin with."""
+        waiting_BP, waits_B = cast(tuple[Tensor, Tensor], state)
+        waiting, frames = waiting_BP.shape[1], chunk_BT.shape[1]
+        total_B = waits_B + length_B
+        at_M = torch.arange(waiting + frames + self.after, device=chunk_BT.device)
+        # What waits stands at the begin of its room, what comes at the begin of its own.
+        index_BM = torch.where(at_M < waits_B[:, None], at_M, at_M - waits_B[:, None] + waiting)
+        joined = torch.cat([waiting_BP, chunk_BT.to(waiting_BP.dtype)], 1)
+        frames_BM = _rows_of(joined, index_BM.clamp(max=waiting + frames - 1))
+        frames_BM = torch.where(like_frames(at_M < total_B[:, None], frames_BM), frames_BM, 0)
+        if last_B is not None:
+            total_B = total_B + self.after * last_B
+        windows_B = self._whole(total_B)
+        taken_B = windows_B * self.stride
+        left_BP = taken_B[:, None] + at_M[:waiting]
+        waiting_BP = _rows_of(frames_BM, left_BP.clamp(max=at_M.shape[0] - 1))
+        waits_B = total_B - taken_B
+        waiting_BP = torch.where(like_frames(at_M[:waiting] < waits_B[:, None], waiting_BP), waiting_BP, 0)
+        return Ready(frames_BM, windows_B, (waiting_BP, waits_B))
+
+    def _whole(self, frames_B: Tensor) -> Tensor:
+        return torch.where(frames_B >= self.size, (frames_B - self.size) // self.stride + 1, 0)
+
+
+def _rows_of(frames_BM: Tensor, index_BN: Tensor) -> Tensor:
+    row_B = torch.arange(frames_BM.shape[0], device=frames_BM.device)
+    return frames_BM[row_B[:, None], index_BN]

@@ -1,0 +1,121 @@
+"""States in one table: streams that come, go and pause in any order, each answered as if it were alone."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from penstock.core.errors import ApplicationError
+from penstock.core.spec import TensorSpec
+from penstock.nn import GRU, CausalConv1d, Lookahead, Sequential, StreamingAttention
+from penstock.runtime.executor import Batch
+from penstock.runtime.streaming_executor import StreamingExecutor
+
+FRAMES, FEATURES, SLOTS = 4, 3, 5
+CHUNK = TensorSpec(dtype="float32", shape=(FRAMES, FEATURES), meaning="frames")
+# A conv with stride 2 makes at most 2 of 4 frames, and the look ahead gives 2 more at the end.
+SCORES = TensorSpec(dtype="float32", shape=(4, 2), meaning="scores")
+
+
+def network() -> Sequential:
+    torch.manual_seed(3)
+    return Sequential(
+        CausalConv1d(FEATURES, 4, 3, 2), GRU(4, 4), StreamingAttention(4, 2, 3), Lookahead(4, 2), nn.Linear(4, 2)
+    )
+
+
+def executor(**options: Any) -> StreamingExecutor:
+    return StreamingExecutor(network(), CHUNK, SCORES, slots=SLOTS, max_rows=SLOTS, **options)
+
+
+def offline(frames: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return network().eval()(torch.from_numpy(frames)[None])[0].numpy()
+
+
+def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> Batch:
+    """Of slot, frames, and whether the stream begins and ends."""
+    chunk_B = np.full((len(rows), FRAMES, FEATURES), np.nan, np.float32)
+    for index, (_, frames, _, _) in enumerate(rows):
+        chunk_B[index, : len(frames)] = frames
+    return Batch(
+        slots_B=np.array([row[0] for row in rows]),
+        chunk_B=chunk_B,
+        length_B=np.array([len(row[1]) for row in rows]),
+        fresh_B=np.array([row[2] for row in rows]),
+        last_B=np.array([row[3] for row in rows]),
+    )
+
+
+def play(made: StreamingExecutor, seed: int, ticks: int = 40) -> float:
+    """Streams begin, pause, end and are followed by others in their slots; gives the worst difference from offline."""
+    rng = np.random.default_rng(seed)
+    sent: dict[int, list[np.ndarray]] = defaultdict(list)
+    given_back: dict[int, list[np.ndarray]] = defaultdict(list)
+    owner: dict[int, int] = {}
+    ended: list[int] = []
+    streams = 0
+    for tick in range(ticks):
+        rows: list[tuple[int, np.ndarray, bool, bool]] = []
+        keys: list[int] = []
+        for slot in rng.permutation(SLOTS)[: rng.integers(1, SLOTS + 1)].tolist():
+            fresh = slot not in owner
+            if fresh:
+                owner[slot], streams = streams, streams + 1
+            key = owner[slot]
+            frames = rng.normal(size=(int(rng.integers(0, FRAMES + 1)), FEATURES)).astype(np.float32)
+            last = bool(rng.random() < 0.2) or tick == ticks - 1
+            sent[key].append(frames)
+            keys.append(key)
+            rows.append((slot, frames, fresh, last))
+            if last:
+                ended.append(key)
+                del owner[slot]
+        result = made.step(batch(rows))
+        assert result.length_B is not None
+        for key, output, count in zip(keys, result.output_B, result.length_B, strict=True):
+            given_back[key].append(output[:count].copy())
+    worst = 0.0
+    for key in ended:
+        frames, outputs = np.concatenate(sent[key]), np.concatenate(given_back[key])
+        expected = offline(frames) if len(frames) else outputs[:0]
+        assert outputs.shape == expected.shape
+        worst = max(worst, float(np.abs(outputs - expected).max(initial=0.0)))
+    return worst
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_every_stream_is_answered_as_if_it_were_alone(seed: int) -> None:
+    assert play(executor(), seed) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(10))
+def test_every_stream_is_answered_as_if_it_were_alone_by_graphs(seed: int) -> None:
+    assert play(executor(device="cuda"), seed) < 1e-4
+
+
+def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
+    frames = np.random.default_rng(0).normal(size=(3 * FRAMES, FEATURES)).astype(np.float32)
+    here, there = executor(), executor()
+    first = here.step(batch([(2, frames[:FRAMES], True, False)]))
+    assert first.length_B is not None
+    outputs = [first.output_B[0, : first.length_B[0]].copy()]
+    there.restore(4, here.saved(2))
+    for start, last in ((FRAMES, False), (2 * FRAMES, True)):
+        result = there.step(batch([(4, frames[start : start + FRAMES], False, last)]))
+        assert result.length_B is not None
+        outputs.append(result.output_B[0, : result.length_B[0]].copy())
+    np.testing.assert_allclose(np.concatenate(outputs), offline(frames), atol=1e-6)
+    assert here.state_bytes == sum(leaf.nbytes for leaf in here.saved(0))
+
+
+def test_another_output_than_the_networks_is_refused() -> None:
+    with pytest.raises(ApplicationError, match=r"makes \[4, 2\] of a chunk"):
+        StreamingExecutor(network(), CHUNK, TensorSpec(dtype="float32", shape=(2, 2), meaning="x"), slots=2, max_rows=2)
