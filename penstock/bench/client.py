@@ -3,6 +3,7 @@
 A loop over `epoll` and nothing else: an event loop's transports would take as long for a request as a fast server does.
 """
 
+import errno
 import gc
 import math
 import os
@@ -12,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 
 # n requests, g golden examples
@@ -36,6 +37,8 @@ AT_ONCE = 256
 READ_BYTES = 1 << 16
 # How long to wait before another attempt where nobody listens.
 REFUSED_S = 0.001
+CONNECT_AT_ONCE = 64
+CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,11 +120,12 @@ class _Sender:
         self.job = job
         self.poll = poll
         self.requests = job.target.requests
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            job.target.host, job.target.port, type=socket.SOCK_STREAM
-        )[0]
-        self.socket_of = partial(socket.socket, family, kind, protocol)
-        self.address = address
+        # Of several addresses, the first one that answers.
+        try:
+            with socket.create_connection((job.target.host, job.target.port), timeout=CONNECT_S) as first:
+                self.family, self.address = first.family, first.getpeername()
+        except OSError as error:
+            raise BenchError(f"{job.target.host}:{job.target.port} cannot be reached ({error}).") from None
         self.connections: dict[int, _Connection] = {}
         self.free: deque[_Connection] = deque()
         self.queue: deque[tuple[float, int]] = deque()
@@ -129,6 +133,8 @@ class _Sender:
         self.closed_loop = job.due_s is None
         self.broken = 0
         self.begun = 0
+        self._missing = job.connections
+        self._open_again_s = 0.0
         self.due_s = [] if job.due_s is None else job.due_s.tolist()
         self.next_due_s = self.due_s[0] if self.due_s else math.inf
         self._next = 0
@@ -138,8 +144,6 @@ class _Sender:
 
     def run(self) -> Sent:
         job = self.job
-        for _ in range(job.connections):
-            _Connection(self)
         self._poll_until(lambda: len(self.free) == job.connections, job.start_s)
         time.sleep(max(0.0, job.start_s - time.monotonic()))
         if self.closed_loop:
@@ -148,14 +152,20 @@ class _Sender:
                 self.next_of(connection)
         self._poll_until(lambda: False, job.end_s)
         given_up_s = time.monotonic() + job.stragglers_s
-        self._poll_until(lambda: self.begun + len(self.queue) <= len(self.finished) + self.broken, given_up_s)
+        self._poll_until(self._all_answered, given_up_s)
         for connection in list(self.connections.values()):
             connection.close()
         return self._sum()
 
+    def _all_answered(self) -> bool:
+        return self.next_due_s == math.inf and self.begun + len(self.queue) <= len(self.finished) + self.broken
+
     def _poll_until(self, over: Callable[[], bool], end_s: float) -> None:
         connections, poll = self.connections, self.poll
         while (now := time.monotonic()) < end_s and not over():
+            # Not where one breaks: the new one might be taken for the old one by what this poll still brings.
+            if self._missing and now >= self._open_again_s and now < self.job.end_s:
+                self._open_some()
             if self.next_due_s <= now:
                 self.send_due(now)
             wait_s = min(self.next_due_s, end_s) - now
@@ -192,11 +202,20 @@ class _Sender:
             self.free.append(connection)
 
     def lost(self, connection: "_Connection", unanswered: bool) -> None:
-        """A connection broke: open another one."""
+        """A connection broke, or could not be opened: another one is opened soon."""
         self.broken += unanswered
         if connection in self.free:
             self.free.remove(connection)
-        if time.monotonic() < self.job.end_s:
+        self._missing += 1
+
+    def wait_to_open(self) -> None:
+        """Nobody listens now."""
+        self._open_again_s = time.monotonic() + REFUSED_S
+
+    def _open_some(self) -> None:
+        opening = sum(connection.opening for connection in self.connections.values())
+        for _ in range(min(self._missing, CONNECT_AT_ONCE - opening)):
+            self._missing -= 1
             _Connection(self)
 
     def _sum(self) -> Sent:
@@ -247,11 +266,14 @@ class _Connection:
         self._unsent = b""
         self._due_s = 0.0
         self._which = -1
-        self._socket = sender.socket_of()
+        self._socket = socket.socket(sender.family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.connect_ex(sender.address)
-        self._opening = True
+        reason = self._socket.connect_ex(sender.address)
+        if reason not in (0, errno.EINPROGRESS):
+            # No route or no port left: the fault of the machine that measures.
+            raise BenchError(f"no connection to {sender.address} can be opened ({os.strerror(reason)}).")
+        self.opening = True
         sender.connections[self._socket.fileno()] = self
         sender.poll.register(self._socket, select.EPOLLOUT)
 
@@ -261,13 +283,16 @@ class _Connection:
 
     def heard(self, events: int) -> None:
         """The socket has something to say."""
-        if self._opening:
+        if self.opening:
             self._opened()
+        elif events & select.EPOLLIN:
+            # First: a server may answer, and hang up, before it has read everything.
+            self._read()
         elif events & select.EPOLLOUT:
             self._sender.poll.modify(self._socket, select.EPOLLIN)
             self._write(self._unsent)
         else:
-            self._read()
+            self._lost()
 
     def close(self) -> None:
         del self._sender.connections[self._socket.fileno()]
@@ -275,11 +300,10 @@ class _Connection:
 
     def _opened(self) -> None:
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            # Nobody listens, or not any more: a moment later, perhaps.
-            time.sleep(REFUSED_S)
+            self._sender.wait_to_open()
             self._lost()
             return
-        self._opening = False
+        self.opening = False
         self._sender.poll.modify(self._socket, select.EPOLLIN)
         self._sender.next_of(self)
 
@@ -293,7 +317,7 @@ class _Connection:
             return
         if sent < len(data):
             self._unsent = data[sent:]
-            self._sender.poll.modify(self._socket, select.EPOLLOUT)
+            self._sender.poll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
 
     def _read(self) -> None:
         try:

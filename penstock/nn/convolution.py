@@ -77,6 +77,7 @@ class CausalConv2d(Streaming):
         channels_out: Of each output bin.
         kernel: Frames and bins that an output is made of; the bins are odd.
         stride: Frames and bins from one output to the next.
+        bins: Of an input frame.
         bias: Whether outputs have one.
 
     Raises:

@@ -45,11 +45,16 @@ class SequenceBatchNorm(Streaming):
             length_B = whole_BT.new_full((whole_BT.shape[0],), whole_BT.shape[1], dtype=torch.int64)
         valid_BT = like_frames(mask_of(length_B, whole_BT.shape[1]), whole_BT)
         count = valid_BT.sum()
-        mean_D = torch.where(valid_BT, whole_BT, 0).sum((0, 1)) / count
-        variance_D = torch.where(valid_BT, (whole_BT - mean_D).square(), 0).sum((0, 1)) / count
+        # In float32 at least: the sum of all frames is beyond half precision.
+        exact_BT = whole_BT.to(torch.promote_types(whole_BT.dtype, torch.float32))
+        mean_D = torch.where(valid_BT, exact_BT, 0).sum((0, 1)) / count.clamp(min=1)
+        variance_D = torch.where(valid_BT, (exact_BT - mean_D).square(), 0).sum((0, 1)) / count.clamp(min=1)
+        mean_D, variance_D = mean_D.to(self.mean_D.dtype), variance_D.to(self.mean_D.dtype)
         with torch.no_grad():
-            self.mean_D.lerp_(mean_D, self.momentum)
-            self.variance_D.lerp_(variance_D * count / (count - 1).clamp(min=1), self.momentum)
+            # A batch without a valid frame says nothing.
+            share = (self.momentum * (count > 0)).to(mean_D.dtype)
+            self.mean_D.lerp_(mean_D, share)
+            self.variance_D.lerp_(variance_D * (count / (count - 1).clamp(min=1)).to(variance_D.dtype), share)
         return self._scaled(whole_BT, mean_D, variance_D)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:

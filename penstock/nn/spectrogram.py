@@ -66,7 +66,8 @@ class LogMel(Streaming):
         self.windows = Windows(window, hop)
         self.full_scale = full_scale
         self.floor = floor
-        self._given = torch.get_default_dtype()
+        # What is given on has its precision.
+        self._given = torch.zeros(0)
         # In float64, and rounded once.
         frequencies = window // 2 + 1
         at_W = torch.arange(window, dtype=torch.float64)
@@ -78,7 +79,7 @@ class LogMel(Streaming):
             ("sines_WF", hann_W[:, None] * torch.sin(turns_WF)),
             ("bands_FD", bands_FD),
         ):
-            self.register_buffer(name, made.to(self._given), persistent=False)
+            self.register_buffer(name, made.to(self._given.dtype), persistent=False)
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T]` samples to `[B, U, bands]`."""
@@ -99,16 +100,16 @@ class LogMel(Streaming):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # In half precision quiet sounds would vanish beside loud ones: only what is given on is rounded.
+        self._given = fn(self._given)
+        precision = torch.promote_types(self._given.dtype, torch.float32)
         for name in ("cosines_WF", "sines_WF", "bands_FD"):
-            made = fn(getattr(self, name))
-            self._given = made.dtype
-            setattr(self, name, getattr(self, name).to(made.device, torch.promote_types(made.dtype, torch.float32)))
+            setattr(self, name, getattr(self, name).to(self._given.device, precision))
         return self
 
     def _over(self, samples_BM: Tensor) -> Tensor:
         windows_BUW = (samples_BM / self.full_scale).unfold(1, self.windows.size, self.windows.stride)
         energy_BUF = (windows_BUW @ self.cosines_WF).square() + (windows_BUW @ self.sines_WF).square()
-        return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._given)
+        return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._given.dtype)
 
 
 def _mel_bands(sample_rate_hz: int, window: int, bands: int, low_hz: float, high_hz: float) -> Tensor:

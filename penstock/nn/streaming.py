@@ -64,7 +64,7 @@ class Streaming(nn.Module, ABC):
         """Run over the next chunk of each row.
 
         Args:
-            chunk_BT: `[B, T, ...]`.
+            chunk_BT: `[B, T, ...]` with T from 1.
             length_B: How many frames of each row are valid, int64, 0 to T. A row of 0 whose stream does not end has no
                 output, and its state stays what it was, bit for bit.
             state: What the step before gave.

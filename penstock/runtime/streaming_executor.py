@@ -7,6 +7,7 @@ and puts the rows back. On a CUDA GPU all of that is one graph for each batch si
 to write a few numbers and to start it.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ApplicationError
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.spec import TensorSpec
 from penstock.nn.streaming import State, Streaming, leaves, map_state
 from penstock.runtime.executor import Batch, Executor, Result
 
@@ -52,7 +53,7 @@ class StreamingExecutor(Executor):
     """A streaming network and the states of all its streams.
 
     Args:
-        module: The network; it is run as it is when served, without gradients.
+        module: The network; a copy of it is run, as it is when served, without gradients.
         input: One raw chunk, its frames first.
         output: What comes of one chunk at most, its frames first.
         slots: How many streams there may be.
@@ -61,7 +62,8 @@ class StreamingExecutor(Executor):
         dtype: In which precision it and its states are; that of its parameters by default.
 
     Raises:
-        ApplicationError: The network makes something else of a chunk than the output.
+        ApplicationError: The network makes something else of a chunk than the output, or the device is not the
+            process's current one.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class StreamingExecutor(Executor):
         self.max_rows = min(max_rows, slots)
         self._device = torch.device(device)
         self._slots = slots
-        self._module = module.to(self._device, dtype).eval().requires_grad_(False)
+        self._module = copy.deepcopy(module).to(self._device, dtype).eval().requires_grad_(False)
+        floats = [own.dtype for own in self._module.parameters() if own.is_floating_point()]
+        self._precision = floats[0] if floats else torch.get_default_dtype()
         with torch.inference_mode():
             self._initial = self._module.initial_state(1)
             # One row more than there are slots, for the rows that fill a batch up.
@@ -88,6 +92,10 @@ class StreamingExecutor(Executor):
         self._sizes: Sequence[int] = ()
         self._buckets: dict[int, _Bucket] = {}
         if self._device.type == "cuda":
+            if self._device.index not in (None, torch.cuda.current_device()):
+                raise ApplicationError(
+                    f"{self._device} is not the current device; an executor has a process of its own."
+                )
             self._sizes = [1 << power for power in range(self.max_rows.bit_length()) if 1 << power < self.max_rows]
             self._sizes = [*self._sizes, self.max_rows]
             self._capture()
@@ -101,6 +109,7 @@ class StreamingExecutor(Executor):
     def step(self, batch: Batch) -> Result:
         """See `Executor`."""
         rows = batch.slots_B.size
+        assert rows <= self.max_rows, (rows, self.max_rows)
         size = next((size for size in self._sizes if size >= rows), rows)
         bucket = self._buckets.get(size) or self._bucket(size)
         told = bucket.told.numpy()
@@ -117,19 +126,20 @@ class StreamingExecutor(Executor):
             torch.cuda.current_stream(self._device).synchronize()
         return Result(output_B=bucket.output.numpy()[:rows], length_B=bucket.length.numpy()[:rows])
 
-    def saved(self, slot: int) -> list[Array]:
-        """A stream's state, leaf by leaf, to continue it elsewhere."""
-        return [leaf[slot].cpu().numpy().copy() for leaf in leaves(self._table)]
+    def saved(self, slot: int) -> list[Tensor]:
+        """A stream's state, leaf by leaf and on the host, to continue it elsewhere."""
+        return [leaf[slot].clone().cpu() for leaf in leaves(self._table)]
 
     @torch.inference_mode()
-    def restore(self, slot: int, saved: Sequence[Array]) -> None:
+    def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
         """Continue in a slot what `saved` gave; the stream must not be fresh when it is stepped."""
         for leaf, value in zip(leaves(self._table), saved, strict=True):
-            leaf[slot] = torch.from_numpy(value).to(leaf)
+            assert leaf.shape[1:] == value.shape, (leaf.shape, value.shape)
+            leaf[slot] = value.to(leaf)
 
     def _run(self, bucket: _Bucket) -> None:
         told = bucket.told.to(self._device, non_blocking=True)
-        chunk_BT = bucket.chunk.to(self._device, non_blocking=True)
+        chunk_BT = self._given(bucket.chunk)
         slot_B, fresh_B = told[SLOT], told[FRESH] != 0
         before = _merged(self._table, self._initial, slot_B, fresh_B)
         step = self._module.step(chunk_BT, told[LENGTH], before, told[LAST] != 0)
@@ -137,6 +147,11 @@ class StreamingExecutor(Executor):
             leaf.index_copy_(0, slot_B, after.to(leaf.dtype))
         bucket.output.copy_(step.output_BU, non_blocking=True)
         bucket.length.copy_(step.length_B, non_blocking=True)
+
+    def _given(self, chunk_BT: Tensor) -> Tensor:
+        chunk_BT = chunk_BT.to(self._device, non_blocking=True)
+        # Whole numbers are samples or indices, of which the network makes what it wants.
+        return chunk_BT.to(self._precision) if chunk_BT.is_floating_point() else chunk_BT
 
     def _bucket(self, size: int, graph: torch.cuda.CUDAGraph | None = None) -> _Bucket:
         pinned = self._device.type == "cuda"
@@ -170,7 +185,7 @@ class StreamingExecutor(Executor):
 
     def _check(self) -> None:
         bucket = self._bucket(1)
-        chunk_BT = bucket.chunk.to(self._device)
+        chunk_BT = self._given(bucket.chunk)
         step = self._module.step(chunk_BT, torch.zeros(1, dtype=torch.int64, device=self._device), self._initial)
         if step.output_BU.shape[1:] != self.output.shape:
             raise ApplicationError(

@@ -19,8 +19,9 @@ UNREAD_BYTES = 1 << 20
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
 Handler = Callable[[Request, Answer], Callable[[], None] | None]
-# Gives the whole answer to a request with this head where it is certain to be refused now, whatever its body.
-Shed = Callable[[Head], bytes | None]
+# Gives the whole answer to a request with this head where it is certain to be refused now, whatever its body; told what
+# says how long ago it came.
+Shed = Callable[[Head, Callable[[], int] | None], bytes | None]
 # Makes the answer to a request that could not be read to its end, of which the head says what was understood.
 Refuse = Callable[[RequestError, Head], Response]
 
@@ -120,7 +121,7 @@ class Connection(asyncio.Protocol):
         free = self._current is None and not self._waiting and not self._unread
         if free and (head := self._reader.known(data)) is not None:
             # Nearly every request of a client that stays: whole, alone, and with a head that was seen before.
-            if self._shed is not None and not self._closing and (refusal := self._shed(head)) is not None:
+            if self._shed is not None and not self._closing and (refusal := self._shed(head, self._heard)) is not None:
                 self._write(refusal)
                 return
             self._start(Request(head, data[data.find(b"\r\n\r\n") + 4 :], self._heard))

@@ -20,6 +20,7 @@ Done = Callable[[int, Array, bool], None]
 
 # A refusal holds for so long for the others that ask for the same, if no result comes before.
 STANDS_NS = 1_000_000
+FOR_EVER_NS = 1 << 62
 # As long as a newcomer is answered within this share of its budget, nothing more exact is worked out.
 SURELY = 0.5
 
@@ -83,7 +84,7 @@ class Frontend:
         self.counts = _scalars(table.counts[index])
         self._read = self._done_count[0]
         self._standing: Overloaded | None = None
-        self._stands_until_ns = 0
+        self._stands_until_ns = self._standing_ns = 0
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._take_over()
         self.refresh()
@@ -98,9 +99,9 @@ class Frontend:
         """The slot that the next request gets; None where none is free."""
         return self._free[-1] if self._free else None
 
-    def standing(self, now_ns: int) -> Overloaded | None:
-        """Why a request with the usual budget would be refused now too; None where that must be worked out."""
-        return self._standing if now_ns < self._stands_until_ns else None
+    def standing(self, now_ns: int, left_ns: int = 0) -> Overloaded | None:
+        """Why a request that must be answered within so long would be refused; None where that must be worked out."""
+        return self._standing if now_ns < self._stands_until_ns and left_ns < self._standing_ns else None
 
     def submit(
         self,
@@ -134,10 +135,12 @@ class Frontend:
             self._admit(deadline_ns - now_ns, budget_ns, background)
             ticket = self.open(done, background=background)
         except Overloaded as error:
-            if budget_ns >= self._budget_ns and not background:
+            if budget_ns == self._budget_ns and not background:
                 # Another one, because that which is raised holds on to the request.
                 self._standing = Overloaded(str(error), error.retry_after_s)
                 self._stands_until_ns = now_ns + STANDS_NS
+                # Until a result comes, nobody who has less time left can be answered in time: no fewer wait.
+                self._standing_ns = self._finish_ns(self._waiting(False)) if self._free else FOR_EVER_NS
             raise
         flags = FIRST | LAST | BACKGROUND if background else FIRST | LAST
         self.push(ticket, chunk, deadline_ns=deadline_ns, arrival_ns=arrival_ns, flags=flags)
@@ -287,10 +290,7 @@ class Frontend:
         self._free.append(ticket.slot)
 
     def _admit(self, left_ns: int, budget_ns: int, background: bool) -> None:
-        # The second class waits behind everybody, the first only behind itself.
-        waiting = 0
-        for held in self._everybody_held:
-            waiting += held[0] + held[1] if background else held[0]
+        waiting = self._waiting(background)
         if waiting < self._surely and left_ns >= self._budget_ns * SURELY:
             return
         least_ns = self._least_ns[0]
@@ -305,6 +305,13 @@ class Frontend:
                 f"The answer would come after {finish_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms.",
                 self._retry_after_s(),
             )
+
+    def _waiting(self, background: bool) -> int:
+        # The second class waits behind everybody, the first only behind itself.
+        waiting = 0
+        for held in self._everybody_held:
+            waiting += held[0] + held[1] if background else held[0]
+        return waiting
 
     def _finish_ns(self, waiting: int) -> int:
         own_ns = int(self._costs.finish_ns(waiting) * self._stretch)

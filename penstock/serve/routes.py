@@ -24,6 +24,8 @@ from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompr
 log = logging.getLogger(__name__)
 
 Cancel = Callable[[], None] | None
+Heard = Callable[[], int]
+Shed = Callable[[Heard | None], bytes | None]
 Act = Callable[[Request, Answer], Cancel]
 PAGE = Path(__file__).parent / "page"
 _PAGE_TYPES = {
@@ -46,7 +48,7 @@ class _Plan:
     act: Act
     served: Served | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    shed: Callable[[], bytes | None] | None = None
+    shed: Shed | None = None
 
 
 @final
@@ -86,12 +88,17 @@ class Routes:
         answer(refusal if plan is None else _with(plan.headers, refusal))
         return None
 
-    def shed(self, head: Head) -> bytes | None:
+    def shed(self, head: Head, heard: Heard | None) -> bytes | None:
         """The whole answer to a request that is certain to be refused now, whatever its body; None for all others."""
         plan: _Plan | None = head.plan
         if plan is None or plan.shed is None or plan.epoch != self._models.epoch:
             return None
-        return plan.shed()
+        try:
+            return plan.shed(heard)
+        except Exception:
+            # Of a batch that was run meanwhile, which is no fault of this request.
+            log.exception("a turn failed in the middle of a poll")
+            return None
 
     def refuse(self, error: RequestError, head: Head) -> Response:
         """The answer to a request that could not be read to its end."""
@@ -112,8 +119,7 @@ class Routes:
             act, served = _refusing(error), None
         if cors:
             return _Plan(epoch, partial(_with_headers, act, cors), served, cors)
-        shed = served.refusal if served is not None and plain.has_usual_budget(head) else None
-        return _Plan(epoch, act, served, cors, shed)
+        return _Plan(epoch, act, served, cors, _shed_of(act))
 
     def _unpacked(self, act: Act, request: Request, answer: Answer) -> Cancel:
         # The same limit as before it is unpacked: a body of the protocol has a head of its own.
@@ -243,6 +249,12 @@ def _planned_or_refusing(plan: type[plain.Plan] | type[inference_v2.Plan], serve
         return plan.of(served, head).infer
     except RequestError as error:
         return _refusing(error)
+
+
+def _shed_of(act: Act) -> Shed | None:
+    # Only where the head alone says that this is a request which allows the usual time.
+    plan = getattr(act, "__self__", None)
+    return plan.served.refusal if isinstance(plan, plain.Plan) and plan.budget_ns is None else None
 
 
 def _refusing(error: RequestError) -> Act:

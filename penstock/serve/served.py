@@ -82,17 +82,20 @@ class Served:
         self._arrived = arrived
         self._now_ns = now_ns
 
-    def refusal(self) -> bytes | None:
-        """The whole answer to a request with the usual budget, where one was just refused; it is counted as refused.
+    def refusal(self, heard: Callable[[], int] | None) -> bytes | None:
+        """The whole answer to a request with the usual budget, where one that had no less time was just refused.
 
-        Under overload most requests are refused, and what that takes is taken from those that could be answered.
+        It is counted as refused. Under overload most requests are, and what that takes is taken from those that could
+        be answered.
         """
         now_ns = self._now_ns()
         if self.frontend.standing(now_ns) is None:
             return None
+        heard_ns = 0 if heard is None else now_ns - heard()
         # A batch that is due now may make room.
-        self._arrived(now_ns)
-        error = self.frontend.standing(now_ns)
+        arrival_ns = max(self._arrived(now_ns), heard_ns)
+        now_ns = self._now_ns()
+        error = self.frontend.standing(now_ns, arrival_ns + self.budget_ns - now_ns)
         if error is None:
             return None
         if error is not self._refused:
@@ -116,11 +119,12 @@ class Served:
         """
         if self.engine_lost:
             raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
-        arrival_ns = self._arrived(self._now_ns())
+        read_ns = self._now_ns()
+        arrival_ns = self._arrived(read_ns)
+        if heard is not None and read_ns - arrival_ns > VAGUE_NS:
+            arrival_ns = max(arrival_ns, read_ns - heard())
         # Once more, since a batch may have been run meanwhile.
         now_ns = self._now_ns()
-        if heard is not None and now_ns - arrival_ns > VAGUE_NS:
-            arrival_ns = max(arrival_ns, now_ns - heard())
         return self.frontend.submit(
             chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
         )

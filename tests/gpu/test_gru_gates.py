@@ -21,7 +21,7 @@ def test_the_kernel_gives_the_references_answers(rows: int, hidden: int, dtype: 
     hidden_BH = torch.randn(rows, hidden, device="cuda", dtype=dtype)
     valid_B = torch.rand(rows, device="cuda") < 0.7
     torch.full((rows, hidden), torch.nan, device="cuda", dtype=dtype)  # what is not written is likely this
-    kernel = chosen("cuda", False)
+    kernel = chosen("cuda", dtype, False)
     assert kernel is not reference.gru_gates
     after_BH = kernel(input_BG, recurrent_BG, hidden_BH, valid_B)
     exact_BH = reference.gru_gates(input_BG.double(), recurrent_BG.double(), hidden_BH.double(), valid_B)

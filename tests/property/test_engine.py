@@ -169,12 +169,25 @@ def test_a_refusal_stands_for_a_moment_until_a_result_comes() -> None:
     server.ask(9, 1)
 
 
+def test_the_refusal_of_an_old_request_does_not_stand_for_those_that_have_more_time() -> None:
+    server = Server(Doubler(), slots=32, curve=Costs([1, 4], [5 * MS, 5 * MS]))
+    for key in range(20):
+        server.ask(key, 1)
+    with pytest.raises(Overloaded):
+        server.ask(20, 1, now_ns=server.clock() + 30 * MS)
+    now_ns = server.clock.ns + 30 * MS
+    assert server.frontend.standing(now_ns, 20 * MS) is not None
+    assert server.frontend.standing(now_ns, BUDGET_NS) is None
+    server.ask(21, 1)
+
+
 def test_no_free_slot_is_a_refusal() -> None:
     server = Server(Doubler(), slots=2)
     server.ask(0, 1)
     server.ask(1, 1)
     with pytest.raises(Overloaded, match="All 2 slots"):
         server.ask(2, 1)
+    assert server.frontend.standing(server.clock(), BUDGET_NS) is not None
 
 
 def test_a_network_slower_than_the_budget_is_refused_at_start() -> None:

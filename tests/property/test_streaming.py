@@ -252,6 +252,21 @@ def test_the_spectrogram_finds_a_tone_in_its_band() -> None:
     assert torch.isfinite(silence).all()
 
 
+def test_a_spectrogram_keeps_its_precision_and_gives_on_that_of_the_network() -> None:
+    layer = LogMel(8000, bands=4).half().to("cpu")
+    assert layer.bands_FD.dtype == torch.float32
+    assert layer(torch.zeros(1, 800, dtype=torch.int16)).dtype == torch.float16
+
+
+def test_batch_norm_learns_nothing_of_a_batch_without_frames_and_sums_beyond_half_precision() -> None:
+    norm = SequenceBatchNorm(2)
+    norm(torch.randn(2, 3, 2), torch.tensor([0, 0]))
+    assert (norm.mean_D.tolist(), norm.variance_D.tolist()) == ([0, 0], [1, 1])
+    norm = SequenceBatchNorm(2, momentum=1.0).half()
+    norm((torch.randn(8, 1000, 2) + 20).half())
+    torch.testing.assert_close(norm.mean_D.float(), torch.full((2,), 20.0), atol=0.1, rtol=0)
+
+
 @pytest.mark.parametrize(
     "make",
     [

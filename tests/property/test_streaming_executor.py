@@ -116,6 +116,20 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
     assert here.state_bytes == sum(leaf.nbytes for leaf in here.saved(0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_precision_is_that_of_the_network_and_its_states_alone(dtype: torch.dtype) -> None:
+    given = network()
+    made = StreamingExecutor(given, CHUNK, SCORES, slots=SLOTS, max_rows=SLOTS, dtype=dtype)
+    frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)
+    result = made.step(batch([(0, frames, True, True)]))
+    assert result.length_B is not None
+    np.testing.assert_allclose(result.output_B[0, : result.length_B[0]], offline(frames), atol=0.05)
+    assert {leaf.dtype for leaf in made.saved(0)} <= {dtype, torch.int64}
+    # The caller's network is left as it was.
+    assert given.training
+    assert all(own.requires_grad and own.dtype == torch.float32 for own in given.parameters())
+
+
 def test_another_output_than_the_networks_is_refused() -> None:
     with pytest.raises(ApplicationError, match=r"makes \[4, 2\] of a chunk"):
         StreamingExecutor(network(), CHUNK, TensorSpec(dtype="float32", shape=(2, 2), meaning="x"), slots=2, max_rows=2)

@@ -104,7 +104,7 @@ def test_what_is_certain_to_be_refused_passes_by_the_handler_unless_the_connecti
         clock,
         lambda error, head: refused(error),
         lambda: draining[0],
-        shed=lambda head: full[0] if head.path == "/" else None,
+        shed=lambda head, heard: full[0] if head.path == "/" else None,
     )
     connection.connection_made(cast(asyncio.Transport, transport))
     ask = b"GET / HTTP/1.1\r\n\r\n"

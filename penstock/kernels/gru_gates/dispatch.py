@@ -17,15 +17,20 @@ Gates = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B: Tensor) -> Tensor:
     """See `reference.gru_gates`."""
-    needs_gradient = torch.is_grad_enabled() and recurrent_BG.requires_grad
-    return chosen(hidden_BH.device.type, needs_gradient)(input_BG, recurrent_BG, hidden_BH, valid_B)
+    needs_gradient = torch.is_grad_enabled() and any(
+        given.requires_grad for given in (input_BG, recurrent_BG, hidden_BH)
+    )
+    gates = chosen(hidden_BH.device.type, hidden_BH.dtype, needs_gradient)
+    return gates(input_BG, recurrent_BG, hidden_BH, valid_B)
 
 
 @cache
-def chosen(device: str, needs_gradient: bool) -> Gates:
+def chosen(device: str, dtype: torch.dtype, needs_gradient: bool) -> Gates:
     """What runs on a kind of device; said once in the log."""
     if device != "cuda":
         return _said(reference.gru_gates, "torch", f"on {device} nothing is gained by another")
+    if dtype == torch.float64:
+        return _said(reference.gru_gates, "torch", "the kernel computes in float32")
     if needs_gradient:
         return _said(reference.gru_gates, "torch", "the kernel has no backward")
     if find_spec("triton") is None:

@@ -14,6 +14,7 @@ def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B
     after_BH = torch.empty_like(hidden_BH, memory_format=torch.contiguous_format)
     assert recurrent_BG.stride() == (3 * hidden, 1), recurrent_BG.stride()
     assert input_BG.stride(1) == hidden_BH.stride(1) == 1, (input_BG.stride(), hidden_BH.stride())
+    assert valid_B.stride() == (1,), valid_B.stride()
     _gates[(rows, triton.cdiv(hidden, BLOCK))](
         input_BG, recurrent_BG, hidden_BH, valid_B, after_BH, input_BG.stride(0), hidden_BH.stride(0), hidden, BLOCK
     )

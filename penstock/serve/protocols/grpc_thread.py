@@ -90,9 +90,9 @@ class GrpcThread:
         calls = asyncio.all_tasks() - {asyncio.current_task()}
         if calls:
             # grpc has cancelled them already; who does it twice gets a traceback of grpc's for each.
-            _, calls = await asyncio.wait(calls, timeout=CUT_OFF_S)
-        for call in calls:
-            call.cancel()
+            _, left = await asyncio.wait(calls, timeout=CUT_OFF_S)
+            for call in left:
+                call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         # Until the home loop has taken back what these calls had put in, it may hand answers to this one.
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._home))

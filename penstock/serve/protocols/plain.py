@@ -106,11 +106,6 @@ def _replied(served: Served, output: Array) -> Response:
     return Response(200, body)
 
 
-def has_usual_budget(head: Head) -> bool:
-    """Whether a request with this head is one of this protocol and, whatever its body, allows the server's own time."""
-    return head.path.startswith(PATH) and BUDGET_HEADER not in head.headers
-
-
 def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     """The raw chunk in a request's body.
 
