@@ -1,4 +1,4 @@
-"""What may run a network on a CPU, side by side: eager torch, TorchScript, torch.compile and ONNX Runtime.
+"""What may run a network on a CPU, side by side: eager torch, torch.compile and ONNX Runtime.
 
 python -m benchmarks.executors [--model cnn|mlp] [--repeat 5] [--compile] [--record]
 
@@ -25,6 +25,7 @@ from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 from penstock.runtime.graph import cached_graph, onnx_executor
 from penstock.runtime.load import load
+from penstock.runtime.torch_executor import served_function
 
 SIZES = (1, 8, 32, 64)
 CORE = 0
@@ -46,14 +47,9 @@ def runs_of(bundle: Path, cache: Path, *, compiled: bool) -> dict[str, Run]:
     session = onnx_executor(files, graph, 1) if isinstance(graph, Path) else graph
     if isinstance(session, str):
         raise BenchError(f"ONNX Runtime cannot run {bundle}: {session}.")
-    example = torch.from_numpy(files.golden.inputs[:2].copy())
-    modules: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "TorchScript": torch.jit.freeze(torch.jit.trace(predictor.module, example))
-    }
-    if compiled:
-        modules["torch.compile"] = torch.compile(predictor.module, dynamic=True)
     runs: dict[str, Run] = {EAGER: predictor.executor.predict, ONNX: session.predict}
-    runs |= {name: _inferred(module) for name, module in modules.items()}
+    if compiled:
+        runs["torch.compile"] = _inferred(torch.compile(served_function(predictor.module), dynamic=True))
     for run in runs.values():
         files.golden.check(run)
     return runs
