@@ -55,8 +55,35 @@ class Recurrent(Streaming):
         return Step(torch.stack(outputs, 1), length_B, now)
 
 
+class Fused(Recurrent):
+    """A layer of which torch has a fused kernel for whole sequences.
+
+    Args:
+        cell: Torch's, of one layer, the batch first.
+    """
+
+    def __init__(self, cell: nn.GRU | nn.LSTM) -> None:
+        super().__init__()
+        self.hidden = cell.hidden_size
+        self.cell = cell
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, features]` to `[B, T, hidden]`."""
+        return self.cell(whole_BT)[0] if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
+
+    def inputs(self, chunk_BT: Tensor) -> Tensor:
+        """See `Recurrent`."""
+        input_weight, _, input_bias, _ = self.cell.all_weights[0]
+        return functional.linear(chunk_BT, input_weight, input_bias)
+
+    def recurrent(self, hidden_BH: Tensor) -> Tensor:
+        """What the hidden state adds to the gates, `[B, G]`."""
+        _, weight, _, bias = self.cell.all_weights[0]
+        return functional.linear(hidden_BH, weight, bias)
+
+
 @final
-class GRU(Recurrent):
+class GRU(Fused):
     """A gated recurrent unit as torch has it: the reset gate is applied behind the hidden state's product.
 
     Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", section 2.3; `torch.nn.GRU` has the
@@ -68,34 +95,21 @@ class GRU(Recurrent):
     """
 
     def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.cell = nn.GRU(features, hidden, batch_first=True)
+        super().__init__(nn.GRU(features, hidden, batch_first=True))
 
     @property
     def parts(self) -> int:
         """One: the hidden state."""
         return 1
 
-    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
-        """`[B, T, features]` to `[B, T, hidden]`."""
-        return self.cell(whole_BT)[0] if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
-
-    def inputs(self, chunk_BT: Tensor) -> Tensor:
-        """See `Recurrent`."""
-        input_weight, _, input_bias, _ = self.cell.all_weights[0]
-        return functional.linear(chunk_BT, input_weight, input_bias)
-
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
         """See `Recurrent`."""
         (hidden_BH,) = state
-        _, weight, _, bias = self.cell.all_weights[0]
-        recurrent_BG = functional.linear(hidden_BH, weight, bias)
-        return (gru_gates(input_BG, recurrent_BG, hidden_BH, valid_B),)
+        return (gru_gates(input_BG, self.recurrent(hidden_BH), hidden_BH, valid_B),)
 
 
 @final
-class LSTM(Recurrent):
+class LSTM(Fused):
     """Long short-term memory. Its state is the output and the cell.
 
     Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; `torch.nn.LSTM` has the formulas.
@@ -106,29 +120,17 @@ class LSTM(Recurrent):
     """
 
     def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.cell = nn.LSTM(features, hidden, batch_first=True)
+        super().__init__(nn.LSTM(features, hidden, batch_first=True))
 
     @property
     def parts(self) -> int:
         """Two: the output and the cell."""
         return 2
 
-    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
-        """`[B, T, features]` to `[B, T, hidden]`."""
-        return self.cell(whole_BT)[0] if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
-
-    def inputs(self, chunk_BT: Tensor) -> Tensor:
-        """See `Recurrent`."""
-        input_weight, _, input_bias, _ = self.cell.all_weights[0]
-        return functional.linear(chunk_BT, input_weight, input_bias)
-
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
         """See `Recurrent`."""
         output_BH, cell_BH = state
-        _, weight, _, bias = self.cell.all_weights[0]
-        gates_BG = input_BG + functional.linear(output_BH, weight, bias)
+        gates_BG = input_BG + self.recurrent(output_BH)
         enter, forget, new, leave = gates_BG.chunk(4, 1)
         after_BH = torch.sigmoid(forget) * cell_BH + torch.sigmoid(enter) * torch.tanh(new)
         return _where(valid_B, (torch.sigmoid(leave) * torch.tanh(after_BH), after_BH), state)

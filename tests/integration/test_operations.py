@@ -5,7 +5,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from playwright.sync_api import Browser, Page
 
 import penstock
 from penstock.core.errors import Forbidden, Unauthorized
-from tests.support.serving import RunningServer, chosen, write_doubler
+from tests.support.serving import RunningServer, serve_command, write_doubler
 
 ASK = "/v1/apps/doubler"
 LOAD = "/v2/repository/models/twice/load"
@@ -316,18 +315,7 @@ def test_readiness_is_false_before_front_ends_of_their_own_end_connections(bundl
 
 @pytest.mark.parametrize("frontends", ["0", "1"])
 def test_keys_that_cannot_be_used_are_said_in_one_sentence(bundle: Path, tmp_path: Path, frontends: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "serve",
-        str(bundle),
-        "--port",
-        "0",
-        *chosen(),
-        "--frontends",
-        frontends,
-    ]
+    command = serve_command(bundle, "--frontends", frontends)
     command += ["--api-keys", str(tmp_path / "keys")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -3,7 +3,6 @@
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.core.errors import Unreachable
-from tests.support.serving import RunningServer, chosen, write_doubler
+from tests.support.serving import RunningServer, serve_command, write_doubler
 from tests.support.tls import Certificate, certificate
 
 ONE = np.array([1, 2, 3, 4], np.float32)
@@ -154,18 +153,7 @@ def test_files_that_cannot_be_used_are_said_in_one_sentence(
     elif mistake == "locked":
         locking = ["openssl", "pkcs8", "-topk8", "-in", str(made.key), "-out", str(key), "-passout", "pass:word"]
         subprocess.run(locking, check=True, capture_output=True, timeout=30)
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "serve",
-        str(bundle),
-        "--port",
-        "0",
-        *chosen(),
-        "--frontends",
-        frontends,
-    ]
+    command = serve_command(bundle, "--frontends", frontends)
     command += ["--tls-certificate", str(made.certificate), "--tls-key", str(key)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30)
     assert done.returncode == 2

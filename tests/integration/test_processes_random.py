@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from penstock.bench.processes import children
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
-from tests.support.serving import RunningServer, chosen, write_doubler
+from tests.support.serving import RunningServer, serve_command, write_doubler
 
 pytestmark = pytest.mark.drill
 
@@ -75,7 +74,7 @@ def test_kills_while_it_drains(bundle: Path, roles: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0])
 def test_a_supervisor_killed_while_it_starts_leaves_nothing(bundle: Path, after_s: float) -> None:
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *chosen(), "--frontends", "2"]
+    command = serve_command(bundle, "--frontends", "2")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         eventually(lambda: len(children(process.pid)) > 0, within_s=30)
         time.sleep(after_s)

@@ -2,14 +2,13 @@
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import eventually
-from tests.support.serving import RunningServer, chosen, write_doubler
+from tests.support.serving import RunningServer, serve_command, write_doubler
 
 
 def left_of(folder: Path) -> list[int]:
@@ -26,19 +25,7 @@ def left_of(folder: Path) -> list[int]:
 
 def refused(folder: Path, bundle: Path, *options: str) -> str:
     """What a server that cannot start says."""
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "serve",
-        str(bundle),
-        "--port",
-        "0",
-        *chosen(),
-        "--frontends",
-        "2",
-        *options,
-    ]
+    command = serve_command(bundle, "--frontends", "2", *options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2, done.stderr
     assert left_of(folder) == []
@@ -86,7 +73,7 @@ def test_a_network_that_ends_its_process_or_cannot_be_made(tmp_path: Path, netwo
 @pytest.mark.parametrize("after_s", [0.2, 1.0, 2.5])
 def test_sigterm_while_it_starts(tmp_path: Path, after_s: float) -> None:
     bundle = write_doubler(tmp_path)
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *chosen(), "--frontends", "2"]
+    command = serve_command(bundle, "--frontends", "2")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: len(left_of(tmp_path)) > 1, within_s=30)
         time.sleep(after_s)

@@ -21,7 +21,7 @@ from penstock.serve.models import Models, ModelState
 from penstock.serve.protocols.grpc_v2 import grpc_server
 from penstock.serve.protocols.grpc_v2_pb2 import ModelInferRequest, ModelInferResponse, RepositoryIndexRequest
 from penstock.serve.settings import Settings
-from tests.support.serving import RunningServer, chosen, write_doubler
+from tests.support.serving import RunningServer, serve_command, write_doubler
 
 # The clients are not typed.
 triton: Any = tritonclient.grpc
@@ -363,7 +363,7 @@ def test_a_second_signal_ends_it_at_once(slow: RunningServer) -> None:
 
 
 def test_a_port_that_is_taken_is_said_in_one_sentence(server: RunningServer, url: str, slow_bundle: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "serve", str(slow_bundle), "--port", "0", *chosen(), "--grpc-port"]
+    command = serve_command(slow_bundle, "--grpc-port")
     done = subprocess.run([*command, url.rpartition(":")[2]], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -84,7 +84,13 @@ def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
     return folder / "bundle"
 
 
-def chosen(options: tuple[str, ...] = ()) -> tuple[str, ...]:
+def serve_command(bundle: Path | None, *options: str) -> list[str]:
+    """`penstock serve` on a free port; with bundle None the options say what is served."""
+    bundles = [] if bundle is None else [str(bundle)]
+    return [sys.executable, "-m", "penstock", "serve", *bundles, "--port", "0", *chosen(options)]
+
+
+def chosen(options: tuple[str, ...]) -> tuple[str, ...]:
     """Torch, unless a test says otherwise: most of these networks cannot be exported, and to find out takes seconds."""
     return options if "--executor" in options else ("--executor", "torch", *options)
 
@@ -94,9 +100,9 @@ class RunningServer:
     """`penstock serve` in a process of its own, on a free port; with bundle None the options say what is served."""
 
     def __init__(self, bundle: Path | None, *options: str) -> None:
-        bundles = [] if bundle is None else [str(bundle)]
-        command = [sys.executable, "-m", "penstock", "serve", *bundles, "--port", "0", *chosen(options)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            serve_command(bundle, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
         assert "://" in said, (said, self.process.communicate(timeout=10))
