@@ -9,6 +9,7 @@ from typing import cast, final
 import orjson
 
 from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod
+from penstock.serve.heard import Heard
 from penstock.serve.wire import Head, Request, RequestReader, Response, serialised
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
@@ -21,7 +22,7 @@ Answer = Callable[[Response], None]
 Handler = Callable[[Request, Answer], Callable[[], None] | None]
 # Gives the whole answer to a request with this head where it is certain to be refused now, whatever its body; told what
 # says how long ago it came.
-Shed = Callable[[Head, Callable[[], int] | None], bytes | None]
+Shed = Callable[[Head, Heard | None], bytes | None]
 # Makes the answer to a request that could not be read to its end, of which the head says what was understood.
 Refuse = Callable[[RequestError, Head], Response]
 
@@ -60,7 +61,7 @@ class Connection(asyncio.Protocol):
         clock_s: Callable[[], float],
         refuse: Refuse,
         draining: Callable[[], bool],
-        heard: Callable[[], int] | None = None,
+        heard: Heard | None = None,
         shed: Shed | None = None,
     ) -> None:
         self._handle = handle

@@ -16,6 +16,7 @@ from penstock.core.errors import ComputeFailed, RequestError, UnknownRoute, Wron
 from penstock.serve import statistics
 from penstock.serve.access import Access
 from penstock.serve.connection import Answer, refused
+from penstock.serve.heard import Heard
 from penstock.serve.models import Models
 from penstock.serve.protocols import inference_v2, plain
 from penstock.serve.served import Served
@@ -24,7 +25,6 @@ from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompr
 log = logging.getLogger(__name__)
 
 Cancel = Callable[[], None] | None
-Heard = Callable[[], int]
 Shed = Callable[[Heard | None], bytes | None]
 Act = Callable[[Request, Answer], Cancel]
 PAGE = Path(__file__).parent / "page"

@@ -11,6 +11,7 @@ from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLat
 from penstock.core.spec import Array
 from penstock.serve.connection import refused
 from penstock.serve.frontend import Done, Frontend, Ticket
+from penstock.serve.heard import Heard
 from penstock.serve.slots import (
     BROKEN,
     ENGINE_LOST,
@@ -82,7 +83,7 @@ class Served:
         self._arrived = arrived
         self._now_ns = now_ns
 
-    def refusal(self, heard: Callable[[], int] | None) -> bytes | None:
+    def refusal(self, heard: Heard | None) -> bytes | None:
         """The whole answer to a request with the usual budget, where one that had no less time was just refused.
 
         It is counted as refused. Under overload most requests are, and what that takes is taken from those that could
@@ -110,7 +111,7 @@ class Served:
         done: Done,
         budget_ns: int | None = None,
         background: bool = False,
-        heard: Callable[[], int] | None = None,
+        heard: Heard | None = None,
     ) -> Ticket:
         """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says, `heard` for how long it is here.
 
@@ -135,7 +136,7 @@ class Served:
         finished: Finished,
         budget_ns: int | None,
         background: bool = False,
-        heard: Callable[[], int] | None = None,
+        heard: Heard | None = None,
     ) -> list[Ticket]:
         """Put in several chunks `[n, ...]` that are answered together, `[n, ...]`, or not at all.
 

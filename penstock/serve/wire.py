@@ -1,7 +1,6 @@
 """HTTP/1.1 without sockets: bytes in, complete requests out, or the one refusal after which the connection ends."""
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -11,6 +10,7 @@ from urllib.parse import unquote
 import httptools
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedContent
+from penstock.serve.heard import Heard
 
 MAX_HEAD_BYTES = 16_384
 MAX_HEADERS = 64
@@ -54,7 +54,7 @@ class Request:
 
     head: Head
     body: bytes
-    heard: Callable[[], int] | None = field(default=None, compare=False)
+    heard: Heard | None = field(default=None, compare=False)
 
     @property
     def method(self) -> str:
