@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.core.application import Application as Application
     from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.live import Live as Live
     from penstock.core.spec import TensorSpec as TensorSpec
     from penstock.runtime.bundle import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
@@ -24,6 +25,7 @@ _HOME = {
     "AsyncClient": "penstock.serve.client",
     "Bundle": "penstock.runtime.bundle",
     "Client": "penstock.serve.client",
+    "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
     "Recipe": "penstock.train.recipe",
@@ -36,6 +38,7 @@ __all__ = [
     "AsyncClient",
     "Bundle",
     "Client",
+    "Live",
     "PenstockError",
     "Predictor",
     "Recipe",

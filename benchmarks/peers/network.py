@@ -26,7 +26,9 @@ class Network:
 
     def __init__(self, bundle: str | Path) -> None:
         # By what runs it in Penstock too, so that the servers are compared and not what they serve.
-        runnable = make_runnable(Path(bundle), app=None, accept_changed=False, choice="auto", cache=CACHE, cores=1)
+        runnable = make_runnable(
+            Path(bundle), app=None, accept_changed=False, choice="auto", cache=CACHE, cores=1, slots=lambda _: 64
+        )
         self._executor = runnable.executor
         self._dtype = runnable.application.input.numpy_dtype
         self._shape = runnable.application.input.shape

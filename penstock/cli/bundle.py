@@ -213,12 +213,16 @@ def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
 
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
-    from penstock.runtime.load import load_weights, network_of
+    from penstock.runtime.load import check_streamed, load_weights, network_of
     from penstock.runtime.torch_executor import TorchExecutor
 
     network = network_of(found)
     load_weights(network, files.weights)
-    return files.golden.check(TorchExecutor(network, found.application.input, found.application.output).predict)
+    application = found.application
+    difference = files.golden.check(TorchExecutor(network, application.input, application.output).predict)
+    if application.live is None:
+        return difference
+    return max(difference, check_streamed(application, network, files.golden))
 
 
 def _show(files: "BundleFiles", report: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.core.errors import ApplicationError
+from penstock.core.live import Live, is_sound
 from penstock.core.sources import modules_beside, refuse_strangers
 from penstock.core.spec import Array, TensorSpec
 
@@ -38,7 +39,9 @@ class Application:
         recipe: How it is trained: a `penstock.Recipe`, or a function that makes one.
         accepts: The content types that `decode` reads, such as `("image/png",)`.
         max_body_bytes: A larger request body is refused with 413.
-        chunks: How many chunks of one client may wait in its slot; 1 for one-shot requests.
+        chunks: How many chunks of one client may wait in its slot; 1 for one-shot requests, and 2 at least for live
+            streams, of which a chunk comes while the last one is worked on.
+        live: Where the input is a chunk of a live signal; None for one-shot requests.
         description: One sentence for people.
 
     Raises:
@@ -55,6 +58,7 @@ class Application:
     accepts: tuple[str, ...] = ()
     max_body_bytes: int = 1 << 23
     chunks: int = 1
+    live: Live | None = None
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -66,9 +70,26 @@ class Application:
                 f"Application {self.name!r} has max_body_bytes={self.max_body_bytes:,}, less than one chunk "
                 f"of {self.input.describe()} ({self.input.nbytes:,} bytes)."
             )
+        if self.live is not None:
+            self._check_live()
         if self.decode is not None and not self.accepts:
             raise ApplicationError(
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
+            )
+
+    def _check_live(self) -> None:
+        for name, spec in (("input", self.input), ("output", self.output)):
+            if not spec.shape:
+                raise ApplicationError(
+                    f"Application {self.name!r} is live and has {name} {spec.describe()}; a chunk's frames come first."
+                )
+        if self.chunks < 2:
+            raise ApplicationError(
+                f"Application {self.name!r} is live and has chunks={self.chunks}; give it 2 at least, such as 8."
+            )
+        if self.reply is not None:
+            raise ApplicationError(
+                f"Application {self.name!r} is live and has a reply; give `Live` its `events` instead."
             )
 
     def _check_fields(self) -> None:
@@ -83,6 +104,7 @@ class Application:
             ("reply", self.reply is None or callable(self.reply), "a function of one output"),
             ("accepts", types, "a tuple of content types in lower case, such as ('image/png',)"),
             ("chunks", type(self.chunks) is int and self.chunks >= 1, "a whole number, at least 1"),
+            ("live", self.live is None or isinstance(self.live, Live), "a Live, for streams"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
         ):
             if not good:
@@ -281,6 +303,7 @@ def _cause(error: Exception) -> str:
 
 def describe(application: Application) -> dict[str, Any]:
     """What a client may know of an application, as JSON values."""
+    live = application.live
     return {
         "name": application.name,
         "description": application.description,
@@ -288,6 +311,7 @@ def describe(application: Application) -> dict[str, Any]:
         "output": application.output.to_json(),
         "accepts": [*application.accepts, "application/json", "application/octet-stream"],
         "max_body_bytes": application.max_body_bytes,
+        "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(live, application.input)},
     }
 
 

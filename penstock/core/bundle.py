@@ -54,6 +54,7 @@ class Manifest:
         metrics: Validation metrics by name; in JSON, one that is NaN or infinite is null.
         versions: The libraries that wrote it.
         parameters: How many numbers the network learned.
+        rate_hz: Of a live signal, its frames a second; None for one-shot requests.
         schema_version: The layout of this record.
     """
 
@@ -67,6 +68,7 @@ class Manifest:
     metrics: dict[str, float]
     versions: dict[str, str]
     parameters: int
+    rate_hz: float | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -99,7 +101,9 @@ class Manifest:
                 name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()
             }
             manifest = cls(**{**fields, **read})
-            if not all(isinstance(getattr(manifest, name), kind) for name, kind in _KINDS.items()):
+            if not isinstance(manifest.rate_hz, float | None) or not all(
+                isinstance(getattr(manifest, name), kind) for name, kind in _KINDS.items()
+            ):
                 raise TypeError("a field is of another type")
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise BundleCorrupt(f"{MANIFEST} is not readable ({error}); write the bundle again.") from None
@@ -142,6 +146,12 @@ class BundleFiles:
                     f"the bundle's {side} is {then.describe()}, but application {application.name!r} now declares "
                     f"{now.describe()} with another {' and '.join(fields)}; train it again."
                 )
+        rate_hz = None if application.live is None else application.live.rate_hz
+        if rate_hz != manifest.rate_hz:
+            raise BundleError(
+                f"the bundle was made for {_rate(manifest.rate_hz)}, but application {application.name!r} now declares "
+                f"{_rate(rate_hz)}; train it again."
+            )
 
     def changed_sources(self, found: FoundApplication) -> list[str]:
         """The source files that were changed, added or taken away since the bundle was made."""
@@ -164,6 +174,10 @@ class BundleFiles:
                 f"{', '.join(changed)} of application {found.application.name!r} changed since the bundle was made; "
                 f"train again, or pass --accept-changed-app (accept_changed=True) if the network is the same."
             )
+
+
+def _rate(rate_hz: float | None) -> str:
+    return "one-shot requests" if rate_hz is None else f"a live signal of {rate_hz:g} frames a second"
 
 
 def read_bundle(folder: str | Path) -> BundleFiles:
@@ -375,6 +389,10 @@ def _golden(file: Path, manifest: Manifest) -> Golden:
         raise BundleCorrupt(f"{file} is not readable ({error}); write the bundle again.") from None
     count = golden.inputs.shape[:1]
     for spec, array in ((manifest.input, golden.inputs), (manifest.output, golden.outputs)):
-        if array.dtype != spec.numpy_dtype or array.shape != (*count, *spec.shape) or not (count and array.size):
+        shape = array.shape[1:]
+        if manifest.rate_hz is not None:
+            # Whole signals, of any length.
+            shape = (*spec.shape[:1], *shape[1:])
+        if array.dtype != spec.numpy_dtype or (array.shape[:1], shape) != (count, spec.shape) or not array.size:
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")
     return golden

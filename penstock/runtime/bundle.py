@@ -17,8 +17,8 @@ from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput
 from penstock.core.golden import Golden
-from penstock.core.spec import Array
-from penstock.runtime.load import as_found, network_of
+from penstock.core.spec import Array, TensorSpec
+from penstock.runtime.load import as_found, check_streamed, network_of
 from penstock.runtime.torch_executor import TorchExecutor
 
 TOLERANCE_FP32 = 1e-4
@@ -74,7 +74,8 @@ class Bundle:
         Args:
             application: What it is for.
             module: The network with its weights, on the CPU; it is put into evaluation mode.
-            examples: Raw inputs `[N, *input.shape]`, N >= 1; the first 32 become the golden examples.
+            examples: Raw inputs `[N, *input.shape]`, N >= 1; of a live application whole signals, `[N, frames, ...]`.
+                The first 32 become the golden examples.
             to: The bundle's folder. A bundle that is there already is replaced.
             metrics: Validation metrics by name.
             tolerance: The largest difference that other places may show on the examples; by default 1e-4 of the largest
@@ -110,6 +111,7 @@ class Bundle:
             metrics={name: float(value) for name, value in (metrics or {}).items()},
             versions=library_versions(),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
+            rate_hz=None if declared.live is None else float(declared.live.rate_hz),
         )
         return cls(files=write_bundle(to, manifest, save(tensors), golden))
 
@@ -132,7 +134,9 @@ def _examples(application: Application, examples: Any) -> Array:
         given = np.asarray(examples[:GOLDEN_EXAMPLES])
     except (TypeError, ValueError, RuntimeError) as error:
         raise ApplicationError(f"the examples are not an array ({error}); {fix}.") from None
-    if len(given) == 0 or given.shape[1:] != spec.shape:
+    if application.live is not None:
+        fix += ", with any number of frames"
+    if len(given) == 0 or not _fits(application, spec, given):
         raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)}; {fix}.")
     try:
         return np.array(spec.cast(given), order="C")
@@ -150,8 +154,8 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
             f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
             f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
         ) from error
-    expected = (len(inputs), *application.output.shape)
-    if outputs.dtype != application.output.numpy_dtype or outputs.shape != expected:
+    declared = outputs.dtype == application.output.numpy_dtype and len(outputs) == len(inputs)
+    if not declared or not _fits(application, application.output, outputs):
         raise ApplicationError(
             f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape)} for {len(inputs)} chunks, "
             f"but its output is declared as {application.output.describe()}."
@@ -161,6 +165,12 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
     return np.array(outputs, order="C")
 
 
+def _fits(application: Application, spec: TensorSpec, array: Array) -> bool:
+    # Of a live application, whole signals, of any length.
+    of_one = (*spec.shape[:1], *array.shape[2:]) if application.live is not None else array.shape[1:]
+    return array.ndim == 1 + len(spec.shape) and of_one == spec.shape and array.size > 0
+
+
 def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor], golden: Golden) -> None:
     application = found.application
     with torch.random.fork_rng(devices=[]):
@@ -168,6 +178,8 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
     try:
         fresh.load_state_dict(tensors)
         golden.check(TorchExecutor(fresh, application.input, application.output).predict)
+        if application.live is not None:
+            check_streamed(application, fresh, golden)
     except (RuntimeError, GoldenMismatch) as error:
         cause = " ".join(str(error).split())[:300].rstrip(".")
         raise ApplicationError(

@@ -25,7 +25,8 @@ class Batch:
     Args:
         slots_B: The slot of each row, where its state lives.
         chunk_B: The raw input of each row, `[B, *input.shape]`. A view that is overwritten by the next step.
-        length_B: How much of each chunk is valid; 0 where the row goes on without a new chunk.
+        length_B: How many frames of each chunk, along its first dimension, are valid; 0 where the row goes on without a
+            new chunk.
         fresh_B: Where a new stream begins: its state starts anew.
         last_B: Where a stream ends with this chunk; None where that says nothing to the network.
     """
@@ -43,7 +44,7 @@ class Result:
 
     Args:
         output_B: `[B, *output.shape]`; it may be a view that the next step overwrites.
-        length_B: How much of each output is valid; None where all of it always is.
+        length_B: How many frames of each output, along its first dimension, are valid; None where all always are.
         busy_B: Where the row wants another step without a new chunk; None where no row ever does.
     """
 

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from penstock.core.application import Application, FoundApplication, reply_of
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.golden import Golden
+from penstock.core.spec import Array
+from penstock.nn.streaming import Streaming
+from penstock.runtime.streamed import streamed
+from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 
 _DIFFERENCES_NAMED = 3
@@ -43,7 +47,7 @@ class Predictor:
 
         Args:
             inputs: One chunk of the application's input spec, or a batch of them with a dimension in front: an array or
-                nested lists of numbers. It is not changed.
+                nested lists of numbers. It is not changed. Of a live application, a whole signal of any length.
 
         Returns:
             One output chunk, or a batch of them.
@@ -51,7 +55,7 @@ class Predictor:
         Raises:
             InvalidInput: Another shape, not numbers, or numbers that the dtype cannot hold.
         """
-        chunks, single = _chunks(self.application.input, inputs)
+        chunks, single = _chunks(self.application, inputs)
         if len(chunks) == 0:
             return np.empty((0, *self.application.output.shape), self.application.output.numpy_dtype)
         rows = self.executor.max_rows
@@ -108,7 +112,45 @@ def load(
     application = found.application
     executor = TorchExecutor(module, application.input, application.output)
     files.golden.check(executor.predict)
+    if application.live is not None:
+        check_streamed(application, module, files.golden)
     return Predictor(application=application, files=files, module=module, executor=executor)
+
+
+def streaming_executor(
+    application: Application,
+    module: nn.Module,
+    *,
+    slots: int,
+    max_rows: int,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> StreamingExecutor:
+    """What serves the network of a live application; see `StreamingExecutor` for the arguments.
+
+    Raises:
+        ApplicationError: The network cannot be run a chunk at a time.
+    """
+    if not isinstance(module, Streaming):
+        raise ApplicationError(
+            f"Application {application.name!r} is live, but its model makes a {type(module).__name__}; it must make a "
+            f"penstock.nn.Streaming, such as a penstock.nn.Sequential of layers."
+        )
+    return StreamingExecutor(
+        module, application.input, application.output, slots=slots, max_rows=max_rows, device=device, dtype=dtype
+    )
+
+
+def check_streamed(application: Application, module: nn.Module, golden: Golden) -> float:
+    """The largest difference that a live application's golden examples show where they are served in chunks.
+
+    Raises:
+        ApplicationError: The network cannot be run a chunk at a time.
+        GoldenMismatch: It is above the tolerance.
+    """
+    rows = len(golden.inputs)
+    executor = streaming_executor(application, module, slots=rows, max_rows=rows)
+    return golden.check(lambda inputs: streamed(executor, inputs))
 
 
 def as_found(application: Application) -> FoundApplication:
@@ -177,13 +219,16 @@ def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list
     return missing + shapes + kinds + unknown
 
 
-def _chunks(spec: TensorSpec, inputs: Any) -> tuple[Array, bool]:
+def _chunks(application: Application, inputs: Any) -> tuple[Array, bool]:
+    spec = application.input
     try:
         given = np.asarray(inputs)
     except (ValueError, TypeError, RuntimeError):
         raise InvalidInput(f"inputs are ragged or no numbers; give {spec.describe()} or a batch of those.") from None
     single = given.ndim == len(spec.shape)
-    if given.shape[0 if single else 1 :] != spec.shape or given.ndim > len(spec.shape) + 1:
+    shape = given.shape[0 if single else 1 :]
+    fits = shape[1:] == spec.shape[1:] and given.size > 0 if application.live else shape == spec.shape
+    if not fits or given.ndim > len(spec.shape) + 1:
         raise InvalidInput(f"inputs have shape {list(given.shape)}; give {list(spec.shape)} or a batch of those.")
     # A copy, always: a network that works in place must not change the caller's array.
     return np.array(spec.cast(given[None] if single else given), order="C"), single

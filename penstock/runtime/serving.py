@@ -2,6 +2,8 @@
 
 On a CPU that is ONNX Runtime over the exported graph: docs/decisions/007-executor.md has the figures. Where a
 network cannot be exported, or its graph gives other answers, torch runs it, and the log says why.
+
+The network of a live application is run by torch, with the states of its streams beside it.
 """
 
 import logging
@@ -31,6 +33,8 @@ WORTHWHILE_THREADS = 0.75
 TRIED_ROWS = 16
 TRIED_RUNS = 5
 TRIED_S = 0.1
+# The largest batch of live streams on a CPU; one that is worth its time is smaller by far.
+MOST_STREAMS_A_STEP = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +53,14 @@ class Runnable:
 
 
 def make_runnable(
-    bundle: Path, *, app: str | None, accept_changed: bool, choice: Choice, cache: Path, cores: int
+    bundle: Path,
+    *,
+    app: str | None,
+    accept_changed: bool,
+    choice: Choice,
+    cache: Path,
+    cores: int,
+    slots: Callable[[Application], int],
 ) -> Runnable:
     """Verify a bundle and choose what runs it, on how many threads.
 
@@ -60,6 +71,7 @@ def make_runnable(
         choice: `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
         cache: The folder where exported graphs are kept.
         cores: That the network may use.
+        slots: How many streams of a live application there may be.
 
     Raises:
         BundleError: The bundle is damaged, its application changed, or its answers did.
@@ -69,6 +81,10 @@ def make_runnable(
     files = read_bundle(bundle)
     found = found_for(files, app)
     files.check_sources(found, accept_changed=accept_changed)
+    if found.application.live is not None:
+        if choice == "onnx":
+            raise ServeError(f"ONNX Runtime cannot run {bundle}: it is live. Leave out --executor onnx.")
+        return _live(bundle, app, accept_changed, cores, slots(found.application))
     if choice != "torch":
         options = [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
         executor = _by_onnx(files, cache, options, cores)
@@ -119,6 +135,34 @@ def _by_torch(bundle: Path, app: str | None, accept_changed: bool, cores: int) -
     return Runnable(application=predictor.application, files=predictor.files, executor=predictor.executor)
 
 
+def _live(bundle: Path, app: str | None, accept_changed: bool, cores: int, slots: int) -> Runnable:
+    import torch
+
+    from penstock.runtime.load import load, streaming_executor
+
+    predictor = load(bundle, app=app, accept_changed=accept_changed)
+    application = predictor.application
+    executor = streaming_executor(application, predictor.module, slots=slots, max_rows=min(slots, MOST_STREAMS_A_STEP))
+
+    def with_threads(threads: int) -> Executor:
+        torch.set_num_threads(threads)
+        return executor
+
+    example = first_chunk(application, predictor.files.golden.inputs)[None]
+    with_threads(_worthwhile_threads(with_threads, example, cores, "torch"))
+    return Runnable(application=application, files=predictor.files, executor=executor)
+
+
+def first_chunk(application: Application, examples: Array) -> Array:
+    """One chunk that is like real ones, of the golden examples."""
+    if application.live is None:
+        return examples[0]
+    chunk = np.zeros(application.input.shape, application.input.numpy_dtype)
+    begin = examples[0, : len(chunk)]
+    chunk[: len(begin)] = begin
+    return chunk
+
+
 def _worthwhile_threads(made: Callable[[int], Executor], examples: Array, cores: int, runner: str) -> int:
     """All cores if that makes a batch clearly faster, else one.
 
@@ -129,7 +173,7 @@ def _worthwhile_threads(made: Callable[[int], Executor], examples: Array, cores:
     batch = Batch(
         slots_B=np.arange(TRIED_ROWS),
         chunk_B=np.repeat(examples[:1], TRIED_ROWS, 0),
-        length_B=np.ones(TRIED_ROWS, np.int64),
+        length_B=np.full(TRIED_ROWS, examples.shape[1] if examples.ndim > 1 else 1),
         fresh_B=np.ones(TRIED_ROWS, np.bool_),
     )
     times_s = {threads: _batch_s(made(threads), batch) for threads in (cores, 1)}

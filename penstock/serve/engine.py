@@ -17,7 +17,7 @@ from penstock.core.spec import Array
 from penstock.runtime.executor import Batch, Executor, Result
 from penstock.serve.costs import Costs
 from penstock.serve.scheduler import Columns, Rows, Schedule, schedule, urgency
-from penstock.serve.slots import BATCH_EDGES, EXPIRED, FAILED, NOT_FINITE, OK, TIME_EDGES_NS, SlotTable
+from penstock.serve.slots import BATCH_EDGES, EXPIRED, FAILED, LAST, NOT_FINITE, OK, TIME_EDGES_NS, SlotTable
 
 # B rows of the batch
 
@@ -87,11 +87,22 @@ class Engine:
         self._output = table.output.reshape(slots * chunks, *table.layout.output.shape)
         self._flat = {
             name: getattr(table, name).reshape(-1)
-            for name in ("length", "arrival_ns", "deadline_ns", "status", "output_length", "queue_ns", "batch_rows")
+            for name in (
+                "length",
+                "flags",
+                "arrival_ns",
+                "deadline_ns",
+                "status",
+                "output_length",
+                "queue_ns",
+                "batch_rows",
+            )
         }
         self._gathered = np.zeros((self._max_rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
         self._generation = np.zeros(slots, np.int64)
         self._checks_finite = table.layout.output.takes_nan
+        output = table.layout.output
+        self._frame_size = output.size // output.shape[0] if output.shape else 1
         self._costs = costs or Costs([1], [0.0])
         self._costs.publish(table)
 
@@ -192,17 +203,20 @@ class Engine:
         np.take(self._input, entry_B, 0, chunk_B, "clip")
         length_B = flat["length"][entry_B] * (1 - busy_B)
         start_ns = self._clock_ns()
-        result, failed_B = self._stepped(Batch(slots_B=rows_B, chunk_B=chunk_B, length_B=length_B, fresh_B=fresh_B))
+        last_B = flat["flags"][entry_B] & LAST != 0
+        result, failed_B = self._stepped(
+            Batch(slots_B=rows_B, chunk_B=chunk_B, length_B=length_B, fresh_B=fresh_B, last_B=last_B)
+        )
         end_ns = self._clock_ns()
         put_B = rows_B * chunks + table.produced[rows_B] % chunks
         self._output[put_B] = result.output_B
         status_B = np.full(rows_B.size, OK, np.int64)
         if self._checks_finite:
-            finite_B = np.isfinite(result.output_B).reshape(rows_B.size, -1).all(1)
-            status_B[~finite_B] = NOT_FINITE
+            status_B[~_finite(result)] = NOT_FINITE
         if failed_B is not None:
             status_B[failed_B] = FAILED
-        flat["output_length"][put_B] = self._output[0].size if result.length_B is None else result.length_B
+        frames_B = self._output[0].size if result.length_B is None else result.length_B * self._frame_size
+        flat["output_length"][put_B] = frames_B
         still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
         flat["status"][put_B] = status_B
         if self._traced:
@@ -293,6 +307,20 @@ def _worthwhile(rows: list[int], ns: list[float]) -> int:
     return worth
 
 
+def _finite(result: Result) -> npt.NDArray[np.bool_]:
+    """Which rows' valid output holds neither NaN nor infinity."""
+    output_B, rows = result.output_B, len(result.output_B)
+    # Nearly always all of it is, which one pass shows.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(output_B.sum(dtype=np.float64)):
+            return np.ones(rows, np.bool_)
+    finite: Array = np.isfinite(output_B)
+    if result.length_B is not None:
+        valid = np.arange(output_B.shape[1]) < result.length_B[:, None]
+        finite |= ~valid.reshape(*valid.shape, *[1] * (output_B.ndim - 2))
+    return np.logical_and.reduce(finite.reshape(rows, -1), 1)
+
+
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
     middle = batch.slots_B.size // 2
     first, second = (
@@ -301,6 +329,7 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
             chunk_B=batch.chunk_B[part],
             length_B=batch.length_B[part],
             fresh_B=batch.fresh_B[part],
+            last_B=None if batch.last_B is None else batch.last_B[part],
         )
         for part in (slice(middle), slice(middle, None))
     )

@@ -9,7 +9,7 @@ from typing import final
 
 from penstock.core.application import Application
 from penstock.core.errors import ServeError
-from penstock.runtime.serving import Runnable, as_choice, make_runnable
+from penstock.runtime.serving import Runnable, as_choice, first_chunk, make_runnable
 from penstock.serve.engine import Engine
 from penstock.serve.engines import Engines
 from penstock.serve.messages import Loaded, Order
@@ -62,7 +62,7 @@ class EngineHost:
             max_rows=settings.max_batch,
             traced=settings.otlp_endpoint is not None,
         )
-        for _ in engine.measuring(runnable.files.golden.inputs[0]):
+        for _ in engine.measuring(first_chunk(runnable.application, runnable.files.golden.inputs)):
             await asyncio.sleep(0)
         name = order.name or runnable.application.name
         log.info(
@@ -99,6 +99,7 @@ class EngineHost:
             choice=as_choice(settings.executor),
             cache=settings.cache,
             cores=len(os.sched_getaffinity(0)),
+            slots=lambda application: _layout(application, settings.frontend_processes or 1).slots,
         )
 
 

@@ -283,7 +283,11 @@ def _check_inputs(application: Application, data: Data) -> None:
     """Refuse data of another spec than the application's now, and not at the end of the training."""
     spec = application.input
     for name, part in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        if part is not None and (part.inputs.dtype != spec.numpy_dtype or part.inputs.shape[1:] != spec.shape):
+        if part is None:
+            continue
+        # Of a live application, whole signals are learned from, of any one length.
+        frames = part.inputs.shape[1:2] if application.live is not None else spec.shape[:1]
+        if part.inputs.dtype != spec.numpy_dtype or part.inputs.shape[1:] != (*frames, *spec.shape[1:]):
             raise TrainError(
                 f"the {name} inputs are {part.inputs.dtype}{list(part.inputs.shape[1:])}; application "
                 f"{application.name!r} declares {spec.describe()}."

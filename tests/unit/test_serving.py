@@ -44,7 +44,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(bundle: Path, cache: Path, choice: Choice = "auto") -> Executor:
-    return make_runnable(bundle, app=None, accept_changed=False, choice=choice, cache=cache, cores=1).executor
+    return make_runnable(
+        bundle, app=None, accept_changed=False, choice=choice, cache=cache, cores=1, slots=lambda _: 8
+    ).executor
 
 
 def outputs(executor: Executor, rows: int) -> np.ndarray:
