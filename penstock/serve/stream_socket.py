@@ -26,11 +26,11 @@ from penstock.serve.frames import (
     PING,
     POLICY,
     PONG,
+    TEXT,
     TOO_BIG,
     TRY_LATER,
     UNSUPPORTED,
     FrameReader,
-    Message,
     close_code,
     close_frame,
     frame,
@@ -75,12 +75,14 @@ class StreamSocket(asyncio.Protocol):
     ) -> None:
         self._stream = stream
         self._received = stream.received
+        self._backlog = stream.backlog
         self._reader = FrameReader(stream.most_bytes)
         self._transport: asyncio.Transport | None = transport
         self._peers = peers
         self._clock_s = clock_s
         self._paused = self._pulling = self._unread = False
         self._deaf = False  # what comes are no frames any more
+        self._spoke = False  # a message came since the last sweep
         self._heard_s = self._moved_s = clock_s()
         self._unread_bytes = 0
         self._closing = False
@@ -143,6 +145,8 @@ class StreamSocket(asyncio.Protocol):
         unread = self._transport.get_write_buffer_size()
         if unread != self._unread_bytes:
             self._unread_bytes, self._moved_s = unread, now_s
+        if self._spoke:
+            self._spoke, self._heard_s = False, now_s
         state, silent_s = self._stream.state, now_s - self._heard_s
         if self._closing:
             if now_s - self._moved_s > LINGER_S:
@@ -152,7 +156,7 @@ class StreamSocket(asyncio.Protocol):
                 self._end(IDLE, f"No start came for {silent_s:.0f} s.", broken=True)
         elif unread and now_s - self._moved_s > idle_s:
             self.abort()
-        elif state is State.FLOWING and not self._stream.full and silent_s > idle_s:
+        elif state is State.FLOWING and not self._backlog and silent_s > idle_s:
             self._end(IDLE, f"No samples came for {silent_s:.0f} s; open another stream.", broken=True)
 
     def allow(self, max_body_bytes: int) -> None:
@@ -176,32 +180,32 @@ class StreamSocket(asyncio.Protocol):
         if self._pulling or self._transport is None:
             return
         self._pulling = True
-        stream, received = self._stream, self._received
+        reader, backlog, received = self._reader, self._backlog, self._received
+        reading = True
         try:
-            while not stream.full and (message := self._next()) is not None:
+            while not backlog and not self._deaf and (message := reader.next()) is not None:
                 opcode, payload = message
+                reading = False
                 if opcode < CLOSE:
-                    self._heard_s = self._clock_s()
                     received(opcode, payload)
-                    self._reader.most_bytes = stream.most_bytes
+                    if opcode == TEXT:
+                        reader.most_bytes = self._stream.most_bytes
+                    self._spoke = True
                 else:
                     self._control(opcode, payload)
+                reading = True
         except RequestError as error:
-            self.fail(error)
+            if reading:
+                self._deaf = True
+                self._end(TOO_BIG if isinstance(error, TooLarge) else BROKEN, str(error), broken=True)
+            else:
+                self.fail(error)
         finally:
             self._pulling = False
-        if stream.full != self._paused:
-            self._pause() if stream.full else self._resume()
-
-    def _next(self) -> Message | None:
-        if self._deaf:
-            return None
-        try:
-            return self._reader.next()
-        except RequestError as error:
-            self._deaf = True
-            self._end(TOO_BIG if isinstance(error, TooLarge) else BROKEN, str(error), broken=True)
-            return None
+        if backlog:
+            self._pause()
+        elif self._paused:
+            self._resume()
 
     def _control(self, opcode: int, payload: bytes) -> None:
         if opcode == PING:

@@ -164,6 +164,11 @@ class Stream:
     Args:
         streams: Those of its model.
 
+    Attributes:
+        backlog: Chunks that came while the slot's ring was full: of one message at most, since no more is to be taken
+            while there are any.
+        received: Takes a message, see `Session`.
+
     Raises:
         Overloaded: No slot is free.
     """
@@ -177,8 +182,7 @@ class Stream:
         self._counts = streams.counts
         self._port: Port | None = None
         self._flags = PATIENT | FIRST
-        # Chunks that came while the slot's ring was full: of one message at most, since no more are taken then.
-        self._backlog: deque[tuple[bytes | memoryview, int, bool]] = deque()
+        self.backlog: deque[tuple[bytes | memoryview, int, bool]] = deque()
         self.name = secrets.token_hex(8)
         self._session = Session(
             Terms(
@@ -202,11 +206,6 @@ class Stream:
     def application(self) -> str:
         """Of what application it is."""
         return self._streams.name
-
-    @property
-    def full(self) -> bool:
-        """Whether no message is to be taken until some results have come."""
-        return bool(self._backlog)
 
     @property
     def most_bytes(self) -> int:
@@ -233,7 +232,7 @@ class Stream:
         """It is over: the slot is free once the engine has let go of it, and nothing more comes."""
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
-            self._backlog.clear()
+            self.backlog.clear()
             self._frontend.cancel(ticket)
             self._streams.left(self, broken=broken)
 
@@ -241,8 +240,8 @@ class Stream:
         ticket = self._ticket
         if ticket is None:
             return
-        if self._backlog or self._frontend.room(ticket) < 1:
-            self._backlog.append((chunk, frames, last))
+        if self.backlog or self._frontend.room(ticket) < 1:
+            self.backlog.append((chunk, frames, last))
         else:
             self._push(chunk, frames, last)
 
@@ -275,7 +274,7 @@ class Stream:
         except RequestError as error:
             port.fail(error)
             return
-        backlog = self._backlog
+        backlog = self.backlog
         if backlog:
             while backlog and self._ticket is not None and self._frontend.room(self._ticket) > 0:
                 self._push(*backlog.popleft())

@@ -387,11 +387,11 @@ def say_goodbye(server: RunningServer, bundle: Path, key: str | None = None) -> 
     with Client(f"http://{server.host}:{server.port}", api_key=key) as client, client.stream("hark") as live:
         live.send(sound)
         results = iter(live)
-        frames = [*next(results).event, *(next(results).event or ())]
+        frames = [frame for _ in range(2) for frame in next(results).event or ()]
         server.stop()
         last = next(results)
         assert last.last
-        frames += last.event
+        frames += last.event or ()
         with pytest.raises(Overloaded, match="The server is going down; open another stream"):
             next(results)
     np.testing.assert_allclose(frames, offline(bundle, sound[None])[0], atol=1e-5)

@@ -95,7 +95,7 @@ class Session:
     """
 
     def __init__(self, terms: Terms, *, put: Put, say: Say, close: Close, allow: Callable[[float], None]) -> None:
-        self.state = State.STARTING
+        self._become(State.STARTING)
         self.most_bytes = MOST_START_BYTES
         self._terms = terms
         self._put, self._say, self._close, self._allow = put, say, close, allow
@@ -123,7 +123,7 @@ class Session:
         Raises:
             RequestError: It ends the stream.
         """
-        self._TABLE[self.state, opcode](self, message)
+        self._takes[opcode](self, message)
 
     def answer(self, output: Array, last: bool) -> None:
         """Take what came of the next chunk: flat valid numbers, and whether the stream ends with it.
@@ -154,6 +154,10 @@ class Session:
         elif self.state is State.STARTING:
             self._over()
 
+    def _become(self, state: State) -> None:
+        self.state = state
+        self._takes = self._TABLE[state]
+
     def _start(self, message: bytes) -> None:
         fields, terms = _start_of(message), self._terms
         rate_hz, encoding = fields.get("rate_hz"), fields.get("encoding")
@@ -173,7 +177,7 @@ class Session:
         wav = encoding == "wav"
         most = MOST_HEADER_BYTES + math.ceil(MOST_RATE_HZ * seconds) * frame_bytes if wav else 0
         self.most_bytes = SEQUENCE_BYTES + (most or self._most_frames * frame_bytes)
-        self.state = State.FLOWING
+        self._become(State.FLOWING)
         ready = {
             "type": "ready",
             "app": terms.app,
@@ -244,7 +248,7 @@ class Session:
             except InvalidInput:
                 if not cut_short:
                     raise
-        self.state = State.ENDING
+        self._become(State.ENDING)
         self._awaited.append(max(1, -(-rest_T.size // self._chunk_frames)))
         if rest_T.size:
             self._put_all(memoryview(rest_T.tobytes()), rest_T.size, last=True)
@@ -305,22 +309,18 @@ class Session:
             raise ComputeFailed("The application's events failed on a result; the server's log says how.") from None
 
     def _over(self) -> None:
-        self.state = State.OVER
+        self._become(State.OVER)
         code, reason = self._farewell
         if code == DONE:
             self._say(TEXT, b'{"type":"end","chunks":%d}' % self._next)
         self._close(code, reason)
 
     # What a message is in each state.
-    _TABLE: ClassVar[dict[tuple[State, int], Callable[["Session", bytes], None]]] = {
-        (State.STARTING, TEXT): _start,
-        (State.STARTING, BINARY): _too_early,
-        (State.FLOWING, TEXT): _end,
-        (State.FLOWING, BINARY): _chunk,
-        (State.ENDING, TEXT): _too_late,
-        (State.ENDING, BINARY): _too_late,
-        (State.OVER, TEXT): _nothing,
-        (State.OVER, BINARY): _nothing,
+    _TABLE: ClassVar[dict[State, dict[int, Callable[["Session", bytes], None]]]] = {
+        State.STARTING: {TEXT: _start, BINARY: _too_early},
+        State.FLOWING: {TEXT: _end, BINARY: _chunk},
+        State.ENDING: {TEXT: _too_late, BINARY: _too_late},
+        State.OVER: {TEXT: _nothing, BINARY: _nothing},
     }
 
 
