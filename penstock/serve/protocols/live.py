@@ -148,7 +148,8 @@ class Session:
 
     def finish(self, code: int, reason: str) -> None:
         """The server ends the stream: as if the client had, but for the close."""
-        self._farewell = code, reason
+        if self.state in (State.STARTING, State.FLOWING):
+            self._farewell = code, reason
         if self.state is State.FLOWING:
             self._flush(cut_short=True)
         elif self.state is State.STARTING:
