@@ -111,6 +111,7 @@ class _Plain(Decoder):
             sound_T = np.frombuffer(piece, "<f4")
             if not np.isfinite(sound_T).all():
                 raise InvalidInput("A message holds NaN or infinity; every sample must be finite.")
+            sound_T = np.clip(sound_T, -1, 1)
             mono_T = sound_T if self._channels == 1 else sound_T.reshape(-1, 2).mean(1, dtype=np.float32)
             return _samples(mono_T if self._resampler is None else self._resampled(mono_T, False))
         whole = _MULAW[np.frombuffer(piece, np.uint8)] if self._encoding == "mulaw" else np.frombuffer(piece, "<i2")

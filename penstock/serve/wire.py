@@ -185,7 +185,8 @@ class RequestReader:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 if self._refusal is None:
-                    self.rest = data[upgrade.args[0] :]
+                    self.rest = b""
+                    self._keep(data[upgrade.args[0] :])
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
                 self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
             # A header or a trailer that never ends is kept by the parser without a word to us: count what we hear

@@ -28,6 +28,7 @@ from penstock.serve.protocols.inference_v2 import HEAD_LENGTH, infer_response, p
 from penstock.serve.served import Served
 from penstock.serve.wire import Head, Request, Response, decompressed, serialised
 from tests.fuzz.reader import reader
+from tests.fuzz.streams import frames, live
 
 MOST_BYTES = 5_000
 MOST_ROWS = 16
@@ -324,4 +325,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "numbers": numbers,
     "manifest": manifest,
     "golden": golden,
+    "frames": frames,
+    "live": live,
 }
