@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil, prod
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, final
@@ -81,13 +81,7 @@ class Wishes:
 
     def start(self) -> str:
         """The first message."""
-        fields = {
-            "rate_hz": self.rate_hz,
-            "encoding": self.encoding,
-            "events": self.events,
-            "latency_ms": self.latency_ms,
-        }
-        return orjson.dumps({"type": "start"} | {key: value for key, value in fields.items() if value}).decode()
+        return orjson.dumps({"type": "start"} | asdict(self)).decode()
 
 
 @final
@@ -147,11 +141,7 @@ class _Talk:
 
     def lost(self, error: ConnectionClosed) -> NoReturn:
         """Say why a connection ended before its stream did."""
-        received = error.rcvd
-        if received is None:
-            raise Unreachable(f"{self.terms.url} hung up in the middle of a stream; is it still running?") from None
-        kind = _ERRORS.get(received.code, RequestError)
-        raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
+        _lost(error, self.terms)
 
     def late(self) -> NoReturn:
         """Say that nothing came."""
@@ -383,13 +373,19 @@ def _outcome(error: Exception) -> Outcome:
 
 
 def _refused(error: Exception, terms: Terms) -> NoReturn:
-    if isinstance(error, ConnectionClosed) and error.rcvd is not None:
-        raise _ERRORS.get(error.rcvd.code, RequestError)(error.rcvd.reason) from None
-    if isinstance(error, PenstockError):
-        raise error
+    if isinstance(error, ConnectionClosed):
+        _lost(error, terms)
     if isinstance(error, TimeoutError):
         raise TimedOut(f"{terms.url} did not say that it is ready within {terms.timeout_s:g} s.") from None
-    raise Unreachable(f"{terms.url} hung up before the stream began; is it still running?") from None
+    raise error
+
+
+def _lost(error: ConnectionClosed, terms: Terms) -> NoReturn:
+    received = error.rcvd
+    if received is None:
+        raise Unreachable(f"{terms.url} hung up in the middle of a stream; is it still running?") from None
+    kind = _ERRORS.get(received.code, RequestError)
+    raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
 
 
 def _json_of(message: str | bytes, terms: Terms) -> dict[str, Any]:
