@@ -130,6 +130,17 @@ class TensorSpec:
         if self.takes_nan and not np.isfinite(array).all():
             raise InvalidInput(f"{self.name} holds NaN or infinity; every number must be finite.")
 
+    def check_raw(self, frames: bytes | memoryview) -> None:
+        """Look at some frames of a chunk as raw little-endian bytes, of which there are whole numbers.
+
+        Raises:
+            InvalidInput: A float that is NaN or infinite, or a bool that is neither 0 nor 1.
+        """
+        array = np.frombuffer(frames, self.numpy_dtype)
+        if self.dtype == "bool" and (array.view(np.uint8) > 1).any():
+            raise InvalidInput(f"{self.name} holds a byte above 1; each bool is one byte, 0 or 1.")
+        self.check_finite(array)
+
     def from_bytes(self, body: bytes | memoryview) -> Array:
         """One chunk from its raw little-endian bytes.
 
@@ -141,11 +152,8 @@ class TensorSpec:
             raise InvalidInput(
                 f"The body has {count:,} bytes; {self.describe()} takes exactly {self.nbytes:,} raw bytes."
             )
-        array = np.frombuffer(body, self.numpy_dtype).reshape(self.shape)
-        if self.dtype == "bool" and (array.view(np.uint8) > 1).any():
-            raise InvalidInput(f"{self.name} holds a byte above 1; each bool is one byte, 0 or 1.")
-        self.check_finite(array)
-        return array
+        self.check_raw(body)
+        return np.frombuffer(body, self.numpy_dtype).reshape(self.shape)
 
     def from_numbers(self, numbers: object) -> Array:
         """One chunk from nested lists of numbers, as JSON gives them.

@@ -5,6 +5,7 @@ import hmac
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
 from penstock.serve.wire import Head
@@ -15,6 +16,9 @@ OPEN_PREFIX = "/page/"
 ADMIN = "admin"
 LEAST_CHARACTERS = 16
 PREFLIGHT_S = 600
+SUBPROTOCOLS = "sec-websocket-protocol"
+# Of a subprotocol that is none: the client's key, percent-encoded.
+KEY_PREFIX = "key."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +143,20 @@ class Access:
         if self.keys is not None:
             self.keys.check(authorization, admin=admin)
 
+    def check_origin(self, head: Head) -> None:
+        """Let a page open a stream or not: that of this server, those of listed sites, and whoever is no page.
+
+        Browsers let every site's pages open a WebSocket, so here it is not they who keep strangers out.
+
+        Raises:
+            Forbidden: It is another site's.
+        """
+        origin = head.headers.get("origin")
+        if origin is None or "*" in self.origins or origin in self.origins:
+            return
+        if urlsplit(origin).netloc != head.headers.get("host"):
+            raise Forbidden(f"Pages of {origin[:200]!r} may not open streams here; the server's --cors lists who may.")
+
     def client(self, head: Head) -> str | None:
         """The name of the client whose key a request has; None where it has none that is known."""
         key = None if self.keys is None else self.keys.whose(_given(head))
@@ -178,6 +196,11 @@ _EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Con
 
 def _given(head: Head) -> str | None:
     authorization = head.headers.get("authorization")
+    if authorization is None and SUBPROTOCOLS in head.headers:
+        # A browser cannot give a WebSocket any other header.
+        for offered in head.headers[SUBPROTOCOLS].split(","):
+            if offered.strip().startswith(KEY_PREFIX):
+                return f"Bearer {unquote(offered.strip().removeprefix(KEY_PREFIX))}"
     # A proxy may have an Authorization of its own, `Basic` say; a key that was meant as one is never passed over.
     if "x-api-key" in head.headers and (authorization or "").partition(" ")[0].lower() != "bearer":
         return f"Bearer {head.headers['x-api-key']}"

@@ -4,18 +4,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast, final
+from typing import Protocol, cast, final
 
 import orjson
 
-from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod
+from penstock.core.errors import Overloaded, RequestError, TooSlow, Unauthorized, WrongMethod
 from penstock.serve.heard import Heard
-from penstock.serve.wire import Head, Request, RequestReader, Response, serialised
+from penstock.serve.wire import Head, Request, RequestReader, Response, serialised, upgraded
 
 # A client may send this many requests ahead of their answers; then its socket is not read until some are answered.
 PIPELINED = 16
 # Bytes of answers under TLS that a client has not read, past which its requests are not read either.
 UNREAD_BYTES = 1 << 20
+# How long a refused client may go on sending what nobody keeps, so that it reads the refusal.
+LINGER_S = 2.0
 
 Answer = Callable[[Response], None]
 # Handles one request: answers at once or later, exactly once; gives what cancels it, if anything can.
@@ -38,6 +40,40 @@ class Refusal(Response):
     error: RequestError
 
 
+class Peer(Protocol):
+    """What a server knows of each of its clients' connections, whatever is spoken on it."""
+
+    def sweep(self, now_s: float, idle_s: float, begun_s: float) -> None:
+        """End the connection if its client fell silent, see `Settings`; called every second or so."""
+
+    def allow(self, max_body_bytes: int) -> None:
+        """Take bodies of another size from now on."""
+
+    def close_after_next(self) -> None:
+        """The server is going down: the next answer is this connection's last."""
+
+    def close_when_idle(self) -> None:
+        """Close now, or as soon as what was begun is answered."""
+
+    def abort(self) -> None:
+        """End the connection at once."""
+
+
+# Takes a connection over, and what it brought after its last request; adds itself to the server's.
+Take = Callable[[asyncio.Transport, bytes, set[Peer]], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Switched(Response):
+    """The last response of a connection that goes on in another protocol.
+
+    Args:
+        take: Goes on with it.
+    """
+
+    take: Take
+
+
 @final
 class Connection(asyncio.Protocol):
     """Speaks HTTP/1.1 with one client.
@@ -56,7 +92,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         handle: Handler,
-        open_connections: "set[Connection]",
+        open_connections: set[Peer],
         reader: RequestReader,
         clock_s: Callable[[], float],
         refuse: Refuse,
@@ -196,6 +232,18 @@ class Connection(asyncio.Protocol):
         else:
             self.close_when_idle()
 
+    def sweep(self, now_s: float, idle_s: float, begun_s: float) -> None:
+        """`Peer`'s."""
+        silent_s = self.silent_s(now_s)
+        if self.lingering_since_s is not None:
+            if now_s - self.lingering_since_s > LINGER_S:
+                self.abort()
+        elif self.idle or self._unread:
+            if silent_s > idle_s:
+                self.let_go()
+        elif not self.answering and silent_s > begun_s:
+            self.refuse(TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go."))
+
     def abort(self) -> None:
         """End the connection at once."""
         if self._transport is not None:
@@ -248,12 +296,22 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         close = not request.head.keep_alive or (self._closing and not self._waiting)
+        if close and isinstance(response, Switched):
+            self._switch(transport, response, request)
+            return
         transport.write(serialised(response, request, close=close))
         if close:
             self._waiting.clear()
             transport.close()
         elif not self._inside:
             self._proceed()
+
+    def _switch(self, transport: asyncio.Transport, response: Switched, request: Request) -> None:
+        self._resume()
+        self._transport = None
+        self._open.discard(self)
+        transport.write(upgraded(response))
+        response.take(transport, self._reader.rest or b"", self._open)
 
     def _linger(self, refusal: RequestError) -> None:
         # To close with unread bytes would reset the connection, and the client would never read the refusal.

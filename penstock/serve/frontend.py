@@ -170,7 +170,7 @@ class Frontend:
     def push(
         self,
         ticket: Ticket,
-        chunk: Array | bytes,
+        chunk: Array | bytes | memoryview,
         *,
         deadline_ns: int,
         arrival_ns: int,
@@ -181,7 +181,7 @@ class Frontend:
 
         Args:
             ticket: The stream.
-            chunk: One raw input chunk, or its bytes.
+            chunk: One raw input chunk, or its bytes; of a shorter one, those that there are.
             deadline_ns: When it must be answered.
             arrival_ns: When it came.
             flags: `FIRST`, `LAST`, `PATIENT`, `BACKGROUND`.
@@ -192,9 +192,10 @@ class Frontend:
         slot = ticket.slot
         submitted = self._submitted[slot]
         entry = slot * self._chunks + submitted % self._chunks
-        raw = chunk if isinstance(chunk, bytes) else chunk.tobytes()
+        raw = chunk.tobytes() if isinstance(chunk, np.ndarray) else chunk
         begin = entry * self._input_nbytes
-        self._input_bytes[begin : begin + self._input_nbytes] = raw
+        assert length is not None or len(raw) == self._input_nbytes, len(raw)
+        self._input_bytes[begin : begin + len(raw)] = raw
         self._length[entry] = self._whole_chunk if length is None else length
         self._deadline_ns[entry] = deadline_ns
         self._arrival_ns[entry] = arrival_ns
@@ -272,7 +273,8 @@ class Frontend:
         if ticket.done is not None:
             ticket.done(self._status[entry], self._output[entry, : self._output_length[entry]], last)
         self._taken[slot] = taken + 1
-        if last:
+        # Whoever hears of a result may have no use for more.
+        if last or (ticket.ended and self._is_last(ticket, taken + 1)):
             self._release(ticket)
 
     def _is_last(self, ticket: Ticket, taken: int) -> bool:

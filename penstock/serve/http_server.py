@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import final
 
-from penstock.core.errors import ServeError, TooSlow
-from penstock.serve.connection import Connection, Handler, Refuse, Shed
+from penstock.core.errors import ServeError
+from penstock.serve.connection import LINGER_S, Connection, Handler, Peer, Refuse, Shed
 from penstock.serve.heard import heard
 from penstock.serve.settings import Settings
 from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
@@ -18,8 +18,6 @@ from penstock.serve.wire import MAX_HEAD_BYTES, KnownHeads, RequestReader
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-# How long a refused client may go on sending what nobody keeps, so that it reads the refusal.
-LINGER_S = 2.0
 # How long a drained server waits for requests that are in the sockets already.
 GRACE_S = 0.25
 BACKLOG = 1024
@@ -59,7 +57,7 @@ class HttpServer:
         self._shed = shed
         self._tls = tls_of(settings)
         self._known = KnownHeads()
-        self._connections: set[Connection] = set()
+        self._connections: set[Peer] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._others: dict[int, socket.socket] = {}
@@ -198,17 +196,7 @@ class HttpServer:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
             for connection in list(self._connections):
-                silent_s = connection.silent_s(now)
-                if connection.lingering_since_s is not None:
-                    if now - connection.lingering_since_s > LINGER_S:
-                        connection.abort()
-                elif connection.idle or connection.unread:
-                    if silent_s > settings.idle_s:
-                        connection.let_go()
-                elif not connection.idle and not connection.answering and silent_s > settings.begun_s:
-                    connection.refuse(
-                        TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go.")
-                    )
+                connection.sweep(now, settings.idle_s, settings.begun_s)
 
 
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:

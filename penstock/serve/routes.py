@@ -20,6 +20,7 @@ from penstock.serve.heard import Heard
 from penstock.serve.models import Models
 from penstock.serve.protocols import inference_v2, plain
 from penstock.serve.served import Served
+from penstock.serve.upgrade import stream_of
 from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompressed
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ Cancel = Callable[[], None] | None
 Shed = Callable[[Heard | None], bytes | None]
 Act = Callable[[Request, Answer], Cancel]
 PAGE = Path(__file__).parent / "page"
+STREAM = "/stream"
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -129,6 +131,10 @@ class Routes:
 
     def _routed(self, head: Head) -> tuple[Act, Served | None]:
         path = head.path
+        if path.startswith(plain.PATH) and path.endswith(STREAM):
+            served = self._models.named(path.removeprefix(plain.PATH).removesuffix(STREAM))
+            _need(head, "GET")
+            return partial(stream_of, served, self._models, self._access), served
         if path.startswith(plain.PATH):
             served = self._models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
@@ -146,7 +152,8 @@ class Routes:
             page = self._page[path]
             return lambda request, answer: answer(page), None
         raise UnknownRoute(
-            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, /v1/stats, /v2 and /metrics."
+            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream, /v1/stats, /v2 and "
+            f"/metrics."
         )
 
     def _version_two(self, head: Head) -> tuple[Act, Served | None]:

@@ -24,6 +24,7 @@ from penstock.serve.slots import (
     TOO_LATE,
     SlotTable,
 )
+from penstock.serve.streams import Streams
 from penstock.serve.wire import serialised
 
 Finished = Callable[[Array | RequestError], None]
@@ -52,6 +53,7 @@ class Served:
     Attributes:
         counts: Of this front-end's requests, by what became of them.
         engine_lost: Whether its engine is gone, and a new table comes with the next one.
+        streams: Its live streams; None where it is not live.
     """
 
     def __init__(
@@ -82,6 +84,18 @@ class Served:
         self._shape = application.output.shape
         self._arrived = arrived
         self._now_ns = now_ns
+        self.streams: Streams | None = None
+        if application.live is not None:
+            self.streams = Streams(
+                name=name,
+                application=application,
+                frontend=frontend,
+                table=table,
+                budget_ns=budget_ns,
+                arrived=arrived,
+                now_ns=now_ns,
+                why=self.why,
+            )
 
     def refusal(self, heard: Heard | None) -> bytes | None:
         """The whole answer to a request with the usual budget, where one that had no less time was just refused.

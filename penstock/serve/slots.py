@@ -39,6 +39,8 @@ BACKGROUND = 8  # of the second class: runs where it delays nobody of the first
 
 # What a front-end counts, by column of `counts`.
 OFFERED, ANSWERED, REFUSED, TOO_LATE, BROKEN, INVALID = range(6)
+# And of live streams: open now, opened, refused, ended before their end, their chunks, and what came of those.
+STREAMS_OPEN, STREAMS, STREAMS_REFUSED, STREAMS_BROKEN, CHUNKS, RESULTS = range(6, 12)
 
 CANCELLED_NS = -(1 << 61)  # a deadline so far in the past that no patience covers it
 
@@ -115,7 +117,7 @@ class TableLayout:
             Column("done_count", "engine", "int64", (f,)),
             # What each front-end tells the others and the world; a row has one writer.
             Column("held", "front-end", "int64", (f, 8)),  # slots in use, of the first and of the second class
-            Column("counts", "front-end", "int64", (f, 8)),  # requests by what became of them
+            Column("counts", "front-end", "int64", (f, 16)),  # requests by what became of them
             # Header: what front-ends admit from.
             Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
             Column("cost_ns", "engine", "int64", (MAX_COSTS,)),

@@ -158,10 +158,14 @@ class RequestReader:
         self._unheard_bytes = 0
         self.expects_continue = False
         self.begun = False
+        # What followed a request that wants to go on in another protocol; None until there is one.
+        self.rest: bytes | None = None
 
     def known(self, data: bytes) -> Head | None:
         """The head of the request that the bytes are, if they are one and whole, and nothing is left over."""
-        return None if self.begun or self._refusal is not None else self._known.head(data)
+        if self.begun or self._refusal is not None or self.rest is not None:
+            return None
+        return self._known.head(data)
 
     def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
         """Take bytes in.
@@ -169,6 +173,9 @@ class RequestReader:
         Returns:
             The requests that are whole now, in order, and the refusal that ends the connection, if there is one.
         """
+        if self.rest is not None:
+            self._keep(data)
+            return [], self._refusal
         # At the start of a request, nothing being left over from the one before.
         fresh = not self.begun and self._refusal is None
         if self._refusal is None:
@@ -176,8 +183,9 @@ class RequestReader:
             self._unheard_bytes += len(data)
             try:
                 self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade:
-                assert self._refusal is not None
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._refusal is None:
+                    self.rest = data[upgrade.args[0] :]
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
                 self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
             # A header or a trailer that never ends is kept by the parser without a word to us: count what we hear
@@ -227,8 +235,8 @@ class RequestReader:
         self._head_is_whole = True
         self._unheard_bytes = 0
         now.method = self._parser.get_method().decode("ascii")
-        if self._parser.should_upgrade():
-            self._refuse(InvalidInput("This server speaks HTTP/1.1 without upgrades; leave out the Upgrade header."))
+        if self._parser.should_upgrade() and not _is_websocket(now):
+            self._refuse(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
         length = now.headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
             self._refuse(self._body_too_large(int(length)))
@@ -261,8 +269,17 @@ class RequestReader:
         path = now.path.partition("?")[0]
         if "%" in path:
             path = unquote(path)
-        head = Head(now.method, path, now.headers, self._parser.should_keep_alive())
+        # Where the parser has given up, no other request can follow.
+        keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        head = Head(now.method, path, now.headers, keep_alive)
         self._complete.append(Request(head, bytes(now.body)))
+
+    def _keep(self, data: bytes) -> None:
+        assert self.rest is not None
+        if len(self.rest) + len(data) > MAX_HEAD_BYTES:
+            self._refuse(TooLarge("Too much came before the upgrade was answered; wait for the answer."))
+        elif self._refusal is None:
+            self.rest += data
 
     def _grow_head(self, count: int) -> None:
         self._now.head_bytes += count
@@ -275,6 +292,12 @@ class RequestReader:
     def _refuse(self, error: RequestError) -> None:
         if self._refusal is None:
             self._refusal = error
+
+
+def _is_websocket(now: _Pending) -> bool:
+    headers = now.headers
+    bodied = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    return now.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
 
 
 def _head_too_large() -> TooLarge:
@@ -327,6 +350,12 @@ def serialised(response: Response, request: Request | None, *, close: bool) -> b
     if request is None or request.method != "HEAD":
         parts.append(body)
     return b"".join(parts)
+
+
+def upgraded(response: Response) -> bytes:
+    """The bytes of a response after which another protocol is spoken."""
+    lines = (f"{name}: {value}\r\n" for name, value in response.headers)
+    return _STATUS_LINES[101] + "".join(lines).encode("latin-1") + b"\r\n"
 
 
 @lru_cache(256)

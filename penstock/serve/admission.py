@@ -1,0 +1,45 @@
+"""Whether a server can carry one more live stream: decided from the measured time of its batches."""
+
+from penstock.serve.costs import Costs
+
+
+def admits(streams: int, chunk_s: float, costs: Costs, budget_ns: int, share: float = 1.0) -> bool:
+    """Whether so many streams can be answered in time, the newcomer counted.
+
+    Streams send a chunk every `chunk_s`, each at moments of its own, and the next batch starts as soon as the last one
+    ends. While a cycle of c seconds runs, `streams * c / chunk_s` chunks come, which are the next batch. So the batch
+    settles where it takes as long as its own rows took to come. Beyond what the network can carry there is no such
+    size. A chunk waits for the batch that runs when it comes, and then for its own: two cycles.
+
+    Args:
+        streams: All that there would be.
+        chunk_s: Seconds of the signal in a chunk.
+        costs: The measured time of every batch size.
+        budget_ns: How long after it came a chunk must be answered, in nanoseconds.
+        share: Of the engine's time that is this table's.
+    """
+    cycle = cycle_ns(streams, chunk_s, costs, share)
+    return cycle is not None and 2 * cycle <= budget_ns
+
+
+def cycle_ns(streams: int, chunk_s: float, costs: Costs, share: float = 1.0) -> float | None:
+    """The time of a batch once it has settled, in nanoseconds; None where it never does.
+
+    Args:
+        streams: As for `admits`, and so are the others.
+        chunk_s: Seconds of the signal in a chunk.
+        costs: The measured time of every batch size.
+        share: Of the engine's time that is this table's.
+    """
+    between_ns = chunk_s * 1e9 / streams  # from a chunk of one stream to the next one of another
+    before, before_ns = 0, 0.0
+    for rows in costs.rows:
+        ns = costs.of(rows) / share
+        if ns <= rows * between_ns:
+            if before == 0:
+                return ns
+            # The curve is straight between two measured sizes, and so is the time in which the rows come.
+            over, under = before_ns - before * between_ns, rows * between_ns - ns
+            return before_ns + (ns - before_ns) * over / (over + under) if over + under > 0 else ns
+        before, before_ns = rows, ns
+    return None

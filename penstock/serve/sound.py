@@ -1,0 +1,231 @@
+"""Sound as clients send it made into 16-bit samples at an application's rate, a piece at a time.
+
+However the bytes are cut into pieces, the samples are the same. What a resampler holds back comes at the end.
+"""
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import InvalidInput
+
+# T frames (samples) of a piece
+
+Samples = npt.NDArray[np.int16]
+
+ENCODINGS = ("pcm_s16le", "pcm_f32le", "mulaw", "wav", "raw")
+# What microphones and telephones give; beyond it, a rate is a mistake.
+LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 384_000
+# soxr's low quality: its filters already keep aliases below 16 bits, and its blocks are the shortest.
+QUALITY = "LQ"
+_FULL_SCALE = 32_768.0
+# Of a WAV, before its samples: some writers put pictures there.
+MOST_HEADER_BYTES = 1 << 16
+_UNTOLD = (0, 0xFFFFFFFF)  # sizes of a WAV whose writer did not know its end
+
+
+def _mulaw_table() -> Samples:
+    # ITU-T G.711, as 16-bit samples.
+    code = ~np.arange(256, dtype=np.uint8)
+    exponent, mantissa = (code >> 4 & 7).astype(np.int32), (code & 15).astype(np.int32)
+    magnitude = ((mantissa << 3) + 132 << exponent) - 132
+    return np.where(code & 128, -magnitude, magnitude).astype(np.int16)
+
+
+_MULAW = _mulaw_table()
+
+
+class Decoder(ABC):
+    """Makes samples of one client's bytes.
+
+    Attributes:
+        rate_hz: Of what comes in; None while a header has not said.
+        frames_in: Frames that came in.
+        blocks: Whether frames come out in other portions than they came in.
+    """
+
+    rate_hz: float | None
+    frames_in: int
+    blocks: bool
+
+    @abstractmethod
+    def feed(self, piece: bytes | memoryview) -> Samples:
+        """The samples that the next piece gives.
+
+        Raises:
+            InvalidInput: It is not of the encoding.
+        """
+
+    @abstractmethod
+    def flush(self) -> Samples:
+        """What was held back.
+
+        Raises:
+            InvalidInput: The signal ends within a frame.
+        """
+
+
+def decoder_of(encoding: str, rate_hz: float | None, target_hz: float) -> Decoder:
+    """What decodes a client's sound.
+
+    Args:
+        encoding: One of `ENCODINGS`.
+        rate_hz: Of the client's sound; None for the application's, or what a WAV says.
+        target_hz: The application's rate.
+
+    Raises:
+        InvalidInput: A rate that no sound has.
+    """
+    if encoding == "wav":
+        return _Wav(rate_hz, target_hz)
+    return _Plain(encoding, rate_hz or target_hz, target_hz)
+
+
+def frame_bytes_of(encoding: str) -> int:
+    """Bytes of one sample; of a WAV, as many as the widest has."""
+    return {"mulaw": 1, "pcm_s16le": 2, "raw": 2, "pcm_f32le": 4, "wav": 8}[encoding]
+
+
+@final
+class _Plain(Decoder):
+    def __init__(self, encoding: str, rate_hz: float, target_hz: float, channels: int = 1) -> None:
+        self.rate_hz = rate_hz
+        self.frames_in = 0
+        self._encoding = encoding
+        self._channels = channels
+        self._frame_bytes = frame_bytes_of(encoding) * channels
+        self._resampler = None if rate_hz == target_hz else resampler(rate_hz, target_hz)
+        self.blocks = self._resampler is not None
+
+    def feed(self, piece: bytes | memoryview) -> Samples:
+        if len(piece) % self._frame_bytes:
+            raise InvalidInput(
+                f"A message has {len(piece):,} bytes of samples; {self._encoding} takes {self._frame_bytes} a frame."
+            )
+        self.frames_in += len(piece) // self._frame_bytes
+        if self._encoding == "pcm_f32le":
+            sound_T = np.frombuffer(piece, "<f4")
+            if not np.isfinite(sound_T).all():
+                raise InvalidInput("A message holds NaN or infinity; every sample must be finite.")
+            mono_T = sound_T if self._channels == 1 else sound_T.reshape(-1, 2).mean(1, dtype=np.float32)
+            return _samples(mono_T if self._resampler is None else self._resampled(mono_T, False))
+        whole = _MULAW[np.frombuffer(piece, np.uint8)] if self._encoding == "mulaw" else np.frombuffer(piece, "<i2")
+        if self._channels == 2:
+            whole = (whole.reshape(-1, 2).sum(1, dtype=np.int32) >> 1).astype(np.int16)
+        if self._resampler is None:
+            return whole
+        return _samples(self._resampled((whole / np.float32(_FULL_SCALE)).astype(np.float32), False))
+
+    def flush(self) -> Samples:
+        if self._resampler is None:
+            return np.zeros(0, np.int16)
+        return _samples(self._resampled(np.zeros(0, np.float32), True))
+
+    def _resampled(self, sound_T: npt.NDArray[np.float32], last: bool) -> npt.NDArray[np.float32]:
+        assert self._resampler is not None
+        return self._resampler.resample_chunk(sound_T, last)
+
+
+@final
+class _Wav(Decoder):
+    """A RIFF file, whose header says what the samples are; it may be cut anywhere."""
+
+    def __init__(self, rate_hz: float | None, target_hz: float) -> None:
+        self.rate_hz = rate_hz
+        self.blocks = False
+        self._target_hz = target_hz
+        self._head = bytearray()
+        self._rest = b""  # of a frame that was cut
+        self._left = 0
+        self._frame_bytes = 0
+        self._inner: _Plain | None = None
+
+    @property
+    def frames_in(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 0 if self._inner is None else self._inner.frames_in
+
+    def feed(self, piece: bytes | memoryview) -> Samples:
+        if self._inner is None:
+            self._head += piece
+            begin = self._begin()
+            if begin is None:
+                return np.zeros(0, np.int16)
+            piece = bytes(memoryview(self._head)[begin:])
+            self._head = bytearray()
+        assert self._inner is not None
+        piece = self._rest + bytes(piece[: self._left])
+        self._left -= len(piece) - len(self._rest)
+        whole = len(piece) - len(piece) % self._frame_bytes
+        self._rest = piece[whole:]
+        return self._inner.feed(piece[:whole])
+
+    def flush(self) -> Samples:
+        if self._inner is None:
+            raise InvalidInput("The WAV ended before its header did; send it whole.")
+        if self._rest:
+            raise InvalidInput("The WAV ends within a frame; send it whole.")
+        return self._inner.flush()
+
+    def _begin(self) -> int | None:
+        """Where the samples begin, once the whole header is there."""
+        head = self._head
+        # Garbage is refused by its first bytes, not when there are enough of them.
+        if not b"RIFF".startswith(bytes(head[:4])) or not b"WAVE".startswith(bytes(head[8:12])):
+            raise InvalidInput("The stream is no WAV; it does not begin with RIFF and WAVE.")
+        at, form = 12, None
+        while len(head) >= at + 8:
+            name, size = bytes(head[at : at + 4]), int.from_bytes(head[at + 4 : at + 8], "little")
+            if name == b"data":
+                if form is None:
+                    raise InvalidInput("The WAV has no 'fmt ' chunk before its samples.")
+                self._inner = self._of_format(form)
+                self._left = 1 << 62 if size in _UNTOLD else size
+                return at + 8
+            if at + 8 + size > MOST_HEADER_BYTES:
+                break
+            if name == b"fmt " and len(head) >= at + 8 + size:
+                form = bytes(head[at + 8 : at + 8 + size])
+            at += 8 + size + size % 2
+        if at + 8 > MOST_HEADER_BYTES or len(head) > MOST_HEADER_BYTES:
+            raise InvalidInput(f"The WAV has no samples within its first {MOST_HEADER_BYTES:,} bytes.")
+        return None
+
+    def _of_format(self, form: bytes) -> _Plain:
+        if len(form) < 16:
+            raise InvalidInput(f"The WAV's 'fmt ' chunk has {len(form)} bytes; it takes 16 at least.")
+        kind, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", form)
+        if kind == 0xFFFE and len(form) >= 26:
+            kind = int.from_bytes(form[24:26], "little")
+        encoding = {(1, 16): "pcm_s16le", (3, 32): "pcm_f32le", (7, 8): "mulaw"}.get((kind, bits))
+        if encoding is None:
+            raise InvalidInput(f"The WAV has format {kind} of {bits} bits; send PCM of 16, floats of 32, or mu-law.")
+        if channels not in (1, 2):
+            raise InvalidInput(f"The WAV has {channels} channels; send 1 or 2.")
+        if self.rate_hz not in (None, rate_hz):
+            raise InvalidInput(f"The WAV has {rate_hz:,} Hz, the start said {self.rate_hz:g}; leave rate_hz out.")
+        inner = _Plain(encoding, rate_hz, self._target_hz, channels)
+        self.rate_hz, self.blocks = rate_hz, inner.blocks
+        self._frame_bytes = frame_bytes_of(encoding) * channels
+        return inner
+
+
+def resampler(rate_hz: float, target_hz: float) -> Any:
+    """soxr's, from one rate to another.
+
+    Raises:
+        InvalidInput: A rate that no sound has.
+    """
+    if not (math.isfinite(rate_hz) and LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ):
+        raise InvalidInput(f"rate_hz is {rate_hz:g}; it must be from {LEAST_RATE_HZ:,} to {MOST_RATE_HZ:,}.")
+    # Only by who needs it.
+    import soxr
+
+    return soxr.ResampleStream(rate_hz, target_hz, 1, dtype="float32", quality=QUALITY)
+
+
+def _samples(sound_T: npt.NDArray[np.float32]) -> Samples:
+    return np.clip(np.rint(sound_T * np.float32(_FULL_SCALE)), -_FULL_SCALE, _FULL_SCALE - 1).astype(np.int16)

@@ -1,0 +1,239 @@
+"""One client's live stream on its socket: the connection after it was upgraded from HTTP to WebSocket."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import final
+
+from penstock.core.errors import (
+    ComputeFailed,
+    DeadlineImpossible,
+    InvalidInput,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    UnsupportedContent,
+)
+from penstock.serve.connection import UNREAD_BYTES, Peer
+from penstock.serve.frames import (
+    BROKEN,
+    CLOSE,
+    DONE,
+    FAILED,
+    GOING_AWAY,
+    IDLE,
+    INVALID,
+    PING,
+    POLICY,
+    PONG,
+    TOO_BIG,
+    TRY_LATER,
+    UNSUPPORTED,
+    FrameReader,
+    Message,
+    close_code,
+    close_frame,
+    frame,
+)
+from penstock.serve.protocols.live import State
+from penstock.serve.streams import Stream
+
+log = logging.getLogger(__name__)
+
+# How long a client may take to close its side, once it is told.
+LINGER_S = 2.0
+GOING_DOWN = "The server is going down; open another stream."
+
+_CODES: tuple[tuple[type[RequestError], int], ...] = (
+    (TooLarge, TOO_BIG),
+    (UnsupportedContent, UNSUPPORTED),
+    (DeadlineImpossible, POLICY),
+    (InvalidInput, INVALID),
+    (Overloaded, TRY_LATER),
+    (ComputeFailed, FAILED),
+)
+
+
+def code_of(error: RequestError) -> int:
+    """The close code that says what was the matter."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+@final
+class StreamSocket(asyncio.Protocol):
+    """Speaks WebSocket with one client.
+
+    Args:
+        stream: What its messages are for.
+        transport: The client's, taken over.
+        peers: All of the server's; this one adds and removes itself.
+        clock_s: A monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, stream: Stream, transport: asyncio.Transport, peers: set[Peer], clock_s: Callable[[], float]
+    ) -> None:
+        self._stream = stream
+        self._received = stream.received
+        self._reader = FrameReader(stream.most_bytes)
+        self._transport: asyncio.Transport | None = transport
+        self._peers = peers
+        self._clock_s = clock_s
+        self._paused = self._pulling = self._unread = False
+        self._deaf = False  # what comes are no frames any more
+        self._heard_s = self._moved_s = clock_s()
+        self._unread_bytes = 0
+        self._closing = False
+        stream.attach(self)
+        peers.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's: the client sent something."""
+        if not self._deaf:
+            self._reader.feed(data)
+            self._pull()
+
+    def eof_received(self) -> bool:
+        """asyncio's: the client sends no more, and a WebSocket has no half-closed connections."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's: the client is gone; what waits need not run."""
+        self._peers.discard(self)
+        self._transport = None
+        self._stream.leave(broken=not self._closing)
+
+    def pause_writing(self) -> None:
+        """asyncio's: the client does not read what it is sent."""
+        self._unread = True
+
+    def resume_writing(self) -> None:
+        """asyncio's: the client reads again."""
+        self._unread = False
+
+    def say(self, opcode: int, payload: bytes) -> None:
+        """`Port`'s."""
+        if self._closing or self._transport is None:
+            return
+        self._transport.write(frame(opcode, payload))
+        if self._unread and self._transport.get_write_buffer_size() > UNREAD_BYTES:
+            log.info("stream %s: its client reads no results; it is ended", self._stream.name)
+            self._end(POLICY, "Results wait unread; read them as they come.", broken=True)
+            self.abort()
+
+    def close(self, code: int, reason: str) -> None:
+        """`Port`'s."""
+        self._end(code, reason, broken=code != DONE)
+
+    def fail(self, error: RequestError) -> None:
+        """`Port`'s."""
+        sentence = str(error)
+        if isinstance(error, Overloaded):
+            sentence += f" Retry after {max(1, round(error.retry_after_s))} s."
+        self._end(code_of(error), sentence, broken=True)
+
+    def resume(self) -> None:
+        """`Port`'s."""
+        self._pull()
+
+    def sweep(self, now_s: float, idle_s: float, begun_s: float) -> None:
+        """`Peer`'s."""
+        if self._transport is None:
+            return
+        unread = self._transport.get_write_buffer_size()
+        if unread != self._unread_bytes:
+            self._unread_bytes, self._moved_s = unread, now_s
+        state, silent_s = self._stream.state, now_s - self._heard_s
+        if self._closing:
+            if now_s - self._moved_s > LINGER_S:
+                self.abort()
+        elif state is State.STARTING:
+            if silent_s > begun_s:
+                self._end(IDLE, f"No start came for {silent_s:.0f} s.", broken=True)
+        elif unread and now_s - self._moved_s > idle_s:
+            self.abort()
+        elif state is State.FLOWING and not self._stream.full and silent_s > idle_s:
+            self._end(IDLE, f"No samples came for {silent_s:.0f} s; open another stream.", broken=True)
+
+    def allow(self, max_body_bytes: int) -> None:
+        """`Peer`'s: nothing here is as long as a body."""
+
+    def close_after_next(self) -> None:
+        """`Peer`'s: a stream goes on until `close_when_idle`."""
+
+    def close_when_idle(self) -> None:
+        """`Peer`'s: answer what came, release what the network holds back, and end."""
+        self._stream.finish(GOING_AWAY, GOING_DOWN)
+
+    def abort(self) -> None:
+        """`Peer`'s: end at once."""
+        if self._transport is not None:
+            self._end(GOING_AWAY, GOING_DOWN, broken=True)
+            self._transport.abort()
+
+    def _pull(self) -> None:
+        # A result that comes while a message is taken must not have the next one taken before it.
+        if self._pulling or self._transport is None:
+            return
+        self._pulling = True
+        stream, received = self._stream, self._received
+        try:
+            while not stream.full and (message := self._next()) is not None:
+                opcode, payload = message
+                if opcode < CLOSE:
+                    self._heard_s = self._clock_s()
+                    received(opcode, payload)
+                    self._reader.most_bytes = stream.most_bytes
+                else:
+                    self._control(opcode, payload)
+        except RequestError as error:
+            self.fail(error)
+        finally:
+            self._pulling = False
+        if stream.full != self._paused:
+            self._pause() if stream.full else self._resume()
+
+    def _next(self) -> Message | None:
+        if self._deaf:
+            return None
+        try:
+            return self._reader.next()
+        except RequestError as error:
+            self._deaf = True
+            self._end(TOO_BIG if isinstance(error, TooLarge) else BROKEN, str(error), broken=True)
+            return None
+
+    def _control(self, opcode: int, payload: bytes) -> None:
+        if opcode == PING:
+            self.say(PONG, payload)
+        elif opcode == CLOSE:
+            try:
+                code = close_code(payload)
+            except InvalidInput as error:
+                self._end(BROKEN, str(error), broken=True)
+            else:
+                self._end(code, "", broken=True)
+            self._deaf = True
+            if self._transport is not None:
+                self._transport.close()
+
+    def _end(self, code: int, reason: str, *, broken: bool) -> None:
+        if self._closing or self._transport is None:
+            return
+        self._closing = True
+        log.info("stream %s of %s ends with %d %s", self._stream.name, self._stream.application, code, reason)
+        self._transport.write(close_frame(code, reason))
+        self._moved_s = self._clock_s()
+        self._stream.leave(broken=broken)
+        # What still comes is read and dropped until the client closes too.
+        self._resume()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()

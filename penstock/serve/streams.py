@@ -1,0 +1,297 @@
+"""Live streams of one model in one front-end: each holds a slot; chunks go in as there is room."""
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, final
+
+from penstock.core.application import Application
+from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
+from penstock.core.spec import Array
+from penstock.serve.admission import admits
+from penstock.serve.costs import Costs
+from penstock.serve.frames import GOING_AWAY
+from penstock.serve.frontend import Frontend, Ticket
+from penstock.serve.protocols.live import Session, State, Terms
+from penstock.serve.slots import (
+    CHUNKS,
+    FIRST,
+    LAST,
+    OK,
+    PATIENT,
+    RESULTS,
+    STREAMS,
+    STREAMS_BROKEN,
+    STREAMS_OPEN,
+    STREAMS_REFUSED,
+    SlotTable,
+)
+
+# When to come back where no stream has ended yet, and the limits of what is said once some have.
+RETRY_S, SOONEST_S, LATEST_S = 5.0, 1.0, 60.0
+# How far one end moves what is known of the time between them.
+FOLLOW = 0.2
+
+
+class Port(Protocol):
+    """What carries a stream's messages."""
+
+    def say(self, opcode: int, payload: bytes) -> None:
+        """Send a message."""
+
+    def close(self, code: int, reason: str) -> None:
+        """End the connection once what was said is sent."""
+
+    def fail(self, error: RequestError) -> None:
+        """End the connection because of a refusal."""
+
+    def resume(self) -> None:
+        """There is room for more messages."""
+
+
+@final
+class Streams:
+    """The live streams of one model.
+
+    Args:
+        name: What requests call it.
+        application: A live one.
+        frontend: Puts chunks in and takes results out.
+        table: For the costs and the count of all front-ends' streams.
+        budget_ns: The latency budget of a stream that names none.
+        arrived: Told of each message that was read, and when; gives the earliest moment at which it can have come.
+        now_ns: That clock.
+        why: Gives the refusal that a result's status means.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        application: Application,
+        frontend: Frontend,
+        table: SlotTable,
+        budget_ns: int,
+        arrived: Callable[[int], int],
+        now_ns: Callable[[], int],
+        why: Callable[[int, int | None], RequestError],
+    ) -> None:
+        assert application.live is not None, application
+        self.name = name
+        self.application = application
+        self.live = application.live
+        self.frontend = frontend
+        self.budget_ns = budget_ns
+        self.arrived = arrived
+        self.now_ns = now_ns
+        self.why = why
+        self.counts = frontend.counts
+        self._table = table
+        self._chunk_s = application.live.chunk_s(application.input)
+        self._open: set[Stream] = set()
+        self._ended_ns = 0
+        self._between_s: float | None = None
+        # What a front-end that was here before left there.
+        self.counts[STREAMS_OPEN] = 0
+
+    def open(self) -> "Stream":
+        """Take a stream in; it holds a slot until it leaves.
+
+        Raises:
+            Overloaded: The measured costs cannot carry one more, or no slot is free.
+        """
+        try:
+            self.admit(self.budget_ns, newcomers=1)
+            stream = Stream(self)
+        except Overloaded as error:
+            self.counts[STREAMS_REFUSED] += 1
+            raise Overloaded(str(error), self._retry_after_s()) from None
+        self._open.add(stream)
+        self.counts[STREAMS] += 1
+        self.counts[STREAMS_OPEN] += 1
+        return stream
+
+    def admit(self, budget_ns: int, *, newcomers: int) -> None:
+        """See whether so many more streams can be carried under a budget.
+
+        Raises:
+            Overloaded: They cannot.
+            DeadlineImpossible: Nobody can have that budget.
+        """
+        costs = Costs.published(self._table)
+        if budget_ns < costs.least_ns:
+            raise DeadlineImpossible(
+                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
+                f"{costs.least_ns / 1e6:.2f} ms."
+            )
+        streams = int(self._table.counts[:, STREAMS_OPEN].sum())
+        # The engine's other tables get no more of its time than this one.
+        share = 1 - min(int(self._table.rivals_share[0]), 500) / 1000
+        # An idle server always tries: only what runs can show that a prediction was too dark.
+        if streams + newcomers > 1 and not admits(streams + newcomers, self._chunk_s, costs, budget_ns, share):
+            raise Overloaded(
+                f"{streams:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", self._retry_after_s()
+            )
+
+    def left(self, stream: "Stream", *, broken: bool) -> None:
+        """A stream is over."""
+        if stream not in self._open:
+            return
+        self._open.discard(stream)
+        self.counts[STREAMS_OPEN] -= 1
+        self.counts[STREAMS_BROKEN] += broken
+        now_ns = self.now_ns()
+        if self._ended_ns:
+            last_s = (now_ns - self._ended_ns) / 1e9
+            before_s = last_s if self._between_s is None else self._between_s
+            self._between_s = before_s + FOLLOW * (last_s - before_s)
+        self._ended_ns = now_ns
+
+    def finish(self, code: int, reason: str) -> None:
+        """End all streams: what came is answered, and what the network holds back is released."""
+        for stream in list(self._open):
+            stream.finish(code, reason)
+
+    def _retry_after_s(self) -> float:
+        # A place is free when somebody leaves it.
+        return min(max(self._between_s or RETRY_S, SOONEST_S), LATEST_S)
+
+
+@final
+class Stream:
+    """One live stream.
+
+    Args:
+        streams: Those of its model.
+
+    Raises:
+        Overloaded: No slot is free.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        frontend, application = streams.frontend, streams.application
+        self._streams = streams
+        self._frontend = frontend
+        self._arrived, self._now_ns = streams.arrived, streams.now_ns
+        self._budget_ns = streams.budget_ns
+        self._counts = streams.counts
+        self._port: Port | None = None
+        self._flags = PATIENT | FIRST
+        # Chunks that came while the slot's ring was full: of one message at most, since no more are taken then.
+        self._backlog: deque[tuple[bytes | memoryview, int, bool]] = deque()
+        self.name = secrets.token_hex(8)
+        self._session = Session(
+            Terms(
+                app=streams.name,
+                stream=self.name,
+                live=streams.live,
+                input=application.input,
+                output=application.output,
+                latency_ms=streams.budget_ns / 1e6,
+                window=application.chunks,
+            ),
+            put=self._put,
+            say=self._say,
+            close=self._close,
+            allow=self._allow,
+        )
+        self._ticket: Ticket | None = frontend.open(self._done)
+        self.received = self._session.received
+
+    @property
+    def application(self) -> str:
+        """Of what application it is."""
+        return self._streams.name
+
+    @property
+    def full(self) -> bool:
+        """Whether no message is to be taken until some results have come."""
+        return bool(self._backlog)
+
+    @property
+    def most_bytes(self) -> int:
+        """The longest message that may come now."""
+        return self._session.most_bytes
+
+    @property
+    def state(self) -> State:
+        """Where it is."""
+        return self._session.state
+
+    def attach(self, port: Port) -> None:
+        """Say where its messages go."""
+        self._port = port
+
+    def finish(self, code: int, reason: str) -> None:
+        """The server ends it: as if the client had, but for the close."""
+        try:
+            self._session.finish(code, reason)
+        except RequestError:
+            self._close(GOING_AWAY, reason)
+
+    def leave(self, *, broken: bool) -> None:
+        """It is over: the slot is free once the engine has let go of it, and nothing more comes."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            self._backlog.clear()
+            self._frontend.cancel(ticket)
+            self._streams.left(self, broken=broken)
+
+    def _put(self, chunk: bytes | memoryview, frames: int, last: bool) -> None:
+        ticket = self._ticket
+        if ticket is None:
+            return
+        if self._backlog or self._frontend.room(ticket) < 1:
+            self._backlog.append((chunk, frames, last))
+        else:
+            self._push(chunk, frames, last)
+
+    def _push(self, chunk: bytes | memoryview, frames: int, last: bool) -> None:
+        # First of all: a batch may be run here, and its results handed out.
+        arrival_ns = self._arrived(self._now_ns())
+        if self._ticket is None:
+            return
+        flags = self._flags | LAST if last else self._flags
+        self._flags = PATIENT
+        self._counts[CHUNKS] += 1
+        self._frontend.push(
+            self._ticket,
+            chunk,
+            deadline_ns=arrival_ns + self._budget_ns,
+            arrival_ns=arrival_ns,
+            flags=flags,
+            length=frames,
+        )
+
+    def _done(self, status: int, output: Array, last: bool) -> None:
+        port = self._port
+        assert port is not None, self
+        if status != OK:
+            port.fail(self._streams.why(status, self._budget_ns))
+            return
+        self._counts[RESULTS] += 1
+        try:
+            self._session.answer(output, last)
+        except RequestError as error:
+            port.fail(error)
+            return
+        backlog = self._backlog
+        if backlog:
+            while backlog and self._ticket is not None and self._frontend.room(self._ticket) > 0:
+                self._push(*backlog.popleft())
+            if not backlog:
+                port.resume()
+
+    def _say(self, opcode: int, payload: bytes) -> None:
+        if self._port is not None:
+            self._port.say(opcode, payload)
+
+    def _close(self, code: int, reason: str) -> None:
+        if self._port is not None:
+            self._port.close(code, reason)
+
+    def _allow(self, latency_ms: float) -> None:
+        budget_ns = int(latency_ms * 1e6)
+        if budget_ns < self._budget_ns:
+            self._streams.admit(budget_ns, newcomers=0)
+        self._budget_ns = budget_ns

@@ -1,0 +1,81 @@
+"""`GET /v1/apps/{name}/stream`: whether a request may become a live stream, and the answer that makes it one."""
+
+import asyncio
+import base64
+import binascii
+import time
+from typing import NoReturn
+
+from penstock.core.errors import InvalidInput, Overloaded
+from penstock.serve.access import SUBPROTOCOLS, Access
+from penstock.serve.connection import UNREAD_BYTES, Answer, Peer, Switched
+from penstock.serve.frames import accept_of
+from penstock.serve.models import Models
+from penstock.serve.served import RESTART_S, Served
+from penstock.serve.stream_socket import StreamSocket
+from penstock.serve.wire import Head, Request
+
+SUBPROTOCOL = "penstock"
+VERSION = "13"
+
+
+def stream_of(served: Served, models: Models, access: Access, request: Request, answer: Answer) -> None:
+    """Open a stream and go on with it on the request's connection.
+
+    Args:
+        served: The model.
+        models: Know whether the server goes down.
+        access: Whose pages may.
+        request: The upgrade.
+        answer: Takes the response.
+
+    Raises:
+        RequestError: It is no upgrade to WebSocket, the model is not live, or no stream is taken in now.
+    """
+    head = request.head
+    key = _key_of(head)
+    access.check_origin(head)
+    if served.streams is None:
+        raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
+    if models.draining:
+        raise Overloaded("The server is going down; ask another one.", 5.0)
+    if served.engine_lost:
+        raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+    stream = served.streams.open()
+
+    def take(transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
+        if transport.get_extra_info("sslcontext") is None:
+            transport.set_write_buffer_limits(0)
+        else:
+            transport.set_write_buffer_limits(UNREAD_BYTES)
+        socket = StreamSocket(stream, transport, peers, time.monotonic)
+        transport.set_protocol(socket)
+        if transport.is_closing():
+            socket.connection_lost(None)
+        elif rest:
+            socket.data_received(rest)
+
+    headers = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept_of(key))]
+    if SUBPROTOCOL in (offered.strip() for offered in head.headers.get(SUBPROTOCOLS, "").split(",")):
+        headers.append(("Sec-WebSocket-Protocol", SUBPROTOCOL))
+    answer(Switched(status=101, headers=tuple(headers), take=take))
+
+
+def _key_of(head: Head) -> str:
+    headers = head.headers
+    if headers.get("upgrade", "").lower() != "websocket" or head.keep_alive:
+        _refuse("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")
+    if headers.get("sec-websocket-version") != VERSION:
+        _refuse("Sec-WebSocket-Version 13")
+    key = headers.get("sec-websocket-key", "")
+    try:
+        good = len(base64.b64decode(key, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        good = False
+    if not good:
+        _refuse("a Sec-WebSocket-Key of 16 bytes in base64")
+    return key
+
+
+def _refuse(wanted: str) -> NoReturn:
+    raise InvalidInput(f"A stream is a WebSocket (RFC 6455), which begins with {wanted}; use ws:// and a library.")
