@@ -54,5 +54,9 @@ class StateTable:
 def _merged(table: State, initial: State, slot_B: Tensor, fresh_B: Tensor) -> State:
     if isinstance(table, Tensor):
         assert isinstance(initial, Tensor)
-        return torch.where(fresh_B.reshape(-1, *[1] * (table.ndim - 1)), initial, table[slot_B])
+        rows = table.index_select(0, slot_B)
+        # A GPU is not asked: to hear its answer would take longer.
+        if not fresh_B.is_cuda and not fresh_B.any():
+            return rows
+        return torch.where(fresh_B.reshape(-1, *[1] * (table.ndim - 1)), initial, rows)
     return tuple(_merged(part, begin, slot_B, fresh_B) for part, begin in zip(table, initial, strict=True))
