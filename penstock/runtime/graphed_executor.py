@@ -132,6 +132,7 @@ class GraphedExecutor(Executor):
             _lock(column)
         self._chunks, self._outputs = torch.from_numpy(input_E), torch.from_numpy(output_E)
         self._adopted = True
+        self._capture()
         return True
 
     def step(self, batch: Batch) -> Result:
@@ -193,6 +194,7 @@ class GraphedExecutor(Executor):
         answered[0] = step.length_B
         answered[1] = _finite(output_BU, step.length_B)
 
+    @torch.inference_mode()
     def _capture(self) -> None:
         # From the largest down, so that the smaller ones fit into its memory.
         pool = None

@@ -48,7 +48,7 @@ def gpu_executor(
         raise ServeError(f"--device is {device}, but this torch sees no GPU; leave it out, or mend the driver.")
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise ServeError(f"--device is {device}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(torch.device(device).index or 0)
     # fp32 means it: by default cuDNN's convolutions round to ten bits.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     predictor = load(bundle, app=app, accept_changed=accept_changed)
