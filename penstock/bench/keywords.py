@@ -5,11 +5,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 from penstock.core.errors import BenchError
 
 SEEDS = (0, 1, 2)
-# How long a training may take, on the two cores that the target speaks of.
+# How long a training may take. Of the processor's time, which is what a training of one thread takes on a machine that
+# does nothing else, and which does not count others' work.
 TRAIN_SECONDS = 300
 ROWS = 64
 
@@ -42,11 +44,14 @@ def _of_a_training(seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "penstock", "train", "keywords", "--seed", str(seed), "--out", str(run)]
+        before = getrusage(RUSAGE_CHILDREN)
         subprocess.run(command, check=True)
-        fields = json.loads((run / "run.json").read_text())
-        if fields["state"] != "finished" or fields["seconds"] > TRAIN_SECONDS:
+        after = getrusage(RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        state = json.loads((run / "run.json").read_text())["state"]
+        if state != "finished" or seconds > TRAIN_SECONDS:
             raise BenchError(
-                f"the run of seed {seed} is {fields['state']} after {fields['seconds']:.0f} s; it must be finished "
-                f"within {TRAIN_SECONDS} s, on a machine that does nothing else."
+                f"the run of seed {seed} is {state} after {seconds:.0f} s of the processor's time; it must be finished "
+                f"within {TRAIN_SECONDS} s."
             )
         return streamed_word_error(run / "bundle")
