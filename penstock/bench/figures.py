@@ -1,9 +1,9 @@
-"""Figures of the foundation and of the server; what measures one first checks that its answers are right."""
+"""Figures of the foundation, the server and streams; what measures one first checks that its answers are right."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.bench import demo_time, digits, drain, resume, startup, tick
+from penstock.bench import demo_time, digits, drain, keywords, resume, startup, tick
 from penstock.bench.results import append, line_of
 from penstock.core.errors import BenchError
 
@@ -31,6 +31,15 @@ SERVER: dict[str, Figure] = {
         workload="20 drills of SIGTERM under 64 connections in a closed loop, one process and two front-ends in turn",
         metric="requests that the server answered and their client did not get whole",
         unit="requests",
+    ),
+}
+
+STREAMS: dict[str, Figure] = {
+    "keywords.word_error": Figure(
+        measure=keywords.word_error,
+        workload="penstock train keywords, seeds 0, 1, 2; the voices that are never learned from or chosen by",
+        metric="word error rate, streamed in chunks of 80 ms",
+        unit="fraction",
     ),
 }
 

@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(report)
     bench.command()(foundation)
     bench.command()(server)
+    bench.command()(streams)
     bench.command()(soak)
     app.add_typer(bench, name="bench")
 
@@ -123,6 +124,16 @@ def server(
     from penstock.bench.figures import SERVER, measure_figures
 
     measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
+
+
+def streams(
+    only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
+    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
+) -> None:
+    """Measure the figures of live streams: the word error of the keywords on voices that they were not learned from."""
+    from penstock.bench.figures import STREAMS, measure_figures
+
+    measure_figures(STREAMS, "streams", only or [], record=record, say=typer.echo)
 
 
 def soak(
