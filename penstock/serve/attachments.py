@@ -8,6 +8,7 @@ from typing import final
 from penstock.core.application import find_application
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import BundleError
+from penstock.serve.frames import RESTART
 from penstock.serve.frontend import Frontend
 from penstock.serve.messages import Loaded
 from penstock.serve.models import Models
@@ -117,6 +118,8 @@ class Attachments:
         if served is None:
             return
         self._models.take_out(served)
+        if served.streams is not None:
+            served.streams.finish(RESTART, "Another version is served now, or none; open another stream.")
         while served.frontend.in_use and not served.engine_lost:
             await asyncio.sleep(LOOK_S)
         if self._served.pop(key, None) is not None:

@@ -90,6 +90,10 @@ class Calls:
             return _outputs(_raw_tensor(answer, given, terms), (len(chunks), *given.shape), given, terms)
         return _outputs(answer.body, given.shape, given, terms)
 
+    def stream(self, name: str) -> Steps[Answer]:
+        """`GET /v1/apps/{name}/stream`, which is answered well by a WebSocket."""
+        return self._exchange(Call(method="GET", path=f"{_app(name)}/stream"), self._terms)
+
     def apps(self) -> Steps[list[dict[str, Any]]]:
         """`GET /v1/apps`."""
         answer = yield from self._exchange(Call(method="GET", path="/v1/apps"), self._terms)

@@ -13,13 +13,22 @@ after `timeout_s`, the refusal is raised at once. To send a request twice does n
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 from penstock.core.spec import Array
 from penstock.serve.calls import Calls, Content
 from penstock.serve.exchange import Answer, Attempt, Lost, Outcome, Priority, Steps, T, Terms
+from penstock.serve.stream_client import (
+    AsyncClientStream,
+    ClientStream,
+    Encoding,
+    Wishes,
+    opened,
+    opened_async,
+)
 
 try:
     import httpx2
@@ -80,6 +89,7 @@ class Client:
         terms = Terms(
             url=url, api_key=api_key, latency_ms=latency_ms, priority=priority, retries=retries, timeout_s=timeout_s
         )
+        self._terms = terms
         self._calls = Calls(terms, clock_s=clock_s, random=random)
         self._sleep = sleep
         self._http = httpx2.Client(base_url=url, transport=transport, limits=_LIMITS, trust_env=False)
@@ -142,6 +152,39 @@ class Client:
             ClientError: No answer came, or it does not fit what the server said of itself.
         """
         return self._run(self._calls.predict(name, array, latency_ms, priority))
+
+    def stream(
+        self,
+        name: str,
+        *,
+        rate_hz: float | None = None,
+        encoding: Encoding | None = None,
+        events: Literal["json", "binary"] = "json",
+        latency_ms: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> ClientStream:
+        """A live stream to an application, open; use it in a `with`.
+
+            with client.stream("hark", rate_hz=48_000) as stream:
+                for piece in microphone:
+                    stream.send(piece)
+                for result in stream.end():
+                    print(result.event)
+
+        Args:
+            name: The application's.
+            rate_hz: Of the samples that will be sent; the application's by default.
+            encoding: Of the samples; 16-bit samples by default, and for a signal that is no sound, the input's dtype.
+            events: `"json"` for what the application makes of its outputs, `"binary"` for the outputs themselves.
+            latency_ms: How long after it came a chunk must be answered, in milliseconds, instead of the client's.
+            tls: For `https` with certificates of your own.
+
+        Raises:
+            RequestError: The server refused.
+            ClientError: No answer came.
+        """
+        wishes = Wishes(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        return opened(self._terms, self._calls.stream(name), wishes, tls, self._sleep)
 
     def apps(self) -> list[dict[str, Any]]:
         """What is served: of each application its name, description, input, output and accepted content types."""
@@ -222,6 +265,7 @@ class AsyncClient:
         terms = Terms(
             url=url, api_key=api_key, latency_ms=latency_ms, priority=priority, retries=retries, timeout_s=timeout_s
         )
+        self._terms = terms
         self._calls = Calls(terms, clock_s=clock_s, random=random)
         self._sleep = sleep
         self._http = httpx2.AsyncClient(base_url=url, transport=transport, limits=_LIMITS, trust_env=False)
@@ -253,6 +297,20 @@ class AsyncClient:
     ) -> Array:
         """As `Client.predict`."""
         return await self._run(self._calls.predict(name, array, latency_ms, priority))
+
+    async def stream(
+        self,
+        name: str,
+        *,
+        rate_hz: float | None = None,
+        encoding: Encoding | None = None,
+        events: Literal["json", "binary"] = "json",
+        latency_ms: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> AsyncClientStream:
+        """As `Client.stream`: `async with await client.stream("hark") as stream`."""
+        wishes = Wishes(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        return await opened_async(self._terms, self._calls.stream(name), wishes, tls, self._sleep)
 
     async def apps(self) -> list[dict[str, Any]]:
         """As `Client.apps`."""

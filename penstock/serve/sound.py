@@ -139,6 +139,8 @@ class _Wav(Decoder):
         self.blocks = False
         self._target_hz = target_hz
         self._head = bytearray()
+        self._at = 12  # where the header's next chunk begins
+        self._form: bytes | None = None
         self._rest = b""  # of a frame that was cut
         self._left = 0
         self._frame_bytes = 0
@@ -176,25 +178,26 @@ class _Wav(Decoder):
         # Garbage is refused by its first bytes, not when there are enough of them.
         if not b"RIFF".startswith(bytes(head[:4])) or not b"WAVE".startswith(bytes(head[8:12])):
             raise InvalidInput("The stream is no WAV; it does not begin with RIFF and WAVE.")
-        at, form = 12, None
-        while len(head) >= at + 8:
+        while len(head) >= self._at + 8:
+            at = self._at
             name, size = bytes(head[at : at + 4]), int.from_bytes(head[at + 4 : at + 8], "little")
             if name == b"data":
-                if form is None:
-                    raise InvalidInput("The WAV has no 'fmt ' chunk before its samples.")
-                self._inner = self._of_format(form)
+                self._inner = self._of_format()
                 self._left = 1 << 62 if size in _UNTOLD else size
                 return at + 8
             if at + 8 + size > MOST_HEADER_BYTES:
-                break
-            if name == b"fmt " and len(head) >= at + 8 + size:
-                form = bytes(head[at + 8 : at + 8 + size])
-            at += 8 + size + size % 2
-        if at + 8 > MOST_HEADER_BYTES or len(head) > MOST_HEADER_BYTES:
-            raise InvalidInput(f"The WAV has no samples within its first {MOST_HEADER_BYTES:,} bytes.")
+                raise InvalidInput(f"The WAV has no samples within its first {MOST_HEADER_BYTES:,} bytes.")
+            if len(head) < at + 8 + size:
+                return None
+            if name == b"fmt ":
+                self._form = bytes(head[at + 8 : at + 8 + size])
+            self._at += 8 + size + size % 2
         return None
 
-    def _of_format(self, form: bytes) -> _Plain:
+    def _of_format(self) -> _Plain:
+        form = self._form
+        if form is None:
+            raise InvalidInput("The WAV has no 'fmt ' chunk before its samples.")
         if len(form) < 16:
             raise InvalidInput(f"The WAV's 'fmt ' chunk has {len(form)} bytes; it takes 16 at least.")
         kind, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", form)

@@ -14,12 +14,35 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from penstock.serve.served import Served
-from penstock.serve.slots import ANSWERED, BATCH_EDGES, BROKEN, INVALID, REFUSED, TIME_EDGES_NS, TOO_LATE
+from penstock.serve.slots import (
+    ANSWERED,
+    BATCH_EDGES,
+    BROKEN,
+    CHUNKS,
+    INVALID,
+    REFUSED,
+    RESULTS,
+    STREAMS,
+    STREAMS_BROKEN,
+    STREAMS_OPEN,
+    STREAMS_REFUSED,
+    TIME_EDGES_NS,
+    TOO_LATE,
+)
 
 Counts = npt.NDArray[np.int64]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = {"answered": ANSWERED, "refused": REFUSED, "expired": TOO_LATE, "failed": BROKEN, "invalid": INVALID}
+# What is counted of live streams, in the order in which it is told: all but the first only ever grow.
+STREAM_COUNTS = {
+    "open": (STREAMS_OPEN, "Live streams that are open."),
+    "opened": (STREAMS, "Live streams that were taken in."),
+    "refused": (STREAMS_REFUSED, "Live streams that were refused because more could not be carried."),
+    "broken": (STREAMS_BROKEN, "Live streams that ended before their end."),
+    "chunks": (CHUNKS, "Chunks of live streams that went in."),
+    "results": (RESULTS, "Results of live streams that came out."),
+}
 # Every fourth edge, a doubling, is fine enough for Prometheus and a quarter of the lines.
 _EVERY = 4
 
@@ -33,6 +56,7 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
         "latency_ms": served.budget_ns / 1e6,
         "slots": {"total": table.slots, "in_use": int(table.held.sum())},
         **{outcome: served.total(column) for outcome, column in OUTCOMES.items()},
+        **({} if served.streams is None else {"streams": _streams(served)}),
         "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": table.batch_counts.tolist()},
         "latency": {"upper_ms": upper_ms, "counts": table.latency_counts.tolist()},
         "queue": {"upper_ms": upper_ms, "counts": table.queue_counts.tolist()},
@@ -43,6 +67,10 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
             "handling_us": int(table.handling_ns[0]) / 1e3,
         },
     }
+
+
+def _streams(served: Served) -> dict[str, int]:
+    return {name: served.total(column) for name, (column, _) in STREAM_COUNTS.items()}
 
 
 def model_statistics(served: Served) -> dict[str, Any]:
@@ -94,7 +122,15 @@ class _TableCollector(Collector):
         queue = HistogramMetricFamily("penstock_queue_seconds", "From arrival to its batch.", labels=["app"])
         compute = HistogramMetricFamily("penstock_compute_seconds", "Of the batch of each request.", labels=["app"])
         latency = HistogramMetricFamily("penstock_latency_seconds", "From arrival to its result.", labels=["app"])
+        streams = {
+            name: (GaugeMetricFamily if name == "open" else CounterMetricFamily)(
+                f"penstock_streams_{name}", what, labels=["app"]
+            )
+            for name, (_, what) in STREAM_COUNTS.items()
+        }
         for served in self._applications:
+            for column, count in _streams(served).items() if served.streams is not None else ():
+                streams[column].add_metric([served.name], count)
             name, table = [served.name], served.table
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([*name, outcome], served.total(column))
@@ -110,7 +146,8 @@ class _TableCollector(Collector):
                 (latency, table.latency_counts, latency_ns),
             ):
                 family.add_metric(name, _buckets((TIME_EDGES_NS / 1e9).tolist(), column, _EVERY), sum_ns / 1e9)
-        return [requests, misses, slots, total, budget, batch, queue, compute, latency]
+        told = [family for family in streams.values() if family.samples]
+        return [requests, misses, slots, total, budget, batch, queue, compute, latency, *told]
 
 
 def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, float]]:

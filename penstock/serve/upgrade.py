@@ -63,7 +63,8 @@ def stream_of(served: Served, models: Models, access: Access, request: Request, 
 
 def _key_of(head: Head) -> str:
     headers = head.headers
-    if headers.get("upgrade", "").lower() != "websocket" or head.keep_alive:
+    wants = [token.strip().lower() for token in headers.get("connection", "").split(",")]
+    if headers.get("upgrade", "").lower() != "websocket" or "upgrade" not in wants or head.keep_alive:
         _refuse("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")
     if headers.get("sec-websocket-version") != VERSION:
         _refuse("Sec-WebSocket-Version 13")

@@ -178,6 +178,7 @@ class Session:
             "type": "ready",
             "app": terms.app,
             "stream": terms.stream,
+            "encoding": encoding,
             "rate_hz": terms.live.rate_hz,
             "chunk_frames": self._chunk_frames,
             "chunk_ms": terms.live.chunk_s(terms.input) * 1e3,
@@ -260,6 +261,8 @@ class Session:
         raise UnsupportedContent('Samples came before the start; the first message is text, {"type":"start"}.')
 
     def _too_late(self, message: bytes) -> None:
+        if self._farewell[0] != DONE:
+            return  # the client could not know that the server ended it
         raise InvalidInput("A message came after the end; open another stream for more.")
 
     def _nothing(self, message: bytes) -> None:
@@ -339,7 +342,7 @@ def _start_of(message: bytes) -> dict[str, Any]:
         raise InvalidInput('The first message is not a start; send {"type":"start"}.')
     fields = {name: value for name, value in fields.items() if value is not None}
     if strange := sorted(fields.keys() - _FIELDS):
-        raise InvalidInput(f"The start has {strange[0][:40]!r}; it takes {', '.join(sorted(_FIELDS))}.")
+        raise InvalidInput(f"The start has {strange[0][:16]!r}; it takes {', '.join(sorted(_FIELDS))}.")
     for name, most in (("rate_hz", MOST_RATE_HZ), ("latency_ms", MOST_BUDGET_MS)):
         value = fields.get(name, 1)
         if type(value) not in (int, float) or not 0 < value <= most:

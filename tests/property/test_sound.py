@@ -1,0 +1,179 @@
+"""Sound however it is cut and encoded: the same samples as of the whole."""
+
+import io
+import wave
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import InvalidInput
+from penstock.serve.protocols.live import MOST_MESSAGE_S
+from penstock.serve.sound import Decoder, decoder_of
+from tests.support.session import CHUNK, RATE_HZ, answer_all, end, send, session, start
+
+CUTS = st.lists(st.integers(0, 1 << 20), max_size=12)
+
+
+def tone(frames: int, rate_hz: int = RATE_HZ) -> npt.NDArray[np.int16]:
+    time_s = np.arange(frames) / rate_hz
+    return (8000 * np.sin(2 * np.pi * 440 * time_s) + 4000 * np.sin(2 * np.pi * 90 * time_s)).astype(np.int16)
+
+
+def wav(
+    samples: npt.NDArray[Any], rate_hz: int, kind: int = 1, *, extra: bytes = b"", size: int | None = None
+) -> bytes:
+    """A file of one or two channels, `[T]` or `[T, 2]`."""
+    channels, width = (samples.shape[1] if samples.ndim == 2 else 1), samples.itemsize
+    raw = samples.tobytes()
+    form = kind.to_bytes(2, "little") + channels.to_bytes(2, "little") + rate_hz.to_bytes(4, "little")
+    form += (rate_hz * channels * width).to_bytes(4, "little") + (channels * width).to_bytes(2, "little")
+    form += (8 * width).to_bytes(2, "little")
+    size = len(raw) if size is None else size
+    body = b"WAVEfmt \x10\0\0\0" + form + extra + b"data" + size.to_bytes(4, "little") + raw
+    return b"RIFF" + len(body).to_bytes(4, "little") + body
+
+
+def pieces(data: bytes, cuts: list[int], each: int = 1) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) // each + 1) * each for cut in cuts), len(data)]
+    return [data[begin:end] for begin, end in pairwise(edges)]
+
+
+def decoded(decoder: Decoder, parts: list[bytes]) -> npt.NDArray[np.int16]:
+    return np.concatenate([*(decoder.feed(part) for part in parts), decoder.flush()])
+
+
+LIST_CHUNK = b"LIST\x05\0\0\0abcde\0"
+
+
+@given(
+    CUTS,
+    st.sampled_from([1, 3, 7]),
+    st.sampled_from([8000, 11025, 16000, 44100, 48000]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([b"", LIST_CHUNK]),
+    st.sampled_from([None, 0, 0xFFFFFFFF]),
+)
+@settings(deadline=None)
+def test_a_wav_gives_the_same_samples_wherever_it_is_cut(
+    cuts: list[int], kind: int, rate_hz: int, stereo: bool, target: bool, extra: bytes, size: int | None
+) -> None:
+    whole = tone(700, rate_hz)
+    samples: npt.NDArray[Any] = {1: whole, 3: (whole / 32768).astype(np.float32), 7: whole.astype(np.uint8)}[kind]
+    if stereo:
+        samples = np.stack([samples, samples[::-1]], 1)
+    data = wav(samples, rate_hz, kind, extra=extra, size=size)
+    target_hz = rate_hz if target else RATE_HZ
+    expected = decoded(decoder_of("wav", None, target_hz), [data])
+    assert np.array_equal(decoded(decoder_of("wav", None, target_hz), pieces(data, cuts)), expected)
+    if target and kind != 7:
+        mono = (samples.astype(np.float64).mean(1) if stereo else samples) * (32768 if kind == 3 else 1)
+        assert np.abs(expected - mono).max() <= 1
+    else:
+        assert abs(len(expected) - 700 * target_hz / rate_hz) < 2
+
+
+@given(CUTS, st.sampled_from(["pcm_s16le", "pcm_f32le", "mulaw"]), st.sampled_from([8000, 16000, 22050, 48000]))
+@settings(deadline=None)
+def test_resampling_in_pieces_is_resampling_the_whole(cuts: list[int], encoding: str, rate_hz: int) -> None:
+    whole = tone(3000, rate_hz)
+    raw = {
+        "pcm_s16le": whole.tobytes(),
+        "pcm_f32le": (whole / 32768).astype(np.float32).tobytes(),
+        "mulaw": (whole >> 8).astype(np.uint8).tobytes(),
+    }[encoding]
+    each = {"pcm_s16le": 2, "pcm_f32le": 4, "mulaw": 1}[encoding]
+    expected = decoded(decoder_of(encoding, rate_hz, RATE_HZ), [raw])
+    assert np.array_equal(decoded(decoder_of(encoding, rate_hz, RATE_HZ), pieces(raw, cuts, each)), expected)
+    assert abs(len(expected) - 3000 * RATE_HZ / rate_hz) < 2
+
+
+@given(CUTS, st.sampled_from([RATE_HZ, 16000, 44100]), st.randoms())
+@settings(deadline=None)
+def test_a_stream_puts_in_the_same_samples_however_they_are_sent(cuts: list[int], rate_hz: int, random: Any) -> None:
+    whole = tone(2000, rate_hz)
+    expected = decoded(decoder_of("pcm_s16le", rate_hz, RATE_HZ), [whole.tobytes()])
+    made, talked = session()
+    start(made, rate_hz=rate_hz)
+    sent = [part for part in pieces(whole.tobytes(), cuts, 2) if part]
+    for number, part in enumerate(sent):
+        send(made, number, part)
+        if random.random() < 0.5:
+            answer_all(made, talked)
+    end(made)
+    answer_all(made, talked)
+    assert np.array_equal(talked.samples, expected)
+    assert all(1 <= frames <= CHUNK for _, frames, last in talked.chunks if not last)
+    assert [last for _, _, last in talked.chunks] == [False] * (len(talked.chunks) - 1) + [True]
+    results = [said for said in talked.said if said["type"] == "result"]
+    assert [result["seq"] for result in results] == list(range(len(sent) + 1))
+    assert sum(len(result["event"] or ()) for result in results) == len(expected)
+    assert talked.said[-1] == {"type": "end", "chunks": len(sent)}
+
+
+def test_resampled_sound_is_the_sound() -> None:
+    for rate_hz in (16000, 44100, 48000):
+        found = decoded(decoder_of("pcm_s16le", rate_hz, RATE_HZ), [tone(rate_hz, rate_hz).tobytes()])
+        assert np.abs(found[200:-200] - tone(RATE_HZ)[200 : 200 + len(found) - 400].astype(int)).max() < 16
+
+
+def test_what_a_resampler_holds_back_does_not_hold_up_real_time() -> None:
+    """From the rates of browsers to those of models: a message's samples come out with one of the next few."""
+    for rate_hz, target_hz in ((48000, 16000), (44100, 16000), (48000, 8000)):
+        decoder = decoder_of("pcm_s16le", rate_hz, target_hz)
+        came = 0
+        for number in range(1, 40):
+            came += len(decoder.feed(bytes(2 * (rate_hz // 50))))
+            assert number * 0.020 - came / target_hz < 0.065
+
+
+def test_mu_law_is_that_of_the_standard() -> None:
+    found = decoder_of("mulaw", None, RATE_HZ).feed(bytes(range(256)))
+    assert found[[0, 127, 128, 255]].tolist() == [-32124, 0, 32124, 0]
+    assert np.array_equal(found[:128], -found[128:])
+    assert (np.diff(found[:128].astype(int)) > 0).all()
+
+
+def test_the_writer_of_python_is_understood() -> None:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(2)
+        writer.setsampwidth(2)
+        writer.setframerate(RATE_HZ)
+        writer.writeframes(np.stack([tone(100), tone(100)], 1).tobytes())
+    assert np.array_equal(decoded(decoder_of("wav", None, RATE_HZ), [file.getvalue()]), tone(100))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"ID3", "no WAV"),
+        (b"RIFF\0\0\0\0AVI ", "no WAV"),
+        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "no 'fmt '"),
+        (wav(tone(10), 8000, 2), "format 2 of 16 bits"),
+        (wav(np.zeros((10, 3), np.int16), 8000), "3 channels"),
+        (wav(tone(10), 0), "rate_hz is 0"),
+        (wav(tone(10), 8000, extra=b"LIST\xff\xff\xff\x7f"), "within its first"),
+        (wav(tone(10), 8000)[:30], "before its header"),
+        (wav(tone(10), 8000)[:-1], "within a frame"),
+        (b"", "before its header"),
+        (wav(np.array([0.1, np.nan], np.float32), 8000, 3), "NaN"),
+        (b"RIFF\0\0\0\0WAVEfmt \x02\0\0\0\1\0data\0\0\0\0", "has 2 bytes"),
+    ],
+)
+def test_what_is_no_wav(data: bytes, said: str) -> None:
+    for parts in ([data], [bytes([byte]) for byte in data]):
+        with pytest.raises(InvalidInput, match=said) as caught:
+            decoded(decoder_of("wav", None, RATE_HZ), parts)
+        assert len(str(caught.value).encode()) <= 123
+
+
+def test_a_wav_is_of_the_rate_that_was_said_or_refused() -> None:
+    with pytest.raises(InvalidInput, match="leave rate_hz out"):
+        decoded(decoder_of("wav", 16000, RATE_HZ), [wav(tone(10), 8000)])
+    assert MOST_MESSAGE_S == 1

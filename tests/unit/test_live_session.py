@@ -1,0 +1,241 @@
+"""What is said on a live stream: every message in every state, results, the end."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge, UnsupportedContent
+from penstock.core.live import Live
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.frames import BINARY, MOST_REASON_BYTES, TEXT
+from penstock.serve.protocols.live import State
+from tests.support.session import CHUNK, RATE_HZ, answer_all, end, send, session, start
+
+ONE = np.arange(CHUNK, dtype=np.int16)
+
+
+def test_a_stream_from_start_to_end() -> None:
+    made, talked = session()
+    start(made)
+    assert talked.said.pop() == {
+        "type": "ready",
+        "app": "hark",
+        "stream": "s",
+        "encoding": "pcm_s16le",
+        "rate_hz": RATE_HZ,
+        "chunk_frames": CHUNK,
+        "chunk_ms": 1.0,
+        "latency_ms": 50.0,
+        "window": 4,
+    }
+    send(made, 0, ONE)
+    send(made, 1, ONE[:3])
+    assert talked.chunks == [(ONE.tobytes(), CHUNK, False), (ONE[:3].tobytes(), 3, False)]
+    answer_all(made, talked)
+    end(made)
+    assert talked.chunks[-1] == (b"", 0, True)
+    answer_all(made, talked)
+    assert talked.said == [
+        {"type": "result", "seq": 0, "event": [[0, n] for n in range(CHUNK)]},
+        {"type": "result", "seq": 1, "event": [[1, n] for n in range(3)]},
+        {"type": "result", "seq": 2, "event": None, "last": True},
+        {"type": "end", "chunks": 2},
+    ]
+    assert talked.closed == [(1000, "")]
+    assert made.state is State.OVER
+    send(made, 7, b"what comes late is dropped")
+
+
+def test_a_long_message_is_cut_and_answered_once() -> None:
+    made, talked = session()
+    start(made)
+    send(made, 0, np.arange(20, dtype=np.int16))
+    send(made, 1, ONE)
+    assert [frames for _, frames, _ in talked.chunks] == [8, 8, 4, 8]
+    assert talked.samples.tolist() == [*range(20), *range(8)]
+    talked.said.clear()
+    answer_all(made, talked)
+    assert [(said["seq"], len(said["event"])) for said in talked.said] == [(0, 20), (1, 8)]
+
+
+def test_binary_events() -> None:
+    made, talked = session()
+    start(made, events="binary")
+    send(made, 0, ONE[:2])
+    answer_all(made, talked)
+    end(made)
+    answer_all(made, talked)
+    ready, first, last, ended = talked.said
+    assert first[:8] == (0).to_bytes(4, "little") + (2).to_bytes(4, "little")
+    assert np.frombuffer(first, "<f4", -1, 8).tolist() == [0, 0, 0, 1]
+    assert last == (1).to_bytes(4, "little") + bytes(4)
+    assert (ready["type"], ended) == ("ready", {"type": "end", "chunks": 1})
+
+
+def test_events_remember_and_hear_of_the_end() -> None:
+    def events(output_U: Array, memory: Any, last: bool) -> tuple[Any, Any]:
+        total = (memory or 0) + len(output_U)
+        return {"frames": total, "last": last}, total
+
+    made, talked = session(Live(rate_hz=RATE_HZ, events=events))
+    start(made)
+    send(made, 0, ONE)
+    send(made, 1, ONE[:1])
+    answer_all(made, talked)
+    end(made)
+    answer_all(made, talked)
+    assert [said["event"] for said in talked.said[1:4]] == [
+        {"frames": 8, "last": False},
+        {"frames": 9, "last": False},
+        {"frames": 9, "last": True},
+    ]
+
+
+def test_events_that_raise_or_give_what_json_cannot_carry_end_that_stream(caplog: pytest.LogCaptureFixture) -> None:
+    for value in (object(), None):
+
+        def events(output_U: Array, memory: Any, last: bool) -> tuple[Any, Any]:
+            if value is None:  # noqa: B023
+                raise ValueError("no")
+            return value, None  # noqa: B023
+
+        made, talked = session(Live(rate_hz=RATE_HZ, events=events))
+        start(made)
+        send(made, 0, ONE)
+        with pytest.raises(ComputeFailed, match="events failed"):
+            answer_all(made, talked)
+    assert len(caplog.records) == 2
+
+
+def text(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (b"{", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[" * 5000, "no JSON"),
+        (b"[]", "not a start"),
+        (text(type="begin"), "not a start"),
+        (text(type="start", rate="8000"), "'rate'"),
+        (text(type="start", rate_hz="8000"), "rate_hz is 8000"),
+        (text(type="start", rate_hz=True), "rate_hz is True"),
+        (text(type="start", rate_hz=-1), "rate_hz is -1"),
+        (text(type="start", rate_hz=1e9), "rate_hz is 1000000000"),
+        (text(type="start", rate_hz=10), "from 1,000"),
+        (text(type="start", latency_ms=0), "latency_ms is 0"),
+        (text(type="start", latency_ms=[1] * 100), "latency_ms is"),
+        (text(type="start", encoding="mp3"), "encoding is 'mp3'"),
+        (text(type="start", encoding={}), "encoding is"),
+        (text(type="start", events="xml"), "events is 'xml'"),
+        (text(type="start", **{"ä" * 500: 1}), "The start has"),
+    ],
+)
+def test_a_start_that_is_none(message: bytes, said: str) -> None:
+    made, talked = session()
+    with pytest.raises(InvalidInput, match=said) as caught:
+        made.received(TEXT, message)
+    assert len(str(caught.value).encode()) <= MOST_REASON_BYTES
+    assert talked.chunks == []
+    assert made.state is State.STARTING
+
+
+@pytest.mark.parametrize(
+    ("number", "samples", "kind", "said"),
+    [
+        (0, ONE.tobytes(), InvalidInput, "Message 0 came where 1 belongs"),
+        (2, ONE.tobytes(), InvalidInput, "Message 2 came where 1 belongs"),
+        (2**32 - 1, ONE.tobytes(), InvalidInput, "Message 4294967295"),
+        (1, b"", InvalidInput, "0 bytes of samples"),
+        (1, b"abc", InvalidInput, "3 bytes of samples; send whole frames of 2"),
+    ],
+)
+def test_samples_that_are_none(number: int, samples: bytes, kind: type[RequestError], said: str) -> None:
+    made, talked = session()
+    start(made)
+    send(made, 0, ONE)
+    with pytest.raises(kind, match=said) as caught:
+        send(made, number, samples)
+    assert len(str(caught.value).encode()) <= MOST_REASON_BYTES
+    assert len(talked.chunks) == 1
+
+
+def test_messages_in_the_wrong_place() -> None:
+    made, _ = session()
+    with pytest.raises(UnsupportedContent, match="before the start"):
+        send(made, 0, ONE)
+    start(made)
+    with pytest.raises(UnsupportedContent, match="Text came"):
+        start(made)
+    with pytest.raises(InvalidInput, match="no JSON"):
+        made.received(TEXT, b"hello")
+    with pytest.raises(InvalidInput, match="has 2 bytes"):
+        made.received(BINARY, b"\0\0")
+    end(made)
+    with pytest.raises(InvalidInput, match="after the end"):
+        send(made, 0, ONE)
+    with pytest.raises(InvalidInput, match="after the end"):
+        end(made)
+
+
+def test_more_than_a_second_a_message_is_too_much() -> None:
+    made, _ = session()
+    assert made.most_bytes < 1 << 16
+    start(made)
+    assert made.most_bytes == 4 + RATE_HZ * 2
+    made, _ = session()
+    start(made, encoding="wav")
+    header = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x07\0\x01\0\x40\x1f\0\0\x40\x1f\0\0\x01\0\x08\0data\0\0\0\0"
+    send(made, 0, header + bytes(RATE_HZ))
+    with pytest.raises(TooLarge, match="8,001 frames"):
+        send(made, 1, bytes(RATE_HZ + 1))
+
+
+def test_a_signal_that_is_no_sound_is_raw_and_checked() -> None:
+    points = TensorSpec(dtype="float32", shape=(4, 3), meaning="points", name="points")
+    made, talked = session(Live(rate_hz=10), points)
+    with pytest.raises(InvalidInput, match="no sound"):
+        start(made, encoding="mulaw")
+    with pytest.raises(InvalidInput, match="no sound"):
+        start(made, rate_hz=20)
+    start(made, rate_hz=10)
+    assert made.most_bytes == 4 + 10 * 12
+    send(made, 0, np.ones((2, 3), np.float32))
+    with pytest.raises(InvalidInput, match="NaN"):
+        send(made, 1, np.full((1, 3), np.nan, np.float32))
+    with pytest.raises(InvalidInput, match="whole frames of 12"):
+        send(made, 1, b"1234")
+    assert [frames for _, frames, _ in talked.chunks] == [2]
+
+
+def test_the_server_ends_it_as_if_the_client_had_but_for_the_close() -> None:
+    made, talked = session()
+    start(made, latency_ms=20)
+    assert talked.budgets_ms == [20]
+    send(made, 0, ONE)
+    made.finish(1001, "down")
+    send(made, 1, ONE)
+    end(made)
+    answer_all(made, talked)
+    assert [said["seq"] for said in talked.said[1:]] == [0, 1]
+    assert talked.said[-1]["last"]
+    assert talked.closed == [(1001, "down")]
+    made, talked = session()
+    made.finish(1001, "down")
+    assert talked.closed == [(1001, "down")]
+
+
+def test_what_a_network_says_without_a_chunk_goes_with_the_next_answer() -> None:
+    made, talked = session()
+    start(made)
+    made.answer(np.array([1, 2], np.float32), False)
+    send(made, 0, ONE[:1])
+    made.answer(np.array([3, 4], np.float32), False)
+    end(made)
+    made.answer(np.array([5, 6], np.float32), False)
+    made.answer(np.array([7, 8], np.float32), True)
+    assert [said.get("event") for said in talked.said[1:3]] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
