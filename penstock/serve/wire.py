@@ -151,6 +151,7 @@ class RequestReader:
     """
 
     __slots__ = (
+        "rest",
         "_complete",
         "_head_is_whole",
         "_known",
