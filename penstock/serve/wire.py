@@ -151,7 +151,6 @@ class RequestReader:
     """
 
     __slots__ = (
-        "rest",
         "_complete",
         "_head_is_whole",
         "_known",
@@ -163,6 +162,7 @@ class RequestReader:
         "begun",
         "expects_continue",
         "max_body_bytes",
+        "rest",
     )
 
     def __init__(self, max_body_bytes: int, known: KnownHeads | None = None, *, max_headers: int = MAX_HEADERS) -> None:
