@@ -3,8 +3,10 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -158,7 +160,17 @@ def hardware() -> str:
         ),
         platform.processor() or platform.machine(),
     )
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+    return ", ".join([f"{model}, {len(os.sched_getaffinity(0))} cores", *_gpus()])
+
+
+def _gpus() -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False)
+    names = Counter(said.stdout.splitlines() if said.returncode == 0 else [])
+    return [f"{count} {name}" for name, count in names.items()]
 
 
 def versions() -> dict[str, str]:
