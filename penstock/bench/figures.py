@@ -155,7 +155,7 @@ def measure_figures(
             workload=figure.workload,
             metric=figure.metric,
             unit=figure.unit,
-            command=f"penstock bench {issue} --only {name}",
+            command=f"penstock bench {'live' if issue == 'streams' else issue} --only {name}",
         )
         say(f"{name}: median {line.median:.5g} {figure.unit} ({line.p10:.5g} to {line.p90:.5g}, {len(values)} runs)")
         if record:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def read(folder: Path = RESULTS) -> list[Line]:
 def own_command() -> str:
     """The command line of this process as a user would type it, without what only says to record."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
-    return " ".join(["penstock", *arguments])
+    return shlex.join(["penstock", *arguments])
 
 
 def hardware() -> str:

@@ -19,6 +19,7 @@ from penstock.core.errors import BenchError
 
 ENDS_S = 20.0
 ANSWERS_S = 10.0
+SAMPLED_MS = 200
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -65,10 +66,12 @@ class StreamServer:
         self.url = url
         self._name = name
         self._process = process
+        self._gpu: _Gpu | None = None
         self._began: tuple[float, dict[str, float], tuple[int, int, int, int]] | None = None
 
     def begin(self) -> None:
         """What it uses counts from now on."""
+        self._gpu = _Gpu()
         self._began = time.monotonic(), self._processor_s(), self._stats()
 
     def used(self) -> Used:
@@ -80,7 +83,7 @@ class StreamServer:
         chunks, batches, queue_ns, compute_ns = (now_n - then_n for now_n, then_n in zip(stats, before, strict=True))
         return Used(
             cores={role: (used - processor_s.get(role, 0.0)) / seconds for role, used in now.items()},
-            gpu=_gpu_share(),
+            gpu=None if self._gpu is None else self._gpu.share(),
             queue_ms=queue_ns / max(1, chunks) / 1e6,
             compute_ms=compute_ns / max(1, chunks) / 1e6,
             batch_rows=chunks / max(1, batches),
@@ -147,10 +150,20 @@ def _processor_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
-def _gpu_share() -> float | None:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
-    return max((int(share) / 100 for share in said if share.isdigit()), default=None)
+@final
+class _Gpu:
+    """The driver's samples of how busy the GPUs are, until they are asked for."""
+
+    def __init__(self) -> None:
+        tool = shutil.which("nvidia-smi")
+        query = "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"-lms={SAMPLED_MS}"
+        self._tool = None if tool is None else subprocess.Popen([tool, *query], stdout=subprocess.PIPE, text=True)
+
+    def share(self) -> float | None:
+        """The mean share of the busiest, leaving out the samples in which nothing ran."""
+        if self._tool is None:
+            return None
+        self._tool.terminate()
+        said, _ = self._tool.communicate()
+        busy = [int(share) / 100 for share in said.split() if share.isdigit() and share != "0"]
+        return sum(busy) / len(busy) if busy else None
