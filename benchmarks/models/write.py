@@ -1,6 +1,6 @@
 """Write the bundles that servers are compared with: random weights from a seed, nothing is trained.
 
-python -m benchmarks.models.write --to runs/models [--seed 0]
+python -m benchmarks.models.write --to runs/models [--only NAME] [--seed 0]
 """
 
 import argparse
@@ -13,8 +13,10 @@ from penstock import Bundle
 from penstock.core.application import find_application
 
 HERE = Path(__file__).parent
-MODELS = ("cnn", "mlp")
+MODELS = ("cnn", "mlp", "murmur", "speech")
 EXAMPLES = 32
+# Of live sound, of two seconds each.
+SOUNDS, SOUND_S = 2, 2
 
 
 def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
@@ -31,18 +33,23 @@ def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
     found = find_application(str(HERE / f"{model}.py"))
     torch.manual_seed(seed)
     network = found.model()
-    spec = found.application.input
-    examples = np.random.default_rng(seed).integers(0, 256, (EXAMPLES, *spec.shape)).astype(spec.dtype)
+    spec, live = found.application.input, found.application.live
+    rng = np.random.default_rng(seed)
+    if live is None:
+        examples = rng.integers(0, 256, (EXAMPLES, *spec.shape)).astype(spec.dtype)
+    else:
+        examples = rng.normal(0, 3000, (SOUNDS, int(SOUND_S * live.rate_hz))).astype(spec.dtype)
     return Bundle.write(found, network, examples, to=folder)
 
 
 def main() -> None:
-    """Write both."""
+    """Write all, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=Path("runs/models"))
+    parser.add_argument("--only", choices=MODELS, action="append")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    for model in MODELS:
+    for model in given.only or MODELS:
         bundle = write_bundle(model, given.to / model, given.seed)
         print(f"{bundle.folder}: {bundle.manifest.parameters:,} parameters")
 

@@ -29,6 +29,8 @@ def serve(
     executor: Annotated[
         str, typer.Option(help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can.")
     ] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU where there is one.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32; on a GPU also bf16 or fp16.")] = "fp32",
     cache: Annotated[
         Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE", help="Where exported networks are kept.")
     ] = Path("~/.cache/penstock"),
@@ -82,6 +84,8 @@ def serve(
         latency_ms=latency_ms,
         max_batch=max_batch,
         executor=executor,
+        device=device,
+        precision=precision,
         cache=cache.expanduser(),
         app=app,
         accept_changed_app=accept_changed_app,

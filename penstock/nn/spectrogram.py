@@ -107,7 +107,8 @@ class LogMel(Streaming):
         return self
 
     def _over(self, samples_BM: Tensor) -> Tensor:
-        windows_BUW = (samples_BM / self.full_scale).unfold(1, self.windows.size, self.windows.stride)
+        # Copied, so that all windows are the rows of one product: as a view they would be one for each stream.
+        windows_BUW = (samples_BM / self.full_scale).unfold(1, self.windows.size, self.windows.stride).contiguous()
         energy_BUF = (windows_BUW @ self.cosines_WF).square() + (windows_BUW @ self.sines_WF).square()
         return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._given.dtype)
 

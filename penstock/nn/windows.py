@@ -81,6 +81,8 @@ class Windows:
     def take(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Ready:
         """Put what waited before the chunk, and keep what the next windows begin with."""
         waiting_BP, waits_B = cast(tuple[Tensor, Tensor], state)
+        if not chunk_BT.is_cuda and _alike(chunk_BT, length_B, waits_B, last_B):
+            return self._taken_alike(chunk_BT, waiting_BP, waits_B)
         waiting, frames = waiting_BP.shape[1], chunk_BT.shape[1]
         total_B = waits_B + length_B
         at_M = torch.arange(waiting + frames + self.after, device=chunk_BT.device)
@@ -99,10 +101,30 @@ class Windows:
         waiting_BP = torch.where(like_frames(at_M[:waiting] < waits_B[:, None], waiting_BP), waiting_BP, 0)
         return Ready(frames_BM, windows_B, (waiting_BP, waits_B))
 
+    def _taken_alike(self, chunk_BT: Tensor, waiting_BP: Tensor, waits_B: Tensor) -> Ready:
+        """The same by slices, where all rows have whole chunks behind equally much that waits."""
+        waits, waiting = int(waits_B[0]), waiting_BP.shape[1]
+        total = waits + chunk_BT.shape[1]
+        windows = max(0, (total - self.size) // self.stride + 1)
+        taken = windows * self.stride
+        room = chunk_BT.shape[1] + waiting + self.after
+        behind_BP = waiting_BP.new_zeros(len(waiting_BP), waiting + room - total, *waiting_BP.shape[2:])
+        frames_BM = torch.cat([waiting_BP[:, :waits], chunk_BT.to(waiting_BP.dtype), behind_BP], 1)
+        left_BP = frames_BM[:, taken : taken + waiting]
+        state = (left_BP, torch.full_like(waits_B, total - taken))
+        return Ready(frames_BM[:, :room], torch.full_like(waits_B, windows), state)
+
     def _whole(self, frames_B: Tensor) -> Tensor:
         return torch.where(frames_B >= self.size, (frames_B - self.size) // self.stride + 1, 0)
 
 
+def _alike(chunk_BT: Tensor, length_B: Tensor, waits_B: Tensor, last_B: Tensor | None) -> bool:
+    ends = last_B is not None and bool(last_B.any())
+    return not ends and bool((length_B == chunk_BT.shape[1]).all()) and bool((waits_B == waits_B[0]).all())
+
+
 def _rows_of(frames_BM: Tensor, index_BN: Tensor) -> Tensor:
-    row_B = torch.arange(frames_BM.shape[0], device=frames_BM.device)
-    return frames_BM[row_B[:, None], index_BN]
+    # A third of what indexing by rows and columns takes.
+    shape = frames_BM.shape[2:]
+    index_BN = index_BN.reshape(*index_BN.shape, *[1] * len(shape)).expand(*index_BN.shape, *shape)
+    return torch.gather(frames_BM, 1, index_BN)

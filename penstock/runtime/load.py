@@ -18,6 +18,7 @@ from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, I
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.nn.streaming import Streaming
+from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.streamed import streamed
 from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
@@ -125,8 +126,8 @@ def streaming_executor(
     max_rows: int,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-) -> StreamingExecutor:
-    """What serves the network of a live application; see `StreamingExecutor` for the arguments.
+) -> StreamingExecutor | GraphedExecutor:
+    """What serves the network of a live application on a device; see `StreamingExecutor` for the arguments.
 
     Raises:
         ApplicationError: The network cannot be run a chunk at a time.
@@ -136,9 +137,10 @@ def streaming_executor(
             f"Application {application.name!r} is live, but its model makes a {type(module).__name__}; it must make a "
             f"penstock.nn.Streaming, such as a penstock.nn.Sequential of layers."
         )
-    return StreamingExecutor(
-        module, application.input, application.output, slots=slots, max_rows=max_rows, device=device, dtype=dtype
-    )
+    specs = application.input, application.output
+    if torch.device(device).type == "cuda":
+        return GraphedExecutor(module, *specs, slots=slots, max_rows=max_rows, device=device, dtype=dtype)
+    return StreamingExecutor(module, *specs, slots=slots, max_rows=max_rows, dtype=dtype)
 
 
 def check_streamed(application: Application, module: nn.Module, golden: Golden) -> float:

@@ -61,6 +61,8 @@ def make_runnable(
     cache: Path,
     cores: int,
     slots: Callable[[Application], int],
+    device: str = "cpu",
+    precision: str = "fp32",
 ) -> Runnable:
     """Verify a bundle and choose what runs it, on how many threads.
 
@@ -71,16 +73,29 @@ def make_runnable(
         choice: `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
         cache: The folder where exported graphs are kept.
         cores: That the network may use.
-        slots: How many streams of a live application there may be.
+        slots: How many streams or requests of an application there may be.
+        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
+        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
 
     Raises:
         BundleError: The bundle is damaged, its application changed, or its answers did.
         ApplicationError: Its application cannot be found.
-        ServeError: ONNX Runtime was asked for and cannot run it.
+        ServeError: ONNX Runtime or a GPU was asked for and cannot run it.
     """
     files = read_bundle(bundle)
     found = found_for(files, app)
     files.check_sources(found, accept_changed=accept_changed)
+    if device != "cpu":
+        # Only here: on a CPU, serving need not load torch.
+        from penstock.runtime.on_gpu import gpu_executor
+
+        places = slots(found.application)
+        predictor, executor = gpu_executor(
+            bundle, app=app, accept_changed=accept_changed, device=device, precision=precision, slots=places
+        )
+        return Runnable(application=predictor.application, files=predictor.files, executor=executor)
+    if precision != "fp32":
+        raise ServeError(f"--precision is {precision}, but a CPU serves fp32 alone. Leave it out, or name a --device.")
     if found.application.live is not None:
         if choice == "onnx":
             raise ServeError(f"ONNX Runtime cannot run {bundle}: it is live. Leave out --executor onnx.")
@@ -133,6 +148,18 @@ def _by_torch(bundle: Path, app: str | None, accept_changed: bool, cores: int) -
 
     with_threads(_worthwhile_threads(with_threads, predictor.files.golden.inputs, cores, "torch"))
     return Runnable(application=predictor.application, files=predictor.files, executor=predictor.executor)
+
+
+def resolved_device(device: str, choice: Choice) -> str:
+    """The device that `"auto"` means: a GPU where there is one, unless what runs on a CPU was asked for."""
+    if device != "auto":
+        return device
+    # Where the driver is not there, torch need not be loaded to be asked.
+    if choice != "auto" or not (Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists()):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _live(bundle: Path, app: str | None, accept_changed: bool, cores: int, slots: int) -> Runnable:

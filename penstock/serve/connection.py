@@ -89,6 +89,33 @@ class Connection(asyncio.Protocol):
         shed: What refuses requests at once, where that may pass by `handle`.
     """
 
+    # Of thousands of connections, what is not touched need not come into the processor's caches.
+    __slots__ = (
+        "_cancel",
+        "_clock_s",
+        "_closing",
+        "_continued",
+        "_current",
+        "_draining",
+        "_ended",
+        "_handle",
+        "_heard",
+        "_inside",
+        "_open",
+        "_paused",
+        "_reader",
+        "_refusal",
+        "_refuse",
+        "_shed",
+        "_transport",
+        "_unread",
+        "_unread_bytes",
+        "_unwanted",
+        "_waiting",
+        "heard_s",
+        "lingering_since_s",
+    )
+
     def __init__(
         self,
         handle: Handler,
@@ -161,7 +188,7 @@ class Connection(asyncio.Protocol):
             if self._shed is not None and not self._closing and (refusal := self._shed(head, self._heard)) is not None:
                 self._write(refusal)
                 return
-            self._start(Request(head, data[data.find(b"\r\n\r\n") + 4 :], self._heard))
+            self._start(Request(head, data[head.nbytes :], self._heard))
             if self._current is None:
                 self._proceed()
             return
@@ -257,15 +284,16 @@ class Connection(asyncio.Protocol):
             self._proceed()
 
     def _proceed(self) -> None:
-        # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead. After some
-        # of them it is the others' turn, and nothing is answered that nobody reads.
-        for _ in range(PIPELINED):
-            if self._current is not None or not self._waiting or self._transport is None or self._unread:
-                break
-            self._start(self._waiting.popleft())
-        else:
-            asyncio.get_running_loop().call_soon(self._proceed)
-            return
+        if self._waiting:
+            # Answers that come at once make a loop here, not a recursion, however many requests were sent ahead. After
+            # some of them it is the others' turn, and nothing is answered that nobody reads.
+            for _ in range(PIPELINED):
+                if self._current is not None or not self._waiting or self._transport is None or self._unread:
+                    break
+                self._start(self._waiting.popleft())
+            else:
+                asyncio.get_running_loop().call_soon(self._proceed)
+                return
         if self._transport is None or self._current is not None or self._waiting:
             return
         if self._refusal is not None:

@@ -6,8 +6,8 @@ Only a fault of the application's own code is looked for by halves, because it m
 
 import logging
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from penstock.core.errors import ServeError
 from penstock.core.spec import Array
 from penstock.runtime.executor import Batch, Executor, Result
 from penstock.serve.costs import Costs
+from penstock.serve.faults import begun_or_failed
 from penstock.serve.scheduler import Columns, Rows, Schedule, schedule, urgency
 from penstock.serve.slots import BATCH_EDGES, EXPIRED, FAILED, LAST, NOT_FINITE, OK, TIME_EDGES_NS, SlotTable
 
@@ -29,6 +30,8 @@ SHARE_OF_BUDGET = 0.5
 WORTHWHILE_GAIN = 1.02
 # What a batch takes besides its network, whatever its size: rows are chosen, gathered, counted and published.
 BESIDES_NS = 100_000
+# A tick takes so many chunks of a stream that is late, one behind the other, where others do not wait for that.
+MOST_AHEAD = 4
 MEASURED_RUNS = 5
 MEASURING_NS = 700_000_000
 
@@ -48,6 +51,18 @@ class Work:
     slack_ns: int
     batch_ns: int
     work_ns: int
+
+
+class _Step(NamedTuple):
+    """A batch under way: its rows, the entries of its chunks and outputs, and what the executor began."""
+
+    rows_B: Rows
+    from_B: Rows
+    to_B: Rows
+    busy_B: Rows
+    start_ns: int
+    begun: Any
+    failed_B: npt.NDArray[np.bool_] | None
 
 
 @final
@@ -98,12 +113,15 @@ class Engine:
                 "batch_rows",
             )
         }
-        self._gathered = np.zeros((self._max_rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
+        self._adopted = executor.adopt(self._input, self._output)
+        rows = 0 if self._adopted else self._max_rows
+        self._gathered = np.zeros((rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
         self._generation = np.zeros(slots, np.int64)
         self._checks_finite = table.layout.output.takes_nan
         output = table.layout.output
         self._frame_size = output.size // output.shape[0] if output.shape else 1
         self._costs = costs or Costs([1], [0.0])
+        self._end_ns = 0
         self._costs.publish(table)
 
     @property
@@ -191,55 +209,87 @@ class Engine:
         self._costs.observe_handling(ns)
 
     def _run(self, rows_B: Rows) -> None:
-        table, flat = self._table, self._flat
-        chunks = table.chunks
+        batches = [rows_B, *self._late(rows_B)]
+        if not self._adopted:
+            for batch_B in batches:
+                self._finish(self._begun(batch_B))
+            return
+        steps = [self._begun(batch_B, ahead) for ahead, batch_B in enumerate(batches)]
+        for step in steps:
+            self._finish(step)
+
+    def _late(self, rows_B: Rows) -> list[Rows]:
+        """The streams of which several chunks wait, chunk by chunk, as far as all take no longer than the first."""
+        table = self._table
+        if table.chunks == 1 or not self._executor.runs_ahead:
+            return []
+        waiting_B = table.submitted[rows_B] - table.consumed[rows_B]
+        ahead_B = np.minimum(waiting_B, table.chunks - (table.produced[rows_B] - table.taken[rows_B]))
+        late: list[Rows] = []
+        left_ns = self._costs.of(rows_B.size)
+        for ahead in range(1, MOST_AHEAD):
+            late_B = rows_B[ahead_B > ahead]
+            left_ns -= self._costs.of(late_B.size) if late_B.size else left_ns + 1
+            if left_ns < 0:
+                break
+            late.append(late_B)
+        return late
+
+    def _begun(self, rows_B: Rows, ahead: int = 0) -> _Step:
+        table, flat, chunks = self._table, self._flat, self._table.chunks
         busy_B = table.busy[rows_B]
-        consumed_B = table.consumed[rows_B]
-        entry_B = rows_B * chunks + (consumed_B - busy_B) % chunks
+        from_B = rows_B * chunks + (table.consumed[rows_B] + ahead - busy_B) % chunks
+        to_B = rows_B * chunks + (table.produced[rows_B] + ahead) % chunks
         generation_B = table.generation[rows_B]
         fresh_B = generation_B != self._generation[rows_B]
         self._generation[rows_B] = generation_B
-        chunk_B = self._gathered[: rows_B.size]
-        np.take(self._input, entry_B, 0, chunk_B, "clip")
-        length_B = flat["length"][entry_B] * (1 - busy_B)
-        start_ns = self._clock_ns()
-        last_B = flat["flags"][entry_B] & LAST != 0
-        result, failed_B = self._stepped(
-            Batch(slots_B=rows_B, chunk_B=chunk_B, length_B=length_B, fresh_B=fresh_B, last_B=last_B)
+        batch = Batch(
+            slots_B=rows_B,
+            chunk_B=self._chunks(from_B),
+            length_B=flat["length"][from_B] * (1 - busy_B),
+            fresh_B=fresh_B,
+            last_B=flat["flags"][from_B] & LAST != 0,
+            from_B=from_B if self._adopted else None,
+            to_B=to_B if self._adopted else None,
         )
+        start_ns = self._clock_ns()
+        begun, failed_B = begun_or_failed(self._executor, batch, adopted=self._adopted)
+        return _Step(rows_B, from_B, to_B, busy_B, start_ns, begun, failed_B)
+
+    def _chunks(self, from_B: Rows) -> Array:
+        if self._adopted:
+            return self._gathered
+        chunk_B = self._gathered[: from_B.size]
+        np.take(self._input, from_B, 0, chunk_B, "clip")
+        return chunk_B
+
+    def _finish(self, step: _Step) -> None:
+        table, flat = self._table, self._flat
+        rows_B, from_B, to_B = step.rows_B, step.from_B, step.to_B
+        result = self._executor.finish(step.begun)
         end_ns = self._clock_ns()
-        put_B = rows_B * chunks + table.produced[rows_B] % chunks
-        self._output[put_B] = result.output_B
+        if not self._adopted:
+            self._output[to_B] = result.output_B
         status_B = np.full(rows_B.size, OK, np.int64)
         if self._checks_finite:
-            status_B[~_finite(result)] = NOT_FINITE
-        if failed_B is not None:
-            status_B[failed_B] = FAILED
+            finite_B = _finite(result) if result.finite_B is None else result.finite_B
+            status_B[~finite_B] = NOT_FINITE
+        if step.failed_B is not None:
+            status_B[step.failed_B] = FAILED
         frames_B = self._output[0].size if result.length_B is None else result.length_B * self._frame_size
-        flat["output_length"][put_B] = frames_B
-        still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
-        flat["status"][put_B] = status_B
+        flat["output_length"][to_B] = frames_B
+        still_busy_B = np.zeros_like(step.busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
+        flat["status"][to_B] = status_B
         if self._traced:
-            flat["queue_ns"][put_B] = start_ns - flat["arrival_ns"][entry_B]
-            flat["batch_rows"][put_B] = rows_B.size
-        self._costs.observe(rows_B.size, end_ns - start_ns)
+            flat["queue_ns"][to_B] = step.start_ns - flat["arrival_ns"][from_B]
+            flat["batch_rows"][to_B] = rows_B.size
+        # One that was begun while another ran waited for that.
+        self._costs.observe(rows_B.size, end_ns - max(step.start_ns, self._end_ns))
+        self._end_ns = end_ns
         self._costs.publish(table)
-        self._count(rows_B.size, flat["arrival_ns"][entry_B], flat["deadline_ns"][entry_B], status_B, start_ns, end_ns)
-        self._publish(rows_B, 1 - busy_B, still_busy_B)
-
-    def _stepped(self, batch: Batch) -> tuple[Result, npt.NDArray[np.bool_] | None]:
-        rows = batch.slots_B.size
-        try:
-            return self._executor.step(batch), None
-        except Exception:
-            if rows == 1:
-                log.exception("the network raised on one request; that request alone fails")
-            else:
-                log.warning("the network raised on a batch of %d; looking for the request that it raised on", rows)
-        if rows > 1:
-            return _joined([_kept(*self._stepped(half)) for half in _halves(batch)])
-        spec = self._table.layout.output
-        return Result(output_B=np.zeros((1, *spec.shape), spec.numpy_dtype)), np.ones(1, np.bool_)
+        arrival_ns_B, deadline_ns_B = flat["arrival_ns"][from_B], flat["deadline_ns"][from_B]
+        self._count(rows_B.size, arrival_ns_B, deadline_ns_B, status_B, step.start_ns, end_ns)
+        self._publish(rows_B, 1 - step.busy_B, still_busy_B)
 
     def _expire(self, chosen: Schedule) -> None:
         table, rows = self._table, chosen.expire
@@ -278,11 +328,14 @@ class Engine:
 
     def _measured_ns(self, rows: int) -> npt.NDArray[np.int64]:
         spec = self._table.layout.input
+        entries = np.arange(rows) * self._table.chunks if self._adopted else None
         batch = Batch(
             slots_B=np.arange(rows),
             chunk_B=self._gathered[:rows],
             length_B=np.full(rows, spec.shape[0] if spec.shape else 1),
             fresh_B=np.ones(rows, np.bool_),
+            from_B=entries,
+            to_B=entries,
         )
         times: list[int] = []
         # The first run of a size allocates; a network that takes long is judged by fewer runs.
@@ -319,39 +372,3 @@ def _finite(result: Result) -> npt.NDArray[np.bool_]:
         valid = np.arange(output_B.shape[1]) < result.length_B[:, None]
         finite |= ~valid.reshape(*valid.shape, *[1] * (output_B.ndim - 2))
     return np.logical_and.reduce(finite.reshape(rows, -1), 1)
-
-
-def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    middle = batch.slots_B.size // 2
-    first, second = (
-        Batch(
-            slots_B=batch.slots_B[part],
-            chunk_B=batch.chunk_B[part],
-            length_B=batch.length_B[part],
-            fresh_B=batch.fresh_B[part],
-            last_B=None if batch.last_B is None else batch.last_B[part],
-        )
-        for part in (slice(middle), slice(middle, None))
-    )
-    return first, second
-
-
-def _kept(result: Result, failed_B: npt.NDArray[np.bool_] | None) -> tuple[Result, npt.NDArray[np.bool_] | None]:
-    # The next step may overwrite what this one gave.
-    return replace(result, output_B=result.output_B.copy()), failed_B
-
-
-def _joined(
-    halves: list[tuple[Result, npt.NDArray[np.bool_] | None]],
-) -> tuple[Result, npt.NDArray[np.bool_]]:
-    sizes = [len(result.output_B) for result, _ in halves]
-    failed = [np.zeros(size, np.bool_) if mask is None else mask for size, (_, mask) in zip(sizes, halves, strict=True)]
-    results = [result for result, _ in halves]
-    length = [np.zeros(n, np.int64) if r.length_B is None else r.length_B for n, r in zip(sizes, results, strict=True)]
-    busy = [np.zeros(n, np.bool_) if r.busy_B is None else r.busy_B for n, r in zip(sizes, results, strict=True)]
-    whole = Result(
-        output_B=np.concatenate([result.output_B for result in results]),
-        length_B=None if all(result.length_B is None for result in results) else np.concatenate(length),
-        busy_B=None if all(result.busy_B is None for result in results) else np.concatenate(busy),
-    )
-    return whole, np.concatenate(failed)

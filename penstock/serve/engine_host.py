@@ -9,7 +9,7 @@ from typing import final
 
 from penstock.core.application import Application
 from penstock.core.errors import ServeError
-from penstock.runtime.serving import Runnable, as_choice, first_chunk, make_runnable
+from penstock.runtime.serving import Runnable, as_choice, first_chunk, make_runnable, resolved_device
 from penstock.serve.engine import Engine
 from penstock.serve.engines import Engines
 from penstock.serve.messages import Loaded, Order
@@ -19,8 +19,10 @@ from penstock.serve.slots import SlotTable, TableLayout
 log = logging.getLogger(__name__)
 
 # The table takes at most this much memory, and never more slots than this.
-TABLE_BYTES = 256 << 20
+TABLE_BYTES = 512 << 20
 MOST_SLOTS = 4096
+# Of live streams, each of which has a state of its own there.
+MOST_STREAMS_GPU, MOST_STREAMS_CPU = 32_768, 4096
 
 
 @final
@@ -35,6 +37,7 @@ class EngineHost:
     def __init__(self, settings: Settings, *, shared: bool) -> None:
         self._settings = settings
         self._shared = shared
+        self._device = resolved_device(settings.device, as_choice(settings.executor))
         self.engines = Engines(time.monotonic_ns)
         self.by_key: dict[int, Engine] = {}
 
@@ -52,7 +55,7 @@ class EngineHost:
             runnable = await asyncio.to_thread(self._runnable, order)
         else:
             runnable = self._runnable(order)
-        layout = _layout(runnable.application, settings.frontend_processes or 1)
+        layout = self._layout(runnable.application)
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
         engine = Engine(
             runnable.executor,
@@ -99,22 +102,27 @@ class EngineHost:
             choice=as_choice(settings.executor),
             cache=settings.cache,
             cores=len(os.sched_getaffinity(0)),
-            slots=lambda application: _layout(application, settings.frontend_processes or 1).slots,
+            device=self._device,
+            precision=settings.precision,
+            slots=lambda application: self._layout(application).slots,
         )
 
-
-def _layout(application: Application, frontends: int) -> TableLayout:
-    chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
-    each = min(MOST_SLOTS, TABLE_BYTES // chunk_bytes) // frontends
-    if each < 1:
-        raise ServeError(
-            f"one chunk of {application.input.describe()} takes {chunk_bytes / 1e6:,.0f} MB, more than the slot table "
-            f"of {frontends} front-ends may have ({TABLE_BYTES >> 20} MB)."
+    def _layout(self, application: Application) -> TableLayout:
+        frontends = self._settings.frontend_processes or 1
+        most = MOST_SLOTS
+        if application.live is not None:
+            most = MOST_STREAMS_CPU if self._device == "cpu" else MOST_STREAMS_GPU
+        chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
+        each = min(most, TABLE_BYTES // chunk_bytes) // frontends
+        if each < 1:
+            raise ServeError(
+                f"one chunk of {application.input.describe()} takes {chunk_bytes / 1e6:,.0f} MB, more than the slot "
+                f"table of {frontends} front-ends may have ({TABLE_BYTES >> 20} MB)."
+            )
+        return TableLayout(
+            slots=each * frontends,
+            chunks=application.chunks,
+            input=application.input,
+            output=application.output,
+            frontends=frontends,
         )
-    return TableLayout(
-        slots=each * frontends,
-        chunks=application.chunks,
-        input=application.input,
-        output=application.output,
-        frontends=frontends,
-    )

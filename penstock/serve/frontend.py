@@ -23,6 +23,8 @@ STANDS_NS = 1_000_000
 FOR_EVER_NS = 1 << 62
 # As long as a newcomer is answered within this share of its budget, nothing more exact is worked out.
 SURELY = 0.5
+# The flags of a stream of one chunk.
+_ONLY = FIRST | LAST
 
 
 @dataclass(slots=True)
@@ -54,6 +56,9 @@ class Frontend:
         index: Which of the table's front-ends this is. What an earlier one of the same index left is taken over: its
             rows do not run any more, and are free again once the engine has let go of them.
         margin_ns: How much later than predicted an answer may come, where others are read or run before it.
+
+    Attributes:
+        refusing: Whether one was refused since the last result, so that `standing` is worth asking.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Frontend:
         layout = table.layout
         self._table = table
         self._budget_ns = budget_ns
+        self._surely_ns = int(budget_ns * SURELY)
         self._wake = wake
         self._margin_ns = margin_ns
         self._chunks = table.chunks
@@ -81,9 +87,11 @@ class Frontend:
         self._rivals_share = _scalars(table.rivals_share)
         self._done, self._done_count = _scalars(table.done[index]), _scalars(table.done_count[index : index + 1])
         self._held, self._everybody_held = _scalars(table.held[index]), [_scalars(row) for row in table.held]
+        self._alone = len(self._everybody_held) == 1
         self.counts = _scalars(table.counts[index])
         self._read = self._done_count[0]
         self._standing: Overloaded | None = None
+        self.refusing = False
         self._stands_until_ns = self._standing_ns = 0
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._take_over()
@@ -101,7 +109,8 @@ class Frontend:
 
     def standing(self, now_ns: int, left_ns: int = 0) -> Overloaded | None:
         """Why a request that must be answered within so long would be refused; None where that must be worked out."""
-        return self._standing if now_ns < self._stands_until_ns and left_ns < self._standing_ns else None
+        stands = self.refusing and now_ns < self._stands_until_ns and left_ns < self._standing_ns
+        return self._standing if stands else None
 
     def submit(
         self,
@@ -131,19 +140,23 @@ class Frontend:
             budget_ns = self._budget_ns
         self.counts[OFFERED] += 1
         deadline_ns, now_ns = arrival_ns + budget_ns, now_ns or arrival_ns
+        left_ns = deadline_ns - now_ns
         try:
-            self._admit(deadline_ns - now_ns, budget_ns, background)
+            waiting = self._held[0] if self._alone and not background else self._waiting(background)
+            if waiting >= self._surely or left_ns < self._surely_ns:
+                self._admit(waiting, left_ns, budget_ns)
             ticket = self.open(done, background=background)
         except Overloaded as error:
             if budget_ns == self._budget_ns and not background:
                 # Another one, because that which is raised holds on to the request.
                 self._standing = Overloaded(str(error), error.retry_after_s)
-                self._stands_until_ns = now_ns + STANDS_NS
+                self.refusing, self._stands_until_ns = True, now_ns + STANDS_NS
                 # Until a result comes, nobody who has less time left can be answered in time: no fewer wait.
                 self._standing_ns = self._finish_ns(self._waiting(False)) if self._free else FOR_EVER_NS
             raise
-        flags = FIRST | LAST | BACKGROUND if background else FIRST | LAST
-        self.push(ticket, chunk, deadline_ns=deadline_ns, arrival_ns=arrival_ns, flags=flags)
+        ticket.ended = True
+        flags = _ONLY | BACKGROUND if background else _ONLY
+        self._put(ticket.slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk)
         return ticket
 
     def open(self, done: Done, *, background: bool = False) -> Ticket:
@@ -189,20 +202,8 @@ class Frontend:
         """
         assert self.room(ticket) > 0, ticket
         assert not ticket.ended, ticket
-        slot = ticket.slot
-        submitted = self._submitted[slot]
-        entry = slot * self._chunks + submitted % self._chunks
-        raw = chunk.tobytes() if isinstance(chunk, np.ndarray) else chunk
-        begin = entry * self._input_nbytes
-        assert length is not None or len(raw) == self._input_nbytes, len(raw)
-        self._input_bytes[begin : begin + len(raw)] = raw
-        self._length[entry] = self._whole_chunk if length is None else length
-        self._deadline_ns[entry] = deadline_ns
-        self._arrival_ns[entry] = arrival_ns
-        self._flags[entry] = flags
         ticket.ended = flags & LAST != 0
-        self._submitted[slot] = submitted + 1
-        self._wake()
+        self._put(ticket.slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
 
     def cancel(self, ticket: Ticket) -> None:
         """The client is gone: what has not started does not run, and what comes is dropped."""
@@ -231,10 +232,14 @@ class Frontend:
             How many there were.
         """
         first, self._read = self._read, self._done_count[0]
-        self._stands_until_ns = 0
-        capacity = len(self._done)
+        self.refusing = False
+        done, capacity, tickets, produced = self._done, len(self._done), self._tickets, self._produced
         for index in range(first, self._read):
-            self._take(self._done[index % capacity])
+            slot = done[index % capacity]
+            ticket, taken = tickets[slot], self._taken[slot]
+            # Else it is named by the ring for the front-end that was here before.
+            if ticket is not None and produced[slot] != taken:
+                self._take(ticket, taken)
         return self._read - first
 
     def refresh(self, reading_share: float = 0.0) -> None:
@@ -245,8 +250,29 @@ class Frontend:
         """
         self._stretch = 1 / (1 - min(reading_share, 0.5))
         self._costs = Costs.published(self._table)
-        surely_ns = self._budget_ns * SURELY
-        self._surely = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= surely_ns), default=0)
+        self._surely = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= self._surely_ns), default=0)
+
+    def _put(
+        self,
+        slot: int,
+        chunk: Array | bytes | memoryview,
+        deadline_ns: int,
+        arrival_ns: int,
+        flags: int,
+        length: int,
+    ) -> None:
+        submitted = self._submitted[slot]
+        entry = slot * self._chunks + submitted % self._chunks
+        begin = entry * self._input_nbytes
+        raw = chunk.tobytes() if isinstance(chunk, np.ndarray) else chunk
+        assert length < self._whole_chunk or len(raw) == self._input_nbytes, (length, len(raw))
+        self._input_bytes[begin : begin + len(raw)] = raw
+        self._length[entry] = length
+        self._deadline_ns[entry] = deadline_ns
+        self._arrival_ns[entry] = arrival_ns
+        self._flags[entry] = flags
+        self._submitted[slot] = submitted + 1
+        self._wake()
 
     def _take_over(self) -> None:
         self._held[0] = self._held[1] = 0
@@ -263,13 +289,10 @@ class Frontend:
         for entry in range(slot * self._chunks, (slot + 1) * self._chunks):
             self._deadline_ns[entry] = CANCELLED_NS
 
-    def _take(self, slot: int) -> None:
-        ticket = self._tickets[slot]
-        taken = self._taken[slot]
-        if ticket is None or self._produced[slot] == taken:
-            return  # named by the ring for the front-end that was here before
+    def _take(self, ticket: Ticket, taken: int) -> None:
+        slot = ticket.slot
         entry = slot * self._chunks + taken % self._chunks
-        last = self._is_last(ticket, taken + 1)
+        last = ticket.ended and self._is_last(ticket, taken + 1)
         if ticket.done is not None:
             ticket.done(self._status[entry], self._output[entry, : self._output_length[entry]], last)
         self._taken[slot] = taken + 1
@@ -291,10 +314,7 @@ class Frontend:
         self._held[ticket.background] -= 1
         self._free.append(ticket.slot)
 
-    def _admit(self, left_ns: int, budget_ns: int, background: bool) -> None:
-        waiting = self._waiting(background)
-        if waiting < self._surely and left_ns >= self._budget_ns * SURELY:
-            return
+    def _admit(self, waiting: int, left_ns: int, budget_ns: int) -> None:
         least_ns = self._least_ns[0]
         if budget_ns < least_ns:
             raise DeadlineImpossible(

@@ -26,7 +26,6 @@ from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompr
 log = logging.getLogger(__name__)
 
 Cancel = Callable[[], None] | None
-Shed = Callable[[Heard | None], bytes | None]
 Act = Callable[[Request, Answer], Cancel]
 PAGE = Path(__file__).parent / "page"
 STREAM = "/stream"
@@ -50,7 +49,8 @@ class _Plan:
     act: Act
     served: Served | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    shed: Shed | None = None
+    # Where the head alone says that this is a request which allows the usual time.
+    shed: Served | None = None
 
 
 @final
@@ -93,10 +93,10 @@ class Routes:
     def shed(self, head: Head, heard: Heard | None) -> bytes | None:
         """The whole answer to a request that is certain to be refused now, whatever its body; None for all others."""
         plan: _Plan | None = head.plan
-        if plan is None or plan.shed is None or plan.epoch != self._models.epoch:
+        if plan is None or plan.shed is None or not plan.shed.frontend.refusing or plan.epoch != self._models.epoch:
             return None
         try:
-            return plan.shed(heard)
+            return plan.shed.refusal(heard)
         except Exception:
             # Of a batch that was run meanwhile, which is no fault of this request.
             log.exception("a turn failed in the middle of a poll")
@@ -258,10 +258,9 @@ def _planned_or_refusing(plan: type[plain.Plan] | type[inference_v2.Plan], serve
         return _refusing(error)
 
 
-def _shed_of(act: Act) -> Shed | None:
-    # Only where the head alone says that this is a request which allows the usual time.
+def _shed_of(act: Act) -> Served | None:
     plan = getattr(act, "__self__", None)
-    return plan.served.refusal if isinstance(plan, plain.Plan) and plan.budget_ns is None else None
+    return plan.served if isinstance(plan, plain.Plan) and plan.budget_ns is None else None
 
 
 def _refusing(error: RequestError) -> Act:

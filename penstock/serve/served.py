@@ -103,14 +103,13 @@ class Served:
         It is counted as refused. Under overload most requests are, and what that takes is taken from those that could
         be answered.
         """
-        now_ns = self._now_ns()
-        if self.frontend.standing(now_ns) is None:
-            return None
-        heard_ns = 0 if heard is None else now_ns - heard()
-        # A batch that is due now may make room.
-        arrival_ns = max(self._arrived(now_ns), heard_ns)
-        now_ns = self._now_ns()
-        error = self.frontend.standing(now_ns, arrival_ns + self.budget_ns - now_ns)
+        now_ns, standing = self._now_ns(), self.frontend.standing
+        # A batch that is due now may make room: with its results, no refusal stands any more.
+        left_ns = self._arrived(now_ns) + self.budget_ns - now_ns
+        error = standing(now_ns, left_ns)
+        if error is not None and heard is not None:
+            # As late as can be: only for those to whom it matters is the kernel asked.
+            error = standing(now_ns, max(left_ns, self.budget_ns - heard()))
         if error is None:
             return None
         if error is not self._refused:

@@ -16,6 +16,7 @@ CORES_SHARED = 2
 MOST_FRONTENDS = 64
 # Of the budget: reading for so long, then running what was read.
 READING_SHARE = 0.1
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 # What a browser sends as Origin: lower case, no path, no port that goes without saying.
 _ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\sA-Z@]+")
 
@@ -33,6 +34,8 @@ class Settings:
         latency_ms: The budget of a request that names none, in milliseconds.
         max_batch: A limit of the batch below what the budget allows; None for no other.
         executor: What runs the networks on a CPU: `"auto"`, `"onnx"` or `"torch"`.
+        device: Where networks run: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
+        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
         cache: The folder where exported graphs are kept.
         app: Where the application is now, if it moved; for one bundle alone.
         accept_changed_app: Take an application whose sources changed, as long as the golden examples agree.
@@ -63,6 +66,8 @@ class Settings:
     latency_ms: float = 50.0
     max_batch: int | None = None
     executor: str = "auto"
+    device: str = "auto"
+    precision: str = "fp32"
     cache: Path = Path("~/.cache/penstock")
     app: str | None = None
     accept_changed_app: bool = False
@@ -90,6 +95,14 @@ class Settings:
             (
                 0 < self.latency_ms <= 600_000,
                 f"--latency-ms is {self.latency_ms:g}; it must be above 0, to 600,000.",
+            ),
+            (
+                _DEVICE.fullmatch(self.device),
+                f"--device is {self.device!r}; it must be auto, cpu, cuda or cuda:N.",
+            ),
+            (
+                self.precision in ("fp32", "bf16", "fp16"),
+                f"--precision is {self.precision!r}; it must be fp32, bf16 or fp16.",
             ),
             (self.max_batch is None or self.max_batch >= 1, f"--max-batch is {self.max_batch}; it must be at least 1."),
             (0 <= self.port <= 65535, f"--port is {self.port}; it must be from 0 to 65535."),

@@ -33,6 +33,7 @@ class Head:
         headers: By lower-case name; of a header that comes twice, the last.
         keep_alive: Whether the client wants the connection to stay.
         plan: What the routes remember of how to answer it; theirs alone.
+        nbytes: Of a known head, its bytes with the empty line.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Head:
     headers: dict[str, str]
     keep_alive: bool = True
     plan: Any = None
+    nbytes: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -87,11 +89,8 @@ class KnownHeads:
 
     def head(self, data: bytes) -> Head | None:
         """The head of the one whole request that the bytes are, if it is known."""
-        end = data.find(b"\r\n\r\n") + 4
-        known = self._heads.get(data[:end])
-        if known is None or known[1] != len(data) - end:
-            return None
-        return known[0]
+        known = self._heads.get(data[: data.find(b"\r\n\r\n") + 4])
+        return known[0] if known is not None and known[1] == len(data) else None
 
     def clear(self) -> None:
         """Remember none: what the routes made of them may be another now."""
@@ -106,7 +105,8 @@ class KnownHeads:
         if sure and request.head.keep_alive and 4 <= end <= self.MOST_BYTES:
             if len(self._heads) >= self.MOST:
                 self._heads.clear()
-            self._heads[data[:end]] = request.head, length
+            request.head.nbytes = end
+            self._heads[data[:end]] = request.head, len(data)
 
 
 @dataclass(slots=True)
@@ -136,6 +136,10 @@ class _Pending:
     count: int = 0
 
 
+# Of a connection on which no head was parsed; never written, as a message begins with one of its own.
+_NOTHING = _Pending()
+
+
 @final
 class RequestReader:
     """Assembles requests from the bytes of one connection.
@@ -146,12 +150,28 @@ class RequestReader:
         max_headers: A head with more of them is refused.
     """
 
+    __slots__ = (
+        "_complete",
+        "_head_is_whole",
+        "_known",
+        "_max_headers",
+        "_now",
+        "_parser",
+        "_refusal",
+        "_unheard_bytes",
+        "begun",
+        "expects_continue",
+        "max_body_bytes",
+        "rest",
+    )
+
     def __init__(self, max_body_bytes: int, known: KnownHeads | None = None, *, max_headers: int = MAX_HEADERS) -> None:
         self.max_body_bytes = max_body_bytes
         self._known = known or KnownHeads()
         self._max_headers = max_headers
-        self._parser = httptools.HttpRequestParser(self)
-        self._now = _Pending()
+        # Made for the first head that is not known, which most connections never send.
+        self._parser: Any = None
+        self._now = _NOTHING
         self._complete: list[Request] = []
         self._refusal: RequestError | None = None
         self._head_is_whole = True
@@ -181,6 +201,8 @@ class RequestReader:
         if self._refusal is None:
             self.begun = True
             self._unheard_bytes += len(data)
+            if self._parser is None:
+                self._parser = httptools.HttpRequestParser(self)
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:

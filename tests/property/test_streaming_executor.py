@@ -13,7 +13,8 @@ from torch import nn
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
 from penstock.nn import GRU, CausalConv1d, Lookahead, Sequential, StreamingAttention
-from penstock.runtime.executor import Batch
+from penstock.runtime.executor import Batch, Executor
+from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.streaming_executor import StreamingExecutor
 
 FRAMES, FEATURES, SLOTS = 4, 3, 5
@@ -29,8 +30,8 @@ def network() -> Sequential:
     )
 
 
-def executor(**options: Any) -> StreamingExecutor:
-    return StreamingExecutor(network(), CHUNK, SCORES, slots=SLOTS, max_rows=SLOTS, **options)
+def executor(kind: Any = StreamingExecutor) -> Any:
+    return kind(network(), CHUNK, SCORES, slots=SLOTS, max_rows=SLOTS)
 
 
 def offline(frames: np.ndarray) -> np.ndarray:
@@ -52,7 +53,7 @@ def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> Batch:
     )
 
 
-def play(made: StreamingExecutor, seed: int, ticks: int = 40) -> float:
+def play(made: Executor, seed: int, ticks: int = 40) -> float:
     """Streams begin, pause, end and are followed by others in their slots; gives the worst difference from offline."""
     rng = np.random.default_rng(seed)
     sent: dict[int, list[np.ndarray]] = defaultdict(list)
@@ -98,7 +99,7 @@ def test_every_stream_is_answered_as_if_it_were_alone(seed: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(10))
 def test_every_stream_is_answered_as_if_it_were_alone_by_graphs(seed: int) -> None:
-    assert play(executor(device="cuda"), seed) < 1e-4
+    assert play(executor(GraphedExecutor), seed) < 1e-4
 
 
 def test_a_stream_is_saved_and_continues_in_another_executor() -> None:

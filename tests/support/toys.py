@@ -1,5 +1,6 @@
 """Networks small enough to follow by hand, for the engine's tests: NumPy, with and without state."""
 
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -30,6 +31,8 @@ class Doubler(Executor):
 class RunningSum(Executor):
     """A stream: the sum of all chunks of the stream so far. Its state must never reach another stream."""
 
+    runs_ahead = True
+
     def __init__(self, slots: int, max_rows: int = 64) -> None:
         self.input, self.output, self.max_rows = POINT, TOTAL, max_rows
         self._state = np.zeros((slots, 2), np.float32)
@@ -56,3 +59,38 @@ class Countdown(Executor):
         self._state[batch.slots_B] = value
         output = np.stack([value, value], 1).astype(np.float32)
         return Result(output_B=output, length_B=np.where(value % 2 == 0, 2, 1), busy_B=value > 0)
+
+
+@final
+class Afar(Executor):
+    """The running sums of a GPU: takes chunks from the table and puts sums there, when it is asked to finish."""
+
+    runs_ahead = True
+
+    def __init__(self, slots: int, max_rows: int = 64) -> None:
+        self.input, self.output, self.max_rows = POINT, TOTAL, max_rows
+        self._sums = RunningSum(slots, max_rows)
+        self._table: Any = None
+        self._begun: list[Batch] = []
+        self.most_begun = 0
+
+    def adopt(self, input_E: Any, output_E: Any) -> bool:
+        self._table = input_E, output_E
+        return True
+
+    def begin(self, batch: Batch) -> Any:
+        assert batch.chunk_B.size == 0
+        self._begun.append(batch)
+        self.most_begun = max(self.most_begun, len(self._begun))
+        return batch
+
+    def finish(self, begun: Any) -> Result:
+        assert begun is self._begun.pop(0)
+        chunks_E, outputs_E = self._table
+        result = self._sums.step(replace(begun, chunk_B=chunks_E[begun.from_B]))
+        outputs_E[begun.to_B] = result.output_B
+        finite_B = np.isfinite(result.output_B).all(1)
+        return Result(output_B=result.output_B[:0], length_B=np.full(begun.slots_B.size, 2), finite_B=finite_B)
+
+    def step(self, batch: Batch) -> Result:
+        return self.finish(self.begin(batch))

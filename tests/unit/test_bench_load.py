@@ -71,6 +71,21 @@ def test_the_goodput_search_finds_where_a_server_breaks(monkeypatch: pytest.Monk
         find_goodput(NOWHERE, LOAD, budget_ms=50, highest=10_000)
 
 
+def test_one_pause_of_the_machine_does_not_make_a_rate_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: dict[float, int] = {}
+
+    def paused_at_first(target: Target, load: Load, *, none_answered: bool) -> Measured:
+        assert load.rate is not None
+        tried[load.rate] = tried.get(load.rate, 0) + 1
+        return measured([0.01 if tried[load.rate] > 1 and load.rate < 3210 else 0.2], load=load)
+
+    monkeypatch.setattr(load_module, "measure", paused_at_first)
+    best, trials = find_goodput(NOWHERE, LOAD, budget_ms=50, highest=10_000, attempts=2)
+    assert 3210 * 0.95 < best <= 3210
+    assert set(tried.values()) == {2}
+    assert len({trial.load.seed for trial in trials}) == len(trials)
+
+
 def test_a_load_out_of_range_is_refused() -> None:
     with pytest.raises(BenchError, match="seconds 0; it must be above 0"):
         replace(LOAD, seconds=0)

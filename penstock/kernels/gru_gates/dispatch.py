@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from penstock.kernels.gru_gates import reference
+from penstock.kernels.gru_gates import host, reference
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,10 @@ def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B
 @cache
 def chosen(device: str, dtype: torch.dtype, needs_gradient: bool) -> Gates:
     """What runs on a kind of device; said once in the log."""
+    if device == "cpu" and not needs_gradient:
+        return _said(host.gru_gates, "torch in place", "fewer passes over memory")
     if device != "cuda":
-        return _said(reference.gru_gates, "torch", f"on {device} nothing is gained by another")
+        return _said(reference.gru_gates, "torch", "the others have no backward, or are for other devices")
     if dtype == torch.float64:
         return _said(reference.gru_gates, "torch", "the kernel computes in float32")
     if needs_gradient:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from functools import partial
 
 import orjson
 
@@ -72,27 +72,21 @@ class Plan:
         """
         served, body = self.served, request.body
         chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
-        ticket = served.put(chunk, _Asked(self, answer).done, self.budget_ns, self.background, request.heard)
-        return lambda: served.frontend.cancel(ticket)
+        # Of all that can be called later, these cost least to make.
+        done = partial(self._done, answer)
+        return partial(served.frontend.cancel, served.put(chunk, done, self.budget_ns, self.background, request.heard))
 
-
-@final
-@dataclass(slots=True)
-class _Asked:
-    plan: Plan
-    answer: Answer
-
-    def done(self, status: int, output: Array, last: bool) -> None:
-        plan, served = self.plan, self.plan.served
+    def _done(self, answer: Answer, status: int, output: Array, last: bool) -> None:
+        served = self.served
         if status != OK:
-            error = served.why(status, plan.budget_ns)
+            error = served.why(status, self.budget_ns)
             served.count_refusal(error)
-            self.answer(refused(error))
-        elif plan.raw_reply:
+            answer(refused(error))
+        elif self.raw_reply:
             served.counts[ANSWERED] += 1
-            self.answer(Response(200, output.tobytes(), RAW))
+            answer(Response(200, output.tobytes(), RAW))
         else:
-            self.answer(_replied(served, output))
+            answer(_replied(served, output))
 
 
 def _replied(served: Served, output: Array) -> Response:

@@ -1,0 +1,1 @@
+"""Spoken digits and commands in live sound."""

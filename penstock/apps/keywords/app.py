@@ -1,0 +1,81 @@
+"""Spoken digits and commands: live sound in, the words in it out as they are spoken."""
+
+import math
+from typing import Any
+
+from penstock.core.application import Application
+from penstock.core.live import Live
+from penstock.core.spec import Array, TensorSpec
+
+# U frames of an output
+
+RATE_HZ = 16_000
+# 80 ms.
+CHUNK = 1_280
+# What the network answers for: the frames of a chunk, and those that waited for their future when a stream ends.
+FRAME_S = 0.04
+FUTURE = 2
+FRAMES = 2 + FUTURE
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+COMMANDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
+WORDS = DIGITS + COMMANDS
+# CTC's symbol for nothing new comes first.
+SYMBOLS = ("-", *WORDS)
+BLANK = 0
+
+
+def events(output_U: Array, memory: Any, last: bool) -> tuple[Any, Any]:
+    """The words that begin in these frames.
+
+    Of equal symbols behind one another one counts, and blanks count for nothing: Graves et al. 2006, "Connectionist
+    Temporal Classification", section 3.1. A word's probability is that of the frame that says it first, its time the
+    end of that frame in the signal.
+
+    Args:
+        output_U: `[U, 21]`, log-probabilities of the symbols.
+        memory: The last frame's symbol and how many frames there were, `[symbol, frames]`; None at first.
+        last: Whether the stream ends here, which changes nothing: a word is told when it is first seen.
+    """
+    before, frames = memory or (BLANK, 0)
+    symbols = output_U.argmax(1).tolist()
+    # Most chunks say nothing, and this is called for every chunk of every stream.
+    if not any(symbols):
+        return None, [BLANK if symbols else before, frames + len(symbols)]
+    words: list[dict[str, Any]] = []
+    for symbol, log_probability_V in zip(symbols, output_U, strict=True):
+        frames += 1
+        if symbol not in (before, BLANK):
+            words.append(
+                {
+                    "word": SYMBOLS[symbol],
+                    "probability": round(math.exp(log_probability_V[symbol]), 4),
+                    "time_s": round(frames * FRAME_S, 2),
+                }
+            )
+        before = symbol
+    return {"words": words} if words else None, [before, frames]
+
+
+app = Application(
+    name="keywords",
+    description="Hears spoken digits and commands in live sound.",
+    input=TensorSpec(
+        name="sound",
+        dtype="int16",
+        shape=(CHUNK,),
+        meaning="80 ms of sound, one channel",
+        units="int16 PCM at 16 kHz",
+    ),
+    output=TensorSpec(
+        name="symbols",
+        dtype="float32",
+        shape=(FRAMES, len(SYMBOLS)),
+        meaning="log-probability of each symbol in every 40 ms; '-' is CTC's blank",
+        units="log-probability",
+        labels=SYMBOLS,
+    ),
+    live=Live(rate_hz=RATE_HZ, events=events),
+    chunks=8,
+    model="penstock.apps.keywords.model:keywords_net",
+    recipe="penstock.apps.keywords.recipe:recipe",
+)

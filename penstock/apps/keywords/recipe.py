@@ -1,0 +1,156 @@
+"""How the words are learned: CTC over signals of a few words, mixed anew at every step."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from penstock.apps.keywords.app import BLANK
+from penstock.apps.keywords.clips import SIGNAL, compose, read_clips
+from penstock.train.recipe import ArraySet, Data, Recipe
+
+# B batch, T samples, U frames, V symbols, L words of a signal at most, K taps of a filter
+
+PEAK_RATE = 6e-3
+SIGNALS_OF_A_VOICE = {"train": 48, "validation": 32, "test": 32}
+SEEDS = {"train": 1, "validation": 2, "test": 3}
+# The words of a training signal leave room to be spoken more slowly, and to begin later.
+ROOM = round(0.8 * SIGNAL)
+SLOWEST, FASTEST = 0.82, 1.2
+TAPS = 4
+FULL_SCALE = 32_767.0
+# The level that a signal without a word is taken to have where noise is added.
+QUIETEST = 50.0
+
+
+def recipe() -> Recipe:
+    """AdamW with one cycle of the learning rate, over words at other speeds, loudnesses and in other noise."""
+    return Recipe(
+        data=keywords,
+        loss=ctc,
+        optimizer=adamw,
+        schedule=one_cycle,
+        metrics={"word_error": word_error},
+        best="word_error",
+        best_mode="min",
+        batch_size=16,
+        epochs=18,
+        augment=augment,
+        threads=1,
+        validate_every_epochs=2.0,
+    )
+
+
+def keywords() -> Data:
+    """Signals of voices to learn from, of others to choose the weights by, and of others to test."""
+    return Data(train=_signals("train"), validation=_signals("validation"), test=_signals("test"))
+
+
+def _signals(split: str) -> ArraySet:
+    learned = split == "train"
+    signals = compose(
+        read_clips(split),
+        SIGNALS_OF_A_VOICE[split],
+        seed=SEEDS[split],
+        room=ROOM if learned else SIGNAL,
+        noisy=not learned,
+    )
+    return ArraySet(inputs=signals.samples, targets=signals.symbols)
+
+
+def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
+    """CTC's loss, over the number of words.
+
+    Graves et al. 2006, "Connectionist Temporal Classification".
+
+    Args:
+        log_probabilities_BUV: The network's outputs.
+        symbols_BL: The words of each signal, and zeros behind them.
+    """
+    batch, frames, _ = log_probabilities_BUV.shape
+    frames_B = torch.full((batch,), frames)
+    words_B = (symbols_BL != BLANK).sum(1)
+    log_probabilities_UBV = log_probabilities_BUV.float().transpose(0, 1)
+    return F.ctc_loss(log_probabilities_UBV, symbols_BL, frames_B, words_B, BLANK, zero_infinity=True)
+
+
+def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:
+    """Words missed, wrong and invented, over the words that there are."""
+    heard_BU = log_probabilities_BUV.argmax(2).numpy()
+    spoken_BL = symbols_BL.numpy()
+    errors = sum(
+        edit_distance(collapsed(heard_U), [symbol for symbol in spoken_L if symbol != BLANK])
+        for heard_U, spoken_L in zip(heard_BU.tolist(), spoken_BL.tolist(), strict=True)
+    )
+    return errors / max(1, int(np.count_nonzero(spoken_BL)))
+
+
+def collapsed(symbols_U: list[int]) -> list[int]:
+    """Of equal symbols behind one another one, and no blanks."""
+    pairs = zip([BLANK, *symbols_U], symbols_U, strict=False)
+    return [symbol for before, symbol in pairs if symbol not in (before, BLANK)]
+
+
+def edit_distance(heard: list[int], spoken: list[int]) -> int:
+    """The fewest words to insert, leave out or replace to make one of the other (Levenshtein 1966)."""
+    row = list(range(len(spoken) + 1))
+    for wrong, one in enumerate(heard, 1):
+        above, row = row, [wrong]
+        for at, other in enumerate(spoken):
+            row.append(min(above[at] + (one != other), above[at + 1] + 1, row[at] + 1))
+    return row[-1]
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Adam with decoupled weight decay."""
+    return AdamW(parameters, lr=PEAK_RATE, weight_decay=0.01)
+
+
+def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
+    """Up to the peak rate over the first tenth of the steps, then down by a cosine."""
+    return OneCycleLR(optimizer, PEAK_RATE, total_steps=steps + 1, pct_start=0.1)
+
+
+def augment(samples_BT: Tensor, symbols_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each signal faster or slower, later, through another microphone, in other noise, louder or quieter."""
+    batch, frames = samples_BT.shape
+
+    def between(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(batch, 1, generator=generator)
+
+    sound_BT = _at_another_speed(samples_BT.float(), between(SLOWEST, FASTEST), between(0, 1))
+    sound_BT = _filtered(sound_BT, torch.randn(batch, TAPS, generator=generator) * between(0, 0.4))
+    noise_BT = torch.rand(batch, frames, generator=generator) - 0.5
+    noise_BT = _filtered(noise_BT, torch.randn(batch, TAPS, generator=generator))
+    level_B1, noise_B1 = _level(sound_BT).clamp(min=QUIETEST), _level(noise_BT)
+    sound_BT.addcmul_(noise_BT, level_B1 / noise_B1 * 10 ** (-between(5, 45) / 20))
+    peak_B1 = sound_BT.abs().amax(1, keepdim=True)
+    return sound_BT.mul_(FULL_SCALE / peak_B1 * 10 ** (between(-40, 0) / 20)), symbols_BL
+
+
+def _at_another_speed(sound_BT: Tensor, speed_B1: Tensor, later_B1: Tensor) -> Tensor:
+    """The words of each signal faster or slower, and begun later by a share of the room that is left."""
+    made_BT = torch.zeros_like(sound_BT)
+    frames = sound_BT.shape[1]
+    for sound_T, made_T, speed, later in zip(sound_BT, made_BT, speed_B1, later_B1, strict=True):
+        words_T = F.interpolate(sound_T[None, None, :ROOM], scale_factor=1 / speed.item(), mode="linear")[0, 0]
+        start = int(later * (frames - len(words_T)))
+        made_T[start : start + len(words_T)] = words_T
+    return made_BT
+
+
+def _level(sound_BT: Tensor) -> Tensor:
+    """The root of the mean square, `[B, 1]`."""
+    return torch.linalg.vector_norm(sound_BT, dim=1, keepdim=True) / sound_BT.shape[1] ** 0.5
+
+
+def _filtered(sound_BT: Tensor, taps_BK: Tensor) -> Tensor:
+    """Every sample and, by the taps, those before it."""
+    made_BT = sound_BT.clone()
+    for back in range(1, taps_BK.shape[1] + 1):
+        made_BT[:, back:].addcmul_(sound_BT[:, :-back], taps_BK[:, back - 1 : back])
+    return made_BT

@@ -1,0 +1,41 @@
+"""Which of the two runs, and why."""
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+from torch import Tensor
+
+from penstock.kernels.table_rows import reference
+
+log = logging.getLogger(__name__)
+
+
+def gather_rows(table_ER: Tensor, row_B: Tensor) -> Tensor:
+    """See `reference.gather_rows`."""
+    return chosen(row_B.device.type, table_ER.is_pinned()).gather_rows(table_ER, row_B)
+
+
+def scatter_rows(values_BR: Tensor, row_B: Tensor, table_ER: Tensor) -> None:
+    """See `reference.scatter_rows`."""
+    chosen(row_B.device.type, table_ER.is_pinned()).scatter_rows(values_BR, row_B, table_ER)
+
+
+@cache
+def chosen(device: str, pinned: bool) -> ModuleType:
+    """What moves rows to and from a kind of device; said once in the log."""
+    if device != "cuda":
+        return _said(reference, "torch", f"{device} has the host's memory")
+    if not pinned:
+        return _said(reference, "torch", "the table's memory is not page-locked")
+    if find_spec("triton") is None:
+        return _said(reference, "torch", "the package triton is not installed")
+    from penstock.kernels.table_rows import triton
+
+    return _said(triton, "Triton", "the GPU reaches the table where it is")
+
+
+def _said(module: ModuleType, by: str, why: str) -> ModuleType:
+    log.info("rows of tables are moved by %s: %s", by, why)
+    return module

@@ -1,0 +1,99 @@
+"""A bundle made runnable on a GPU, in a precision that is checked against the recorded answers."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from penstock.core.application import Application
+from penstock.core.errors import ServeError
+from penstock.core.golden import Golden
+from penstock.core.spec import Array
+from penstock.nn.streaming import Streaming
+from penstock.runtime.executor import Batch
+from penstock.runtime.graphed_executor import GraphedExecutor
+from penstock.runtime.load import Predictor, load
+from penstock.runtime.streamed import streamed
+from penstock.runtime.streaming_executor import Stateless
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# How far from the recorded answers a reduced precision may be, as a share of the largest of them. What remains of a
+# number is 2**-8 of it in bf16 and 2**-11 in fp16, and a network of some depth adds up a few of those.
+ALLOWED = {"bf16": 0.05, "fp16": 0.01}
+MOST_ROWS = 4096
+
+
+def gpu_executor(
+    bundle: Path, *, app: str | None, accept_changed: bool, device: str, precision: str, slots: int
+) -> tuple[Predictor, GraphedExecutor]:
+    """Verify a bundle on the CPU and on the GPU, and give what runs it there.
+
+    Args:
+        bundle: Its folder.
+        app: Where the application is now, if it moved.
+        accept_changed: Take an application whose sources changed, as long as the golden examples agree.
+        device: `"cuda"` or `"cuda:N"`; it becomes the process's current one.
+        precision: `"fp32"`, `"bf16"` or `"fp16"`.
+        slots: How many streams or requests there may be.
+
+    Raises:
+        BundleError: The bundle is damaged, its application changed, or its answers did, or differ too much there.
+        ServeError: There is no such GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ServeError(f"--device is {device}, but this torch sees no GPU; leave it out, or mend the driver.")
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ServeError(f"--device is {device}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
+    torch.cuda.set_device(torch.device(device).index or 0)
+    # fp32 means it: by default cuDNN's convolutions round to ten bits.
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    predictor = load(bundle, app=app, accept_changed=accept_changed)
+    golden = _widened(predictor.files.golden, precision)
+    checked = _executor(predictor, device, precision, len(golden.inputs), len(golden.inputs))
+    difference = golden.check(lambda inputs: _answers(predictor.application, checked, inputs))
+    log.info(
+        "%s in %s on %s: the golden examples differ by %.3g, allowed is %.3g",
+        predictor.application.name,
+        precision,
+        torch.cuda.get_device_name(device),
+        difference,
+        golden.tolerance,
+    )
+    return predictor, _executor(predictor, device, precision, slots, MOST_ROWS)
+
+
+def _executor(predictor: Predictor, device: str, precision: str, slots: int, max_rows: int) -> GraphedExecutor:
+    application, module = predictor.application, predictor.module
+    if application.live is None:
+        module = Stateless(module, application.output.shape[0] if application.output.shape else 1)
+    assert isinstance(module, Streaming), module
+    return GraphedExecutor(
+        module,
+        application.input,
+        application.output,
+        slots=slots,
+        max_rows=max_rows,
+        device=device,
+        dtype=None if precision == "fp32" else DTYPES[precision],
+    )
+
+
+def _widened(golden: Golden, precision: str) -> Golden:
+    if precision not in ALLOWED:
+        return golden
+    largest = float(np.abs(golden.outputs.astype(np.float64)).max())
+    return replace(golden, tolerance=max(golden.tolerance, ALLOWED[precision] * largest))
+
+
+def _answers(application: Application, executor: GraphedExecutor, inputs: Array) -> Array:
+    if application.live is not None:
+        return streamed(executor, inputs)
+    rows = len(inputs)
+    ones = np.ones(rows, np.int64)
+    return executor.step(
+        Batch(slots_B=np.arange(rows), chunk_B=inputs, length_B=ones, fresh_B=ones > 0)
+    ).output_B.copy()

@@ -1,0 +1,22 @@
+"""No stream hears what another one said, however they come and go."""
+
+import pytest
+import torch
+
+from penstock.bench.leaks import Leaks
+from penstock.runtime.state_table import StateTable
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_stream_hears_itself_alone(seed: int) -> None:
+    leaks = Leaks(seed)
+    assert leaks.run(400) == 0
+    assert leaks.answered > 200
+
+
+def test_a_state_that_is_not_cleared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = StateTable.joined
+    monkeypatch.setattr(
+        StateTable, "joined", lambda self, slot_B, fresh_B: joined(self, slot_B, torch.zeros_like(fresh_B))
+    )
+    assert Leaks(0).run(200) > 50

@@ -1,0 +1,165 @@
+"""Live applications: how one is declared, bundled, verified and run a chunk at a time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.core.application import Application, describe, find_application
+from penstock.core.bundle import read_bundle
+from penstock.core.errors import ApplicationError, BundleError, InvalidInput, ServeError, TrainError
+from penstock.core.live import Live, events_of, is_sound
+from penstock.core.spec import TensorSpec
+from penstock.runtime.bundle import Bundle
+from penstock.runtime.load import load, network_of, streaming_executor
+from penstock.runtime.serving import first_chunk, make_runnable
+from penstock.runtime.streamed import streamed
+from penstock.train.loop import train
+from penstock.train.recipe import ArraySet, Data, Recipe
+from tests.support.live import LIVE_PY, live_bundle, sounds, write_live_app
+
+SOUND = TensorSpec(dtype="int16", shape=(320,), meaning="sound")
+NUMBER = TensorSpec(dtype="int16", shape=(), meaning="one number")
+SCORES = TensorSpec(dtype="float32", shape=(4, 2), meaning="scores", name="scores")
+
+
+def declared(**changes: Any) -> Application:
+    fields: dict[str, Any] = {
+        "name": "hark",
+        "input": SOUND,
+        "output": SCORES,
+        "model": ":net",
+        "live": Live(rate_hz=8000),
+        "chunks": 4,
+    }
+    return Application(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("live")
+    live_bundle(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"chunks": 1}, "chunks=1; give it 2 at least"),
+        ({"reply": lambda output: output}, "has a reply; give `Live` its `events`"),
+        ({"live": 16_000}, "has live=16000; it must be a Live"),
+        (
+            {"input": TensorSpec(dtype="int16", shape=(), meaning="one")},
+            r"input int16\[\]; a chunk's frames come first",
+        ),
+        ({"output": TensorSpec(dtype="float32", shape=(), meaning="one")}, "output float32"),
+    ],
+)
+def test_what_is_no_live_application_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ApplicationError, match=sentence):
+        declared(**changes)
+
+
+@pytest.mark.parametrize("rate_hz", [0, -1, float("inf"), float("nan"), "fast"])
+def test_a_rate_is_a_number_of_frames_a_second(rate_hz: Any) -> None:
+    with pytest.raises(ApplicationError, match="rate_hz"):
+        Live(rate_hz=rate_hz)
+
+
+def test_what_a_client_may_know_of_it() -> None:
+    assert describe(declared())["live"] == {"rate_hz": 8000, "sound": True}
+    assert Live(rate_hz=8000).chunk_s(SOUND) == 0.04
+    assert not is_sound(Live(rate_hz=8), SCORES)
+
+
+def test_by_default_an_event_is_the_output_and_nothing_where_there_is_none() -> None:
+    events = events_of(Live(rate_hz=8000))
+    assert events(np.ones((1, 2), np.float32), "kept", False) == ([[1.0, 1.0]], "kept")
+    assert events(np.ones((0, 2), np.float32), None, True) == (None, None)
+
+
+def test_a_bundle_keeps_whole_signals_and_the_rate(folder: Path) -> None:
+    files = read_bundle(folder / "bundle")
+    assert files.manifest.rate_hz == 8000.0
+    assert files.golden.inputs.shape == (3, 1000)
+    assert files.golden.outputs.shape[0] == 3
+    assert files.golden.outputs.shape[2:] == (2,)
+
+
+def test_a_signal_of_any_length_is_predicted(folder: Path) -> None:
+    predictor = load(folder / "bundle")
+    assert predictor.predict(sounds(1, 777)[0]).shape == (4, 2)
+    assert predictor.predict(sounds(2, 160)).shape[0] == 2
+    with pytest.raises(InvalidInput):
+        predictor.predict(np.zeros((2, 2, 2), np.int16))
+
+
+@pytest.mark.parametrize("frames", [1, 79, 320])
+def test_chunks_give_what_the_whole_gives(folder: Path, frames: int) -> None:
+    predictor = load(folder / "bundle")
+    whole = sounds(2, 641)
+    executor = streaming_executor(predictor.application, predictor.module, slots=3, max_rows=2)
+    np.testing.assert_allclose(streamed(executor, whole, frames), predictor.predict(whole), atol=1e-5)
+    # More signals than rows, in parts.
+    many = sounds(5, 400)
+    np.testing.assert_allclose(streamed(executor, many), predictor.predict(many), atol=1e-5)
+
+
+def test_a_bundle_for_another_rate_is_refused(folder: Path) -> None:
+    application = find_application(str(folder / "hark_app.py")).application
+    with pytest.raises(BundleError, match=r"a live signal of 8000 frames a second.*now declares.*16000"):
+        load(folder / "bundle", app=replace(application, live=Live(rate_hz=16_000)))
+    with pytest.raises(BundleError, match="now declares one-shot requests"):
+        load(folder / "bundle", app=replace(application, live=None))
+
+
+def test_a_network_that_cannot_be_run_by_chunks_is_no_live_bundle(tmp_path: Path) -> None:
+    text = LIVE_PY.replace("return Sequential(", "return torch.nn.Sequential(")
+    found = find_application(str(write_live_app(tmp_path, text)))
+    with pytest.raises(ApplicationError, match=r"must make a penstock\.nn\.Streaming"):
+        Bundle.write(found, network_of(found), sounds(), to=tmp_path / "bundle")
+
+
+def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_path: Path) -> None:
+    def made(**options: Any) -> Any:
+        fields: dict[str, Any] = {"app": None, "accept_changed": False, "choice": "auto", "cache": tmp_path, "cores": 1}
+        fields |= {"slots": lambda application: 7}
+        return make_runnable(folder / "bundle", **(fields | options))
+
+    runnable = made()
+    assert runnable.executor.max_rows == 7
+    assert runnable.executor.runs_ahead
+    assert first_chunk(runnable.application, runnable.files.golden.inputs).shape == (320,)
+    with pytest.raises(ServeError, match="ONNX Runtime cannot run"):
+        made(choice="onnx")
+    with pytest.raises(ServeError, match="a CPU serves fp32 alone"):
+        made(precision="bf16")
+    if not torch.cuda.is_available():
+        with pytest.raises(ServeError, match="this torch sees no GPU"):
+            made(device="cuda")
+
+
+def test_whole_signals_of_one_length_are_learned_from(tmp_path: Path) -> None:
+    found = find_application(str(write_live_app(tmp_path)))
+
+    def data(frames: int = 800, dtype: type = np.int16) -> Data:
+        part = ArraySet(inputs=sounds(8, frames).astype(dtype), targets=np.zeros(8, np.int64))
+        return Data(train=part, validation=part)
+
+    def recipe(**options: Any) -> Recipe:
+        return Recipe(
+            data=lambda: data(**options),
+            loss=lambda scores, targets: -scores[:, :, 0].mean(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+            batch_size=4,
+            steps=4,
+        )
+
+    result = train(found, tmp_path / "run", recipe(), overrides={}, quiet=True)
+    assert result.metrics["loss"] < 0.6
+    assert load(tmp_path / "run" / "bundle").application.live is not None
+    with pytest.raises(TrainError, match="declares int16"):
+        train(found, tmp_path / "other", recipe(dtype=np.int32), overrides={}, quiet=True)
