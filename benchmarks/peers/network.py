@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.peers.contestants import CACHE
 from penstock.core.spec import Array
 from penstock.runtime.executor import Batch
-from penstock.runtime.serving import make_runnable
+from penstock.runtime.serving import Execution, make_runnable
 
 
 @final
@@ -27,7 +27,7 @@ class Network:
     def __init__(self, bundle: str | Path) -> None:
         # By what runs it in Penstock too, so that the servers are compared and not what they serve.
         runnable = make_runnable(
-            Path(bundle), app=None, accept_changed=False, choice="auto", cache=CACHE, cores=1, slots=lambda _: 64
+            Path(bundle), app=None, accept_changed=False, how=Execution(cache=CACHE, cores=1), slots=lambda _: 64
         )
         self._executor = runnable.executor
         self._dtype = runnable.application.input.numpy_dtype

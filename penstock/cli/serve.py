@@ -1,5 +1,6 @@
 """`penstock serve`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,9 @@ def serve(
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU where there is one.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32; on a GPU also bf16 or fp16.")] = "fp32",
+    exact: Annotated[
+        bool, typer.Option(help="Fill all batches to one size: answers are bitwise the same in any company.")
+    ] = False,
     cache: Annotated[
         Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE", help="Where exported networks are kept.")
     ] = Path("~/.cache/penstock"),
@@ -71,6 +75,9 @@ def serve(
     verbose: Annotated[bool, typer.Option(help="Log what was measured and chosen.", rich_help_panel=LIMITS)] = False,
 ) -> None:
     """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned."""
+    if exact:
+        # Before torch is loaded, here or in a child: products must not depend on where in memory a row lies.
+        os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
     from penstock.serve.logs import set_up_logging
     from penstock.serve.server import serve as serve_bundles
     from penstock.serve.settings import Settings
@@ -86,6 +93,7 @@ def serve(
         executor=executor,
         device=device,
         precision=precision,
+        exact=exact,
         cache=cache.expanduser(),
         app=app,
         accept_changed_app=accept_changed_app,

@@ -83,6 +83,7 @@ class GraphedExecutor(Executor):
         max_rows: The largest batch.
         device: The process's current GPU.
         dtype: In which precision the network and its states are; that of its parameters by default.
+        exact: Fill every batch up to the largest, see `StreamingExecutor`.
 
     Raises:
         ApplicationError: The network makes something else of a chunk than the output, or the device is not the
@@ -101,6 +102,7 @@ class GraphedExecutor(Executor):
         max_rows: int,
         device: torch.device | str = "cuda",
         dtype: torch.dtype | None = None,
+        exact: bool = False,
     ) -> None:
         self.input, self.output = input, output
         self.max_rows = min(max_rows, slots)
@@ -112,7 +114,7 @@ class GraphedExecutor(Executor):
         self._chunks = _locked(self.max_rows, input)
         self._outputs = _locked(self.max_rows, output)
         self._adopted = False
-        self._sizes = _sizes(self.max_rows)
+        self._sizes = [max_rows] if exact else _sizes(self.max_rows)
         self._buckets: dict[int, _Bucket] = {}
         self._turn = 0
 

@@ -20,7 +20,7 @@ from penstock.core.spec import Array
 from penstock.nn.streaming import Streaming
 from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.streamed import streamed
-from penstock.runtime.streaming_executor import StreamingExecutor
+from penstock.runtime.streaming_executor import Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 
 _DIFFERENCES_NAMED = 3
@@ -126,21 +126,34 @@ def streaming_executor(
     max_rows: int,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    exact: bool = False,
 ) -> StreamingExecutor | GraphedExecutor:
-    """What serves the network of a live application on a device; see `StreamingExecutor` for the arguments.
+    """What serves an application's network beside its streams' states; see `StreamingExecutor` for the arguments.
 
     Raises:
         ApplicationError: The network cannot be run a chunk at a time.
     """
+    module = streaming_of(application, module)
+    specs = application.input, application.output
+    if torch.device(device).type == "cuda":
+        return GraphedExecutor(module, *specs, slots=slots, max_rows=max_rows, device=device, dtype=dtype, exact=exact)
+    return StreamingExecutor(module, *specs, slots=slots, max_rows=max_rows, dtype=dtype, exact=exact)
+
+
+def streaming_of(application: Application, module: nn.Module) -> Streaming:
+    """A network that is run a chunk at a time; that of a one-shot application has one chunk.
+
+    Raises:
+        ApplicationError: It should be, and cannot.
+    """
+    if application.live is None:
+        return Stateless(module, application.output.shape[0] if application.output.shape else 1)
     if not isinstance(module, Streaming):
         raise ApplicationError(
             f"Application {application.name!r} is live, but its model makes a {type(module).__name__}; it must make a "
             f"penstock.nn.Streaming, such as a penstock.nn.Sequential of layers."
         )
-    specs = application.input, application.output
-    if torch.device(device).type == "cuda":
-        return GraphedExecutor(module, *specs, slots=slots, max_rows=max_rows, device=device, dtype=dtype)
-    return StreamingExecutor(module, *specs, slots=slots, max_rows=max_rows, dtype=dtype)
+    return module
 
 
 def check_streamed(application: Application, module: nn.Module, golden: Golden) -> float:

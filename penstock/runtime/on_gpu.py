@@ -11,12 +11,10 @@ from penstock.core.application import Application
 from penstock.core.errors import ServeError
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
-from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import Batch
 from penstock.runtime.graphed_executor import GraphedExecutor
-from penstock.runtime.load import Predictor, load
+from penstock.runtime.load import Predictor, load, streaming_of
 from penstock.runtime.streamed import streamed
-from penstock.runtime.streaming_executor import Stateless
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +23,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # number is 2**-8 of it in bf16 and 2**-11 in fp16, and a network of some depth adds up a few of those.
 ALLOWED = {"bf16": 0.05, "fp16": 0.01}
 MOST_ROWS = 4096
+# The one batch size where answers are exact.
+EXACT_ROWS = 256
 
 
 def gpu_executor(
-    bundle: Path, *, app: str | None, accept_changed: bool, device: str, precision: str, slots: int
+    bundle: Path, *, app: str | None, accept_changed: bool, device: str, precision: str, slots: int, exact: bool = False
 ) -> tuple[Predictor, GraphedExecutor]:
     """Verify a bundle on the CPU and on the GPU, and give what runs it there.
 
@@ -39,6 +39,7 @@ def gpu_executor(
         device: `"cuda"` or `"cuda:N"`; it becomes the process's current one.
         precision: `"fp32"`, `"bf16"` or `"fp16"`.
         slots: How many streams or requests there may be.
+        exact: Fill every batch up to one size, see `StreamingExecutor`.
 
     Raises:
         BundleError: The bundle is damaged, its application changed, or its answers did, or differ too much there.
@@ -53,7 +54,11 @@ def gpu_executor(
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     predictor = load(bundle, app=app, accept_changed=accept_changed)
     golden = _widened(predictor.files.golden, precision)
-    checked = _executor(predictor, device, precision, len(golden.inputs), len(golden.inputs))
+    specs = predictor.application.input, predictor.application.output
+    dtype = None if precision == "fp32" else DTYPES[precision]
+    module = streaming_of(predictor.application, predictor.module)
+    rows = len(golden.inputs)
+    checked = GraphedExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)
     difference = golden.check(lambda inputs: _answers(predictor.application, checked, inputs))
     log.info(
         "%s in %s on %s: the golden examples differ by %.3g, allowed is %.3g",
@@ -63,22 +68,9 @@ def gpu_executor(
         difference,
         golden.tolerance,
     )
-    return predictor, _executor(predictor, device, precision, slots, MOST_ROWS)
-
-
-def _executor(predictor: Predictor, device: str, precision: str, slots: int, max_rows: int) -> GraphedExecutor:
-    application, module = predictor.application, predictor.module
-    if application.live is None:
-        module = Stateless(module, application.output.shape[0] if application.output.shape else 1)
-    assert isinstance(module, Streaming), module
-    return GraphedExecutor(
-        module,
-        application.input,
-        application.output,
-        slots=slots,
-        max_rows=max_rows,
-        device=device,
-        dtype=None if precision == "fp32" else DTYPES[precision],
+    most = EXACT_ROWS if exact else MOST_ROWS
+    return predictor, GraphedExecutor(
+        module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=exact
     )
 
 

@@ -35,6 +35,8 @@ TRIED_RUNS = 5
 TRIED_S = 0.1
 # The largest batch of live streams on a CPU; one that is worth its time is smaller by far.
 MOST_STREAMS_A_STEP = 1024
+# The one batch size where answers are exact.
+EXACT_ROWS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,17 +54,30 @@ class Runnable:
     executor: Executor
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How networks are run.
+
+    Args:
+        cache: The folder where exported graphs are kept.
+        cores: That a network may use.
+        choice: On a CPU, `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
+        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
+        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
+        exact: Whether every batch is filled up to one size, so that an answer is the same, bit for bit, whatever else
+            is in its batch.
+    """
+
+    cache: Path
+    cores: int
+    choice: Choice = "auto"
+    device: str = "cpu"
+    precision: str = "fp32"
+    exact: bool = False
+
+
 def make_runnable(
-    bundle: Path,
-    *,
-    app: str | None,
-    accept_changed: bool,
-    choice: Choice,
-    cache: Path,
-    cores: int,
-    slots: Callable[[Application], int],
-    device: str = "cpu",
-    precision: str = "fp32",
+    bundle: Path, *, app: str | None, accept_changed: bool, how: Execution, slots: Callable[[Application], int]
 ) -> Runnable:
     """Verify a bundle and choose what runs it, on how many threads.
 
@@ -70,12 +85,8 @@ def make_runnable(
         bundle: Its folder.
         app: Where the application is now, if it moved.
         accept_changed: Take an application whose sources changed, as long as the golden examples agree.
-        choice: `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
-        cache: The folder where exported graphs are kept.
-        cores: That the network may use.
+        how: Where and how it is run.
         slots: How many streams or requests of an application there may be.
-        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
-        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
 
     Raises:
         BundleError: The bundle is damaged, its application changed, or its answers did.
@@ -85,30 +96,38 @@ def make_runnable(
     files = read_bundle(bundle)
     found = found_for(files, app)
     files.check_sources(found, accept_changed=accept_changed)
-    if device != "cpu":
+    if how.device != "cpu":
         # Only here: on a CPU, serving need not load torch.
         from penstock.runtime.on_gpu import gpu_executor
 
-        places = slots(found.application)
         predictor, executor = gpu_executor(
-            bundle, app=app, accept_changed=accept_changed, device=device, precision=precision, slots=places
+            bundle,
+            app=app,
+            accept_changed=accept_changed,
+            device=how.device,
+            precision=how.precision,
+            slots=slots(found.application),
+            exact=how.exact,
         )
         return Runnable(application=predictor.application, files=predictor.files, executor=executor)
-    if precision != "fp32":
-        raise ServeError(f"--precision is {precision}, but a CPU serves fp32 alone. Leave it out, or name a --device.")
-    if found.application.live is not None:
-        if choice == "onnx":
-            raise ServeError(f"ONNX Runtime cannot run {bundle}: it is live. Leave out --executor onnx.")
-        return _live(bundle, app, accept_changed, cores, slots(found.application))
-    if choice != "torch":
+    if how.precision != "fp32":
+        raise ServeError(
+            f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
+        )
+    if found.application.live is not None or how.exact:
+        if how.choice == "onnx":
+            why = "its batches cannot be filled up there" if how.exact else "it is live"
+            raise ServeError(f"ONNX Runtime cannot run {bundle}: {why}. Leave out --executor onnx.")
+        return _with_states(bundle, app, accept_changed, how, slots(found.application))
+    if how.choice != "torch":
         options = [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
-        executor = _by_onnx(files, cache, options, cores)
+        executor = _by_onnx(files, how.cache, options, how.cores)
         if isinstance(executor, Executor):
             return Runnable(application=found.application, files=files, executor=executor)
-        if choice == "onnx":
+        if how.choice == "onnx":
             raise ServeError(f"ONNX Runtime cannot run {bundle}: {executor}. Leave out --executor onnx.")
         log.warning("torch runs %s, since ONNX Runtime cannot: %s", found.application.name, executor)
-    return _by_torch(bundle, app, accept_changed, cores)
+    return _by_torch(bundle, app, accept_changed, how.cores)
 
 
 def _by_onnx(files: BundleFiles, cache: Path, options: list[str], cores: int) -> Executor | str:
@@ -162,21 +181,22 @@ def resolved_device(device: str, choice: Choice) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _live(bundle: Path, app: str | None, accept_changed: bool, cores: int, slots: int) -> Runnable:
+def _with_states(bundle: Path, app: str | None, accept_changed: bool, how: Execution, slots: int) -> Runnable:
     import torch
 
     from penstock.runtime.load import load, streaming_executor
 
     predictor = load(bundle, app=app, accept_changed=accept_changed)
     application = predictor.application
-    executor = streaming_executor(application, predictor.module, slots=slots, max_rows=min(slots, MOST_STREAMS_A_STEP))
+    most = EXACT_ROWS if how.exact else min(slots, MOST_STREAMS_A_STEP)
+    executor = streaming_executor(application, predictor.module, slots=slots, max_rows=most, exact=how.exact)
 
     def with_threads(threads: int) -> Executor:
         torch.set_num_threads(threads)
         return executor
 
     example = first_chunk(application, predictor.files.golden.inputs)[None]
-    with_threads(_worthwhile_threads(with_threads, example, cores, "torch"))
+    with_threads(_worthwhile_threads(with_threads, example, how.cores, "torch"))
     return Runnable(application=application, files=predictor.files, executor=executor)
 
 

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ApplicationError
-from penstock.core.spec import TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import State, Step, Streaming
 from penstock.runtime.executor import Batch, Executor, Result
 from penstock.runtime.state_table import StateTable
@@ -116,6 +117,9 @@ class StreamingExecutor(Executor):
         slots: How many streams there may be.
         max_rows: The largest batch.
         dtype: In which precision the network and its states are; that of its parameters by default.
+        exact: Fill every batch up to the largest, also past the slots. Libraries choose the order in which they add by
+            a batch's size, and treat the last rows of an odd one by themselves; so that in batches of one size, 32 or a
+            multiple of it, a row's answer is the same, bit for bit, whatever else is there and wherever it stands.
 
     Raises:
         ApplicationError: The network makes something else of a chunk than the output.
@@ -132,9 +136,12 @@ class StreamingExecutor(Executor):
         slots: int,
         max_rows: int,
         dtype: torch.dtype | None = None,
+        exact: bool = False,
     ) -> None:
         self.input, self.output = input, output
         self.max_rows = min(max_rows, slots)
+        self._slots = slots
+        self._filled_rows = max_rows if exact else 0
         self._network = JoinedNetwork(module, input, output, slots=slots, dtype=dtype)
         self._kind = getattr(torch, output.dtype)
 
@@ -146,12 +153,15 @@ class StreamingExecutor(Executor):
     @torch.inference_mode()
     def step(self, batch: Batch) -> Result:
         """See `Executor`."""
-        chunk_BT, slot_B, length_B, fresh_B = map(
-            torch.from_numpy, (batch.chunk_B, batch.slots_B, batch.length_B, batch.fresh_B)
-        )
-        last_B = torch.zeros_like(fresh_B) if batch.last_B is None else torch.from_numpy(batch.last_B)
-        step = self._network.step(chunk_BT, slot_B, length_B, fresh_B, last_B)
-        return Result(output_B=step.output_BU.to(self._kind).numpy(), length_B=step.length_B.numpy())
+        rows = batch.slots_B.size
+        last_B = np.zeros(rows, np.bool_) if batch.last_B is None else batch.last_B
+        columns = batch.chunk_B, batch.slots_B, batch.length_B, batch.fresh_B, last_B
+        if self._filled_rows:
+            nobody = 0, self._slots, 0, False, False
+            columns = (_filled(*each, self._filled_rows) for each in zip(columns, nobody, strict=True))
+        step = self._network.step(*map(torch.from_numpy, columns))
+        output_B, length_B = step.output_BU[:rows].to(self._kind), step.length_B[:rows]
+        return Result(output_B=output_B.numpy(), length_B=length_B.numpy())
 
     def saved(self, slot: int) -> list[Tensor]:
         """See `StateTable`."""
@@ -160,3 +170,10 @@ class StreamingExecutor(Executor):
     def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
         """See `StateTable`."""
         self._network.states.restore(slot, saved)
+
+
+def _filled(column_B: Array, value: int, rows: int) -> Array:
+    """A column with a value for the rows that are missing."""
+    filled = np.full((rows, *column_B.shape[1:]), value, column_B.dtype)
+    filled[: len(column_B)] = column_B
+    return filled

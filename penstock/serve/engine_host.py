@@ -9,7 +9,7 @@ from typing import final
 
 from penstock.core.application import Application
 from penstock.core.errors import ServeError
-from penstock.runtime.serving import Runnable, as_choice, first_chunk, make_runnable, resolved_device
+from penstock.runtime.serving import Execution, Runnable, as_choice, first_chunk, make_runnable, resolved_device
 from penstock.serve.engine import Engine
 from penstock.serve.engines import Engines
 from penstock.serve.messages import Loaded, Order
@@ -99,11 +99,14 @@ class EngineHost:
             Path(order.bundle),
             app=settings.app,
             accept_changed=settings.accept_changed_app,
-            choice=as_choice(settings.executor),
-            cache=settings.cache,
-            cores=len(os.sched_getaffinity(0)),
-            device=self._device,
-            precision=settings.precision,
+            how=Execution(
+                cache=settings.cache,
+                cores=len(os.sched_getaffinity(0)),
+                choice=as_choice(settings.executor),
+                device=self._device,
+                precision=settings.precision,
+                exact=settings.exact,
+            ),
             slots=lambda application: self._layout(application).slots,
         )
 

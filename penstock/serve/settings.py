@@ -36,6 +36,7 @@ class Settings:
         executor: What runs the networks on a CPU: `"auto"`, `"onnx"` or `"torch"`.
         device: Where networks run: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
+        exact: Whether an answer must be the same, bit for bit, whatever else is in its batch.
         cache: The folder where exported graphs are kept.
         app: Where the application is now, if it moved; for one bundle alone.
         accept_changed_app: Take an application whose sources changed, as long as the golden examples agree.
@@ -68,6 +69,7 @@ class Settings:
     executor: str = "auto"
     device: str = "auto"
     precision: str = "fp32"
+    exact: bool = False
     cache: Path = Path("~/.cache/penstock")
     app: str | None = None
     accept_changed_app: bool = False

@@ -1,56 +1,36 @@
 """States in one table: streams that come, go and pause in any order, each answered as if it were alone."""
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
-from penstock.nn import GRU, CausalConv1d, Lookahead, Sequential, StreamingAttention
-from penstock.runtime.executor import Batch, Executor
+from penstock.runtime.executor import Executor
 from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.streaming_executor import StreamingExecutor
+from tests.support.company import (
+    CHUNK,
+    FEATURES,
+    FRAMES,
+    SCORES,
+    SLOTS,
+    batch,
+    exact_in_any_company,
+    executor,
+    network,
+    offline,
+)
 
-FRAMES, FEATURES, SLOTS = 4, 3, 5
-CHUNK = TensorSpec(dtype="float32", shape=(FRAMES, FEATURES), meaning="frames")
-# A conv with stride 2 makes at most 2 of 4 frames, and the look ahead gives 2 more at the end.
-SCORES = TensorSpec(dtype="float32", shape=(4, 2), meaning="scores")
-
-
-def network() -> Sequential:
-    torch.manual_seed(3)
-    return Sequential(
-        CausalConv1d(FEATURES, 4, 3, 2), GRU(4, 4), StreamingAttention(4, 2, 3), Lookahead(4, 2), nn.Linear(4, 2)
-    )
-
-
-def executor(kind: Any = StreamingExecutor) -> Any:
-    return kind(network(), CHUNK, SCORES, slots=SLOTS, max_rows=SLOTS)
-
-
-def offline(frames: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        return network().eval()(torch.from_numpy(frames)[None])[0].numpy()
-
-
-def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> Batch:
-    """Of slot, frames, and whether the stream begins and ends."""
-    chunk_B = np.full((len(rows), FRAMES, FEATURES), np.nan, np.float32)
-    for index, (_, frames, _, _) in enumerate(rows):
-        chunk_B[index, : len(frames)] = frames
-    return Batch(
-        slots_B=np.array([row[0] for row in rows]),
-        chunk_B=chunk_B,
-        length_B=np.array([len(row[1]) for row in rows]),
-        fresh_B=np.array([row[2] for row in rows]),
-        last_B=np.array([row[3] for row in rows]),
-    )
+ROOT = Path(__file__).parents[2]
 
 
 def play(made: Executor, seed: int, ticks: int = 40) -> float:
@@ -134,3 +114,16 @@ def test_another_precision_is_that_of_the_network_and_its_states_alone(dtype: to
 def test_another_output_than_the_networks_is_refused() -> None:
     with pytest.raises(ApplicationError, match=r"makes \[4, 2\] of a chunk"):
         StreamingExecutor(network(), CHUNK, TensorSpec(dtype="float32", shape=(2, 2), meaning="x"), slots=2, max_rows=2)
+
+
+@pytest.mark.gpu
+def test_exact_answers_are_the_same_bits_in_any_company_by_graphs() -> None:
+    assert exact_in_any_company(GraphedExecutor, range(5))
+
+
+def test_exact_answers_are_the_same_bits_in_any_company() -> None:
+    # MKL reads what it is asked for when it is loaded, as `penstock serve --exact` asks.
+    asked = {"MKL_CBWR": "AVX2,STRICT"}
+    command = [sys.executable, "-m", "tests.support.company"]
+    said = subprocess.run(command, env=os.environ | asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.stdout == "True\n", said.stderr

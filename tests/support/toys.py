@@ -89,7 +89,7 @@ class Afar(Executor):
         chunks_E, outputs_E = self._table
         result = self._sums.step(replace(begun, chunk_B=chunks_E[begun.from_B]))
         outputs_E[begun.to_B] = result.output_B
-        finite_B = np.isfinite(result.output_B).all(1)
+        finite_B = np.logical_and.reduce(np.isfinite(result.output_B), 1)
         return Result(output_B=result.output_B[:0], length_B=np.full(begun.slots_B.size, 2), finite_B=finite_B)
 
     def step(self, batch: Batch) -> Result:

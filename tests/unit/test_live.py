@@ -15,7 +15,7 @@ from penstock.core.live import Live, events_of, is_sound
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle import Bundle
 from penstock.runtime.load import load, network_of, streaming_executor
-from penstock.runtime.serving import first_chunk, make_runnable
+from penstock.runtime.serving import Execution, first_chunk, make_runnable
 from penstock.runtime.streamed import streamed
 from penstock.train.loop import train
 from penstock.train.recipe import ArraySet, Data, Recipe
@@ -125,9 +125,8 @@ def test_a_network_that_cannot_be_run_by_chunks_is_no_live_bundle(tmp_path: Path
 
 def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_path: Path) -> None:
     def made(**options: Any) -> Any:
-        fields: dict[str, Any] = {"app": None, "accept_changed": False, "choice": "auto", "cache": tmp_path, "cores": 1}
-        fields |= {"slots": lambda application: 7}
-        return make_runnable(folder / "bundle", **(fields | options))
+        how = Execution(cache=tmp_path, cores=1, **options)
+        return make_runnable(folder / "bundle", app=None, accept_changed=False, how=how, slots=lambda application: 7)
 
     runnable = made()
     assert runnable.executor.max_rows == 7

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.errors import ServeError
 from penstock.runtime.executor import Batch, Executor
 from penstock.runtime.graph import cached_graph
-from penstock.runtime.serving import Choice, as_choice, make_runnable
+from penstock.runtime.serving import Choice, Execution, as_choice, make_runnable
 from tests.support.serving import write_doubler
 
 PLAIN = """
@@ -45,7 +45,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(bundle: Path, cache: Path, choice: Choice = "auto") -> Executor:
     return make_runnable(
-        bundle, app=None, accept_changed=False, choice=choice, cache=cache, cores=1, slots=lambda _: 8
+        bundle,
+        app=None,
+        accept_changed=False,
+        how=Execution(cache=cache, cores=1, choice=choice),
+        slots=lambda _: 8,
     ).executor
 
 

@@ -1,0 +1,80 @@
+"""A small streaming network, and a stream of it among others that come and go."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.core.spec import TensorSpec
+from penstock.nn import GRU, CausalConv1d, Lookahead, Sequential, StreamingAttention
+from penstock.runtime.executor import Batch, Executor
+from penstock.runtime.streaming_executor import StreamingExecutor
+
+FRAMES, FEATURES, SLOTS = 4, 3, 5
+CHUNK = TensorSpec(dtype="float32", shape=(FRAMES, FEATURES), meaning="frames")
+# A conv with stride 2 makes at most 2 of 4 frames, and the look ahead gives 2 more at the end.
+SCORES = TensorSpec(dtype="float32", shape=(4, 2), meaning="scores")
+
+
+def network() -> Sequential:
+    torch.manual_seed(3)
+    return Sequential(
+        CausalConv1d(FEATURES, 4, 3, 2), GRU(4, 4), StreamingAttention(4, 2, 3), Lookahead(4, 2), nn.Linear(4, 2)
+    )
+
+
+def executor(kind: Any = StreamingExecutor, **options: Any) -> Any:
+    return kind(network(), CHUNK, SCORES, slots=SLOTS, **({"max_rows": SLOTS} | options))
+
+
+def offline(frames: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return network().eval()(torch.from_numpy(frames)[None])[0].numpy()
+
+
+def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> Batch:
+    """Of slot, frames, and whether the stream begins and ends."""
+    chunk_B = np.full((len(rows), FRAMES, FEATURES), np.nan, np.float32)
+    for index, (_, frames, _, _) in enumerate(rows):
+        chunk_B[index, : len(frames)] = frames
+    return Batch(
+        slots_B=np.array([row[0] for row in rows]),
+        chunk_B=chunk_B,
+        length_B=np.array([len(row[1]) for row in rows]),
+        fresh_B=np.array([row[2] for row in rows]),
+        last_B=np.array([row[3] for row in rows]),
+    )
+
+
+def heard(made: Executor, seed: int, company: bool) -> np.ndarray:
+    """What one stream of 12 chunks gets, alone or with others that come and go, in whatever slot and row."""
+    rng, others = np.random.default_rng(seed), np.random.default_rng(seed + 1)
+    chunks = [rng.normal(size=(int(rng.integers(1, FRAMES + 1)), FEATURES)).astype(np.float32) for _ in range(12)]
+    slot = int(others.integers(SLOTS)) if company else 0
+    outputs: list[np.ndarray] = []
+    for number, chunk in enumerate(chunks):
+        rows = [(slot, chunk, number == 0, number == len(chunks) - 1)]
+        if company:
+            near = [other for other in range(SLOTS) if other != slot and others.random() < 0.6]
+            rows += [(other, others.normal(size=(FRAMES, FEATURES)), others.random() < 0.3, False) for other in near]
+        order = others.permutation(len(rows))
+        result = made.step(batch([rows[index] for index in order]))
+        assert result.length_B is not None
+        place = int(np.argmin(order))
+        outputs.append(result.output_B[place, : result.length_B[place]].copy())
+    return np.concatenate(outputs)
+
+
+def exact_in_any_company(kind: Any, seeds: Iterable[int]) -> bool:
+    """Whether a stream gets the same bits alone and among others."""
+    return all(
+        heard(executor(kind, exact=True, max_rows=32), seed, company=False).tobytes()
+        == heard(executor(kind, exact=True, max_rows=32), seed, company=True).tobytes()
+        for seed in seeds
+    )
+
+
+if __name__ == "__main__":
+    print(exact_in_any_company(StreamingExecutor, range(20)))
