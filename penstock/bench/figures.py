@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.bench import demo_time, digits, drain, keywords, resume, startup, tick
+from penstock.bench import demo_time, digits, drain, keywords, leaks, resume, startup, tick
 from penstock.bench.results import append, line_of
 from penstock.core.errors import BenchError
 
@@ -34,6 +34,14 @@ SERVER: dict[str, Figure] = {
     ),
 }
 
+
+def tick_on_gpu() -> list[float]:
+    """Milliseconds of a tick of 4,096 streams besides the network, of five runs."""
+    from penstock.bench.stream_tick import besides_ms
+
+    return besides_ms(4096)
+
+
 STREAMS: dict[str, Figure] = {
     "keywords.word_error": Figure(
         measure=keywords.word_error,
@@ -41,7 +49,20 @@ STREAMS: dict[str, Figure] = {
         metric="word error rate, streamed in chunks of 80 ms",
         unit="fraction",
     ),
+    "streams.leaks": Figure(
+        measure=leaks.leaks,
+        workload="100,000 streams over 64 slots, a fifth of them given up midway, each compared with itself alone",
+        metric="streams that heard something else than alone",
+        unit="leaks",
+    ),
+    "streams.tick_overhead_ms_4096": Figure(
+        measure=tick_on_gpu,
+        workload="one engine tick at 4,096 ready rows of 2,560 bytes: 5 x 2560 GRU + 2 convolutions, bf16",
+        metric="wall time besides the network's own CUDA graph",
+        unit="ms",
+    ),
 }
+
 
 FOUNDATION: dict[str, Figure] = {
     "import.ms": Figure(
@@ -134,7 +155,7 @@ def measure_figures(
             workload=figure.workload,
             metric=figure.metric,
             unit=figure.unit,
-            command=f"penstock bench {issue} --only {name}",
+            command=f"penstock bench {'live' if issue == 'streams' else issue} --only {name}",
         )
         say(f"{name}: median {line.median:.5g} {figure.unit} ({line.p10:.5g} to {line.p90:.5g}, {len(values)} runs)")
         if record:

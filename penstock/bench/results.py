@@ -3,8 +3,11 @@
 import json
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -145,7 +148,7 @@ def read(folder: Path = RESULTS) -> list[Line]:
 def own_command() -> str:
     """The command line of this process as a user would type it, without what only says to record."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
-    return " ".join(["penstock", *arguments])
+    return shlex.join(["penstock", *arguments])
 
 
 def hardware() -> str:
@@ -158,7 +161,17 @@ def hardware() -> str:
         ),
         platform.processor() or platform.machine(),
     )
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+    return ", ".join([f"{model}, {len(os.sched_getaffinity(0))} cores", *_gpus()])
+
+
+def _gpus() -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False)
+    names = Counter(said.stdout.splitlines() if said.returncode == 0 else [])
+    return [f"{count} {name}" for name, count in names.items()]
 
 
 def versions() -> dict[str, str]:

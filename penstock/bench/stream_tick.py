@@ -77,6 +77,17 @@ def ticks(
     return found
 
 
+def besides_ms(rows: int, repetitions: int = 5) -> list[float]:
+    """Milliseconds of a tick of so many streams besides the network, a figure for each repetition.
+
+    Raises:
+        BenchError: There is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise BenchError("this figure needs a GPU, and torch sees none.")
+    return [found.tick_ms - found.model_ms for _ in range(repetitions) for found in ticks([rows])]
+
+
 def _tick_ms(engine: Engine, frontend: Frontend, streams: list[Ticket], chunk: Array, *, first: bool) -> float:
     now_ns = time.monotonic_ns()
     for stream in streams:

@@ -5,7 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -22,6 +23,8 @@ START_AHEAD_S = 0.5
 STRAGGLERS_S = 3.0
 # Opening a stream takes a server about this long.
 OPEN_S = 0.0005
+LONGEST_OPENING_S = 12.0
+WARM_UP_S = 2.0
 SOUNDS = 4
 # A late generator measures itself: past this share of the chunk, its latencies are not the server's.
 LATE_SHARE = 0.25
@@ -39,6 +42,7 @@ class Played:
         period_s: From one chunk to the next.
         expected: `[s, U, ...]`, what the sounds give offline; None to check nothing.
         tolerance: The largest difference of a right output.
+        flop_a_second: What the network multiplies and adds for a second of one stream.
     """
 
     url: str
@@ -48,6 +52,11 @@ class Played:
     period_s: float
     expected: Array | None = None
     tolerance: float = 1e-4
+    flop_a_second: float = 0.0
+
+    def at(self, url: str) -> "Played":
+        """The same against another server."""
+        return replace(self, url=url)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +100,43 @@ class StreamsMeasured:
         return self.opened == self.streams and not (self.lost or self.repeated or self.broken)
 
 
+def played_for(bundle: Path, *, seconds: float, tolerance: float | None) -> Played:
+    """What streams of a live application's bundle play for so many measured seconds, and must get.
+
+    Args:
+        bundle: The folder.
+        seconds: How long is measured.
+        tolerance: The largest difference of a right output; by default the bundle's own.
+
+    Raises:
+        BenchError: It is not live.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from penstock.runtime.load import load, streaming_executor
+    from penstock.runtime.streamed import streamed
+
+    predictor = load(bundle)
+    application, live = predictor.application, predictor.application.live
+    if live is None:
+        raise BenchError(f"{application.name} is not live; measure it by penstock bench serve.")
+    period_s = live.chunk_s(application.input)
+    sounds = sounds_for(application.input, live, seconds + WARM_UP_S + LONGEST_OPENING_S)
+    one = streaming_executor(application, predictor.module, slots=1, max_rows=1)
+    with FlopCounterMode(display=False) as counted:
+        streamed(one, sounds[:1, : application.input.shape[0]])
+    return Played(
+        url="",
+        name=application.name,
+        sounds=sounds,
+        chunk=application.input.shape[0],
+        period_s=period_s,
+        expected=predictor.predict(sounds),
+        tolerance=predictor.files.golden.tolerance if tolerance is None else tolerance,
+        flop_a_second=counted.get_total_flops() / period_s,
+    )
+
+
 def sounds_for(input: TensorSpec, live: Live, seconds: float, count: int = SOUNDS, seed: int = 0) -> Array:
     """`[count, frames]` of noise that comes and goes, of so many whole chunks."""
     chunk = input.shape[0]
@@ -107,7 +153,7 @@ def measure_streams(
     streams: int,
     *,
     seconds: float,
-    warm_up_s: float = 2.0,
+    warm_up_s: float = WARM_UP_S,
     processes: int = 1,
     cpus: frozenset[int] | None = None,
     seed: int = 0,
@@ -128,7 +174,7 @@ def measure_streams(
     """
     context = multiprocessing.get_context("spawn")
     everybody = context.Barrier(processes + 1)
-    open_s = max(1.0, OPEN_S * streams)
+    open_s = min(max(1.0, OPEN_S * streams), LONGEST_OPENING_S)
     with ProcessPoolExecutor(processes, context, initializer=meet, initargs=(everybody,)) as pool:
         for _ in range(processes):
             pool.submit(abs, 0)  # a process is started when there is something to do

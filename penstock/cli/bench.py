@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_streams import streams
+
 if TYPE_CHECKING:
     from penstock.bench.load import Load, Measured
     from penstock.bench.soak import Soaked
@@ -23,6 +25,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(report)
     bench.command()(foundation)
     bench.command()(server)
+    bench.command()(live)
     bench.command()(streams)
     bench.command()(soak)
     app.add_typer(bench, name="bench")
@@ -126,11 +129,11 @@ def server(
     measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
 
 
-def streams(
+def live(
     only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
     record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
 ) -> None:
-    """Measure the figures of live streams: the word error of the keywords on voices that they were not learned from."""
+    """Measure the figures of live streams that need no load: the keywords' word error, leaks, the tick on a GPU."""
     from penstock.bench.figures import STREAMS, measure_figures
 
     measure_figures(STREAMS, "streams", only or [], record=record, say=typer.echo)

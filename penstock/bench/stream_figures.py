@@ -1,0 +1,185 @@
+"""Trials of live streams: at given numbers of them or in search of the most, drawn and kept as data."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from penstock.bench.results import Peer, append, line_of
+from penstock.bench.stream_server import StreamServer, serving
+from penstock.bench.streams import Played, StreamsMeasured, described, measure_streams, most_streams
+from penstock.core.errors import BenchError
+
+# No more streams than this are tried.
+MOST = 40_000
+# Multiplications and additions a second of dense bf16 matrices, from the data sheets.
+PEAK_FLOPS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What is recorded.
+
+    Args:
+        values: Of the repetitions.
+        metric: What a value is.
+        unit: Its unit.
+        peer: What it is compared with.
+    """
+
+    values: list[float]
+    metric: str
+    unit: str
+    peer: Peer | None = None
+
+
+@final
+@dataclass(kw_only=True, slots=True)
+class Trials:
+    """The trials of one command.
+
+    Args:
+        played: What the streams send.
+        bundle: What is served.
+        seconds: How long each is measured.
+        processes: Processes that play.
+        cpus: Their cores; None for any.
+        server_cpus: The server's cores.
+        options: Of the server that is started.
+        url: Of one that is running already; None to start one.
+        within_ms: The latency budget.
+        percentile: Of the latency, that counts.
+        say: Called with a sentence after each trial.
+        done: What was measured so far.
+    """
+
+    played: Played
+    bundle: Path
+    seconds: float
+    processes: int
+    cpus: frozenset[int] | None
+    server_cpus: frozenset[int] | None
+    options: tuple[str, ...]
+    url: str | None
+    within_ms: float
+    percentile: float
+    say: Callable[[str], None]
+    done: list[StreamsMeasured] = field(default_factory=list[StreamsMeasured])
+
+    def at(self, counts: list[int], repeat: int, sameness: bool = False) -> Found:
+        """The latency at given numbers of streams; where there are several, that of the last is what is recorded."""
+        values: list[float] = []
+        with self._server() as server:
+            for _ in range(repeat):
+                each = [self._measured(server, count) for count in counts]
+                for measured in each:
+                    if not measured.whole:
+                        raise BenchError(f"not every stream was carried: {described(measured)}")
+                values.append(each[-1].difference if sameness else each[-1].percentile_ms(self.percentile))
+        if sameness:
+            return Found(values=values, metric=f"largest difference from offline at {counts[-1]:,} streams", unit="abs")
+        return Found(values=values, metric=f"p{self.percentile:g} at {counts[-1]:,} streams", unit="ms")
+
+    def most(self, repeat: int, first: int, *, naive: bool) -> Found:
+        """The most streams that keep the budget; beside one stream a step, how many times as many."""
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(repeat):
+            with self._server() as server:
+                ours.append(self._most(server, first))
+            if naive:
+                self.say("one stream a step:")
+                with self._server("--max-batch", "1") as server:
+                    theirs.append(self._most(server, max(1, first // 4)))
+        metric = f"streams with p{self.percentile:g} within {self.within_ms:g} ms"
+        if not naive:
+            return Found(values=ours, metric=metric, unit="streams")
+        ratios = [our / max(their, 1.0) for our, their in zip(ours, theirs, strict=True)]
+        peer = Peer(
+            name="the same server with one stream a step",
+            median=float(np.median(theirs)),
+            ratio=float(np.median(ratios)),
+        )
+        self.say(f"{metric}: {ours} and {theirs}")
+        return Found(values=ratios, metric=f"{metric}, over one stream a step", unit="ratio", peer=peer)
+
+    def draw(self, file: Path) -> Path:
+        """Draw the latency over the number of streams."""
+        from matplotlib.figure import Figure
+
+        trials = sorted(self.done, key=lambda trial: trial.streams)
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for percent in (50, 98, 99):
+            axes.plot(
+                [trial.streams for trial in trials],
+                [trial.percentile_ms(percent) for trial in trials],
+                marker="o",
+                label=f"p{percent}",
+            )
+        axes.axhline(self.within_ms, color="grey", linestyle="--", label="budget")
+        axes.set_xlabel("live streams")
+        axes.set_ylabel("ms from a chunk's last sample to its result")
+        axes.set_yscale("log")
+        axes.legend()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file)
+        return file
+
+    def record(self, found: Found, id: str | None) -> None:
+        """Keep a line of it."""
+        chunks = f"chunks of {self.played.period_s * 1e3:g} ms over WebSockets in real time"
+        workload = f"{self.played.name}, {chunks}, server {' '.join(self.options)}"
+        device = _gpu_name()
+        if device and "cuda" in self.options:
+            workload += f" on one {device}"
+        line = line_of(found.values, id=id, workload=workload, metric=found.metric, unit=found.unit, peer=found.peer)
+        append(line, "streams")
+
+    def _most(self, server: StreamServer, first: int) -> float:
+        def play(count: int) -> StreamsMeasured:
+            return self._measured(server, count)
+
+        best, _ = most_streams(
+            play, budget_ms=self.within_ms, percent=self.percentile, first=first, most=MOST, say=lambda sentence: None
+        )
+        self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms")
+        return float(best)
+
+    def _measured(self, server: StreamServer, count: int) -> StreamsMeasured:
+        played = self.played
+        if self.url is None:
+            server.begin()
+        measured = measure_streams(
+            played.at(server.url), count, seconds=self.seconds, processes=self.processes, cpus=self.cpus
+        )
+        self.done.append(measured)
+        self.say(described(measured))
+        if self.url is None:
+            used = server.used()
+            mfu = _mfu(played.flop_a_second * count)
+            self.say(f"    {used.described}" + (f"; stream-MFU {mfu:.1%}" if mfu and "cuda" in self.options else ""))
+        return measured
+
+    @contextmanager
+    def _server(self, *more: str) -> Generator[StreamServer]:
+        if self.url is not None:
+            yield StreamServer(self.url, self.played.name)
+            return
+        with serving(self.bundle, [*self.options, *more], self.server_cpus) as server:
+            yield server
+
+
+def _gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _mfu(flop_a_second: float) -> float | None:
+    name = _gpu_name() or ""
+    peak = next((peak for model, peak in PEAK_FLOPS.items() if model in name), None)
+    return None if peak is None else flop_a_second / peak
