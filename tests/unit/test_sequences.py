@@ -15,6 +15,8 @@ from penstock.runtime.executor import Executor
 from penstock.serve.costs import Costs
 from penstock.serve.engine import Engine
 from penstock.serve.frontend import Frontend
+from penstock.serve.protocols import grpc_v2_pb2 as pb
+from penstock.serve.protocols.grpc_messages import infer_response, parse_infer
 from penstock.serve.protocols.infer import frames_of, place_of
 from penstock.serve.protocols.recording import PIECE_BYTES, chunks_of
 from penstock.serve.sequences import MOST_WAITING, Place, Sequences, frame_of
@@ -340,6 +342,26 @@ def test_the_frames_of_a_chunk(spec: TensorSpec, shape: tuple[int, ...], found: 
 def test_another_shape_is_refused(spec: TensorSpec, shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match=f"takes .*'frames'.* with 1 to {spec.shape[0]} frames"):
         frames_of(spec.name, spec.protocol_datatype, shape, frame_of(spec), spec.shape[0])
+
+
+@pytest.mark.parametrize("frames", [0, 1, 3, 320])
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_chunk_by_grpc_is_raw_or_typed(frames: int, raw: bool) -> None:
+    request = pb.ModelInferRequest(model_name="hark")
+    tensor = request.inputs.add(name="sound", datatype="INT16", shape=[1, frames])
+    sound = np.arange(frames, dtype="<i2")
+    if raw:
+        request.raw_input_contents.append(sound.tobytes())
+    else:
+        tensor.contents.int_contents.extend(sound.tolist())
+    request.parameters["sequence_id"].string_param = "a"
+    request.parameters["sequence_end"].bool_param = True
+    infer = parse_infer(request, frame_of(SOUND), TOTAL, 320, count=frames_of)
+    assert infer.chunks.tolist() == sound.tolist()
+    assert (infer.batched, infer.place) == (True, Place("a", False, True))
+    response = infer_response(infer, np.zeros((1, 0, 2), np.float32), "hark", "1", TOTAL)
+    assert list(response.outputs[0].shape) == [1, 0, 2]
+    assert bool(response.raw_output_contents) is raw
 
 
 def cut(chunks: Iterator[tuple[bytes, int, bool]], spec: TensorSpec) -> tuple[bytes, list[int]]:
