@@ -84,8 +84,8 @@ class Keys:
             owners[key.digest] = key.name
         return cls(tuple(keys))
 
-    def check(self, authorization: str | None, *, admin: bool) -> None:
-        """Let a client pass or not.
+    def check(self, authorization: str | None, *, admin: bool) -> str:
+        """Let a client pass or not; gives its name.
 
         Args:
             authorization: `Bearer KEY`.
@@ -100,6 +100,7 @@ class Keys:
             raise Unauthorized("This server wants an API key; send 'Authorization: Bearer KEY'.")
         if admin and not found.admin:
             raise Forbidden(f"The key of {found.name!r} may not load or unload models; use an admin's.")
+        return found.name
 
     def whose(self, authorization: str | None) -> Key | None:
         """The client's whose key it is, `Bearer KEY`; None where it is nobody's."""
@@ -122,26 +123,25 @@ class Access:
     keys: Keys | None = None
     origins: tuple[str, ...] = ()
 
-    def check(self, head: Head, *, admin: bool = False) -> None:
-        """Let a request pass or not.
+    def check(self, head: Head, *, admin: bool = False) -> str:
+        """Let a request pass or not; gives the name of the client, empty where that is not asked.
 
         Raises:
             Unauthorized: It needs a key and has none that is known.
             Forbidden: Its key does not suffice.
         """
         if head.path in OPEN_PATHS or head.path.startswith(OPEN_PREFIX):
-            return
-        self.check_key(_given(head), admin)
+            return ""
+        return self.check_key(_given(head), admin)
 
-    def check_key(self, authorization: str | None, admin: bool) -> None:
-        """Let whoever brings a key pass or not; a key is `Bearer KEY`.
+    def check_key(self, authorization: str | None, admin: bool) -> str:
+        """Let whoever brings a key pass or not, `Bearer KEY`; gives the client's name, empty where nobody has a key.
 
         Raises:
             Unauthorized: A key is wanted, and this is none that is known.
             Forbidden: It does not suffice.
         """
-        if self.keys is not None:
-            self.keys.check(authorization, admin=admin)
+        return "" if self.keys is None else self.keys.check(authorization, admin=admin)
 
     def check_origin(self, head: Head) -> None:
         """Let a page open a stream or not: that of this server, those of listed sites, and whoever is no page.

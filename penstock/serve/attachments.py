@@ -26,6 +26,7 @@ class Attachments:
     Args:
         models: What requests find by name; kept up to date here.
         budget_ns: The latency budget of a request that names none.
+        idle_ns: For so long nothing may come of a sequence.
         margin_ns: How much later than predicted an answer may come, since reading goes on.
         index: Which of the front-ends this is.
         wake: Called when there is something new for the engine.
@@ -38,6 +39,7 @@ class Attachments:
         models: Models,
         *,
         budget_ns: int,
+        idle_ns: int,
         margin_ns: int,
         index: int,
         wake: Callable[[], None],
@@ -46,6 +48,7 @@ class Attachments:
     ) -> None:
         self._models = models
         self._budget_ns = budget_ns
+        self._idle_ns = idle_ns
         self._margin_ns = margin_ns
         self._index = index
         self._wake = wake
@@ -105,6 +108,7 @@ class Attachments:
             frontend=frontend,
             table=memory,
             budget_ns=self._budget_ns,
+            idle_ns=self._idle_ns,
             arrived=self._arrived,
             now_ns=self._now_ns,
         )
@@ -132,6 +136,19 @@ class Attachments:
         for served in lost.values():
             served.lose_engine()
             self._answered_before += served.counts[ANSWERED]
+
+    def sweep(self) -> None:
+        """End the sequences of which nothing came for too long."""
+        now_ns = self._now_ns()
+        for served in self._served.values():
+            if served.sequences is not None:
+                served.sequences.sweep(now_ns)
+
+    def begin_no_more(self) -> None:
+        """The server is going down: no sequence begins any more."""
+        for served in self._served.values():
+            if served.sequences is not None:
+                served.sequences.close()
 
     def frontend(self, key: int) -> Frontend | None:
         """The front-end's side of a table."""

@@ -13,7 +13,7 @@ from penstock.core.errors import ServeError
 from penstock.serve.access import Access, Keys
 from penstock.serve.attachments import Attachments
 from penstock.serve.connection import Handler
-from penstock.serve.http_server import HttpServer
+from penstock.serve.http_server import SWEEP_S, HttpServer
 from penstock.serve.messages import Loaded
 from penstock.serve.models import Models, Repository
 from penstock.serve.protocols.grpc_thread import GrpcThread
@@ -62,6 +62,7 @@ class Front:
         self.attachments = Attachments(
             self.models,
             budget_ns=settings.budget_ns,
+            idle_ns=int(settings.idle_s * 1e9),
             # What a poll may read before the next turn, it has read half of on the average.
             margin_ns=settings.longest_read_ns // 2,
             index=index,
@@ -80,6 +81,7 @@ class Front:
         handle, refuse = routes.handle, routes.refuse
         # Traces and the log of requests hear of every one.
         shed = None if settings.otlp_endpoint or settings.log_requests else routes.shed
+        self._sweeper: asyncio.Task[None] | None = None
         self._end_traces: Callable[[], None] | None = None
         if settings.otlp_endpoint is not None:
             handle, self._end_traces = _traced(handle, self.models, settings, settings.otlp_endpoint)
@@ -116,6 +118,7 @@ class Front:
         # Thousands of requests that wait are no garbage; with the usual threshold they would be looked through for it.
         gc.set_threshold(GARBAGE_AFTER)
         self._http.listen()
+        self._sweeper = asyncio.create_task(self._sweep())
         port = self._settings.grpc_port
         if port is None:
             return
@@ -151,6 +154,7 @@ class Front:
     def refuse_more(self) -> None:
         """Say that the server is not ready any more, and let each connection's next answer be its last."""
         self.models.draining = True
+        self.attachments.begin_no_more()
         self._http.close_after_next()
 
     async def drain(self, hurry: Callable[[], bool]) -> None:
@@ -165,6 +169,8 @@ class Front:
                 await asyncio.sleep(LOOK_S)
             await self._grpc.close()
             await asyncio.wait([calls])
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         if self._end_traces is not None:
             self._end_traces()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
@@ -172,6 +178,11 @@ class Front:
     def abort(self) -> None:
         """End every connection at once; what waits does not run."""
         self._http.abort()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.attachments.sweep()
 
     def _most_body_bytes(self) -> int:
         return max((served.application.max_body_bytes for served in self.models), default=0)

@@ -18,7 +18,8 @@ from penstock.serve.access import Access
 from penstock.serve.connection import Answer, refused
 from penstock.serve.heard import Heard
 from penstock.serve.models import Models
-from penstock.serve.protocols import inference_v2, plain
+from penstock.serve.protocols import inference_v2, plain, recording
+from penstock.serve.protocols.described import model_config, model_metadata
 from penstock.serve.served import Served
 from penstock.serve.upgrade import stream_of
 from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompressed
@@ -113,8 +114,8 @@ class Routes:
         if preflight is not None:
             return _Plan(epoch, lambda request, answer: answer(Response(204, b"", headers=preflight)))
         try:
-            self._access.check(head)
-            act, served = self._routed(head)
+            owner = self._access.check(head)
+            act, served = self._routed(head, owner)
             if "content-encoding" in head.headers:
                 act = partial(self._unpacked, act)
         except RequestError as error:
@@ -129,7 +130,7 @@ class Routes:
         request.body = decompressed(request.body, request.headers["content-encoding"], most)
         return act(request, answer)
 
-    def _routed(self, head: Head) -> tuple[Act, Served | None]:
+    def _routed(self, head: Head, owner: str) -> tuple[Act, Served | None]:
         path = head.path
         if path.startswith(plain.PATH) and path.endswith(STREAM):
             served = self._models.named(path.removeprefix(plain.PATH).removesuffix(STREAM))
@@ -138,9 +139,10 @@ class Routes:
         if path.startswith(plain.PATH):
             served = self._models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
-            return _planned_or_refusing(plain.Plan, served, head), served
+            plan = plain.Plan if served.streams is None else recording.Plan
+            return _planned_or_refusing(lambda: plan.of(served, head)), served
         if path == "/v2" or path.startswith("/v2/"):
-            return self._version_two(head)
+            return self._version_two(head, owner)
         _need(head, "GET, HEAD")
         if path == "/v1/stats":
             return _now(self._stats), None
@@ -156,7 +158,7 @@ class Routes:
             f"/metrics."
         )
 
-    def _version_two(self, head: Head) -> tuple[Act, Served | None]:
+    def _version_two(self, head: Head, owner: str) -> tuple[Act, Served | None]:
         match head.path.rstrip("/").split("/")[2:]:
             case []:
                 _need(head, "GET, HEAD")
@@ -175,25 +177,23 @@ class Routes:
                 _need(head, "POST")
                 return self._changing(head, name, what), None
             case ["models", name, "versions", number, *rest]:
-                return self._model(self._models.named(name, number), rest, head)
+                return self._model(self._models.named(name, number), rest, head, owner)
             case ["models", name, *rest]:
-                return self._model(self._models.named(name), rest, head)
+                return self._model(self._models.named(name), rest, head, owner)
             case _:
                 raise UnknownRoute(f"There is no {head.path!r} in the Open Inference Protocol's paths that are served.")
 
-    def _model(self, served: Served, rest: list[str], head: Head) -> tuple[Act, Served | None]:
+    def _model(self, served: Served, rest: list[str], head: Head, owner: str) -> tuple[Act, Served | None]:
         if rest == ["infer"]:
             _need(head, "POST")
-            return _planned_or_refusing(inference_v2.Plan, served, head), served
+            return _planned_or_refusing(lambda: inference_v2.Plan.of(served, head, owner)), served
         _need(head, "GET, HEAD")
-        name, application = served.name, served.application
-        specs = application.input, application.output
         if rest == []:
-            return _now(lambda: inference_v2.model_metadata(name, served.version, *specs)), None
+            return _now(lambda: model_metadata(served)), None
         if rest == ["ready"]:
             return _now(self._readiness), None
         if rest == ["config"]:
-            return _now(lambda: inference_v2.model_config(name, *specs, served.most_rows)), None
+            return _now(lambda: model_config(served)), None
         if rest == ["stats"]:
             return _now(lambda: {"model_stats": [statistics.model_statistics(served)]}), None
         raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
@@ -251,9 +251,9 @@ def described(served: Served) -> dict[str, Any]:
     }
 
 
-def _planned_or_refusing(plan: type[plain.Plan] | type[inference_v2.Plan], served: Served, head: Head) -> Act:
+def _planned_or_refusing(plan: Callable[[], plain.Plan | recording.Plan | inference_v2.Plan]) -> Act:
     try:
-        return plan.of(served, head).infer
+        return plan().infer
     except RequestError as error:
         return _refusing(error)
 

@@ -12,6 +12,7 @@ from penstock.core.spec import Array
 from penstock.serve.connection import refused
 from penstock.serve.frontend import Done, Frontend, Ticket
 from penstock.serve.heard import Heard
+from penstock.serve.sequences import Finished, Sequences
 from penstock.serve.slots import (
     BROKEN,
     ENGINE_LOST,
@@ -26,8 +27,6 @@ from penstock.serve.slots import (
 )
 from penstock.serve.streams import Streams
 from penstock.serve.wire import serialised
-
-Finished = Callable[[Array | RequestError], None]
 
 # Where a request may have come longer ago than this, the kernel is asked.
 VAGUE_NS = 5_000_000
@@ -47,6 +46,7 @@ class Served:
         frontend: Puts chunks in and takes results out.
         table: For the statistics.
         budget_ns: The latency budget of a request that names none.
+        idle_ns: For so long nothing may come of a sequence.
         arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
         now_ns: That clock.
 
@@ -54,6 +54,7 @@ class Served:
         counts: Of this front-end's requests, by what became of them.
         engine_lost: Whether its engine is gone, and a new table comes with the next one.
         streams: Its live streams; None where it is not live.
+        sequences: Those of them whose chunks are requests; None where it is not live.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Served:
         frontend: Frontend,
         table: SlotTable,
         budget_ns: int,
+        idle_ns: int,
         arrived: Callable[[int], int],
         now_ns: Callable[[], int],
     ) -> None:
@@ -85,6 +87,7 @@ class Served:
         self._arrived = arrived
         self._now_ns = now_ns
         self.streams: Streams | None = None
+        self.sequences: Sequences | None = None
         if application.live is not None:
             self.streams = Streams(
                 name=name,
@@ -96,6 +99,7 @@ class Served:
                 now_ns=now_ns,
                 why=self.why,
             )
+            self.sequences = Sequences(self.streams, idle_ns=idle_ns)
 
     def refusal(self, heard: Heard | None) -> bytes | None:
         """The whole answer to a request with the usual budget, where one that had no less time was just refused.
@@ -131,8 +135,7 @@ class Served:
         Raises:
             RequestError: It is refused.
         """
-        if self.engine_lost:
-            raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+        self.refuse_lost()
         read_ns = self._now_ns()
         arrival_ns = self._arrived(read_ns)
         if heard is not None and read_ns - arrival_ns > VAGUE_NS:
@@ -191,6 +194,15 @@ class Served:
         """The engine is gone: whoever waits is told, and nobody else is taken in."""
         self.engine_lost = True
         self.frontend.fail(ENGINE_LOST)
+
+    def refuse_lost(self) -> None:
+        """Say that nothing can be put in, where that is so.
+
+        Raises:
+            Overloaded: The engine is gone.
+        """
+        if self.engine_lost:
+            raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
 
     @property
     def most_rows(self) -> int:

@@ -3,7 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import Protocol, TypeVar, final
 
 from penstock.core.application import Application
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
@@ -49,6 +49,16 @@ class Port(Protocol):
         """There is room for more messages."""
 
 
+class Member(Protocol):
+    """One of a model's live streams, whatever carries it."""
+
+    def finish(self, code: int, reason: str) -> None:
+        """The server ends it: what came is answered, and nothing more is taken."""
+
+
+M = TypeVar("M", bound=Member)
+
+
 @final
 class Streams:
     """The live streams of one model.
@@ -88,21 +98,30 @@ class Streams:
         self.counts = frontend.counts
         self._table = table
         self._chunk_s = application.live.chunk_s(application.input)
-        self._open: set[Stream] = set()
+        self._open: set[Member] = set()
         self._ended_ns = 0
         self._between_s: float | None = None
         # What a front-end that was here before left there.
         self.counts[STREAMS_OPEN] = 0
 
     def open(self) -> "Stream":
+        """Take a stream of a WebSocket in, see `take_in`."""
+        return self.take_in(lambda: Stream(self), self.budget_ns)
+
+    def take_in(self, make: Callable[[], M], budget_ns: int) -> M:
         """Take a stream in; it holds a slot until it leaves.
+
+        Args:
+            make: Makes it, once it is admitted; raises `Overloaded` where no slot is free.
+            budget_ns: The latency budget that it must be carried under.
 
         Raises:
             Overloaded: The measured costs cannot carry one more, or no slot is free.
+            DeadlineImpossible: Nobody can have that budget.
         """
         try:
-            self.admit(self.budget_ns, newcomers=1)
-            stream = Stream(self)
+            self.admit(budget_ns, newcomers=1)
+            stream = make()
         except Overloaded as error:
             self.counts[STREAMS_REFUSED] += 1
             raise Overloaded(str(error), self._retry_after_s()) from None
@@ -119,11 +138,7 @@ class Streams:
             DeadlineImpossible: Nobody can have that budget.
         """
         costs = Costs.published(self._table)
-        if budget_ns < costs.least_ns:
-            raise DeadlineImpossible(
-                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
-                f"{costs.least_ns / 1e6:.2f} ms."
-            )
+        self.refuse_impossible(budget_ns)
         streams = int(self._table.counts[:, STREAMS_OPEN].sum())
         # The engine's other tables get no more of its time than this one.
         share = 1 - min(int(self._table.rivals_share[0]), 500) / 1000
@@ -133,7 +148,19 @@ class Streams:
                 f"{streams:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", self._retry_after_s()
             )
 
-    def left(self, stream: "Stream", *, broken: bool) -> None:
+    def refuse_impossible(self, budget_ns: int) -> None:
+        """See whether anybody can have a budget.
+
+        Raises:
+            DeadlineImpossible: Nobody can.
+        """
+        least_ns = int(self._table.least_ns[0])
+        if budget_ns < least_ns:
+            raise DeadlineImpossible(
+                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of {least_ns / 1e6:.2f} ms."
+            )
+
+    def left(self, stream: Member, *, broken: bool) -> None:
         """A stream is over."""
         if stream not in self._open:
             return

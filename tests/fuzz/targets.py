@@ -24,6 +24,7 @@ from penstock.core.decode import decode_image
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.protocols import plain
+from penstock.serve.protocols.infer import MOST_ID_CHARACTERS, Count, frames_of, rows_of
 from penstock.serve.protocols.inference_v2 import HEAD_LENGTH, infer_response, parse_infer
 from penstock.serve.served import Served
 from penstock.serve.wire import Head, Request, Response, decompressed, serialised
@@ -74,20 +75,35 @@ def _is_a_refusal(error: RequestError, most: int = MOST_MESSAGE) -> None:
 
 def infer(data: bytes) -> None:
     """`parse_infer`. The line: which spec, then the text of the JSON head's length, if any."""
+    spec, request = _inferred(data)
+    _infers(request, spec, rows_of, 1)
+
+
+def sequence(data: bytes) -> None:
+    """`parse_infer` of a live signal's chunk. The line: which spec a frame has, then as for `infer`."""
+    frame, request = _inferred(data)
+    _infers(request, frame, frames_of, 0)
+
+
+def _inferred(data: bytes) -> tuple[TensorSpec, Request]:
     line, body = _line_and_rest(data)
     spec, length = _chosen(line)
-    request = _post(body, **({HEAD_LENGTH.replace("-", "_"): length.decode("latin-1")} if length else {}))
+    return spec, _post(body, **({HEAD_LENGTH.replace("-", "_"): length.decode("latin-1")} if length else {}))
+
+
+def _infers(request: Request, spec: TensorSpec, count: Count, least_rows: int) -> None:
     try:
-        found = parse_infer(request, spec, SCORES, MOST_ROWS)
+        found = parse_infer(request, spec, SCORES, MOST_ROWS, count)
     except RequestError as error:
         _is_a_refusal(error, 1_000)
         return
     rows = len(found.chunks)
-    assert 1 <= rows <= MOST_ROWS
-    assert found.batched or rows == 1
+    assert least_rows <= rows <= MOST_ROWS
+    assert found.batched or rows == 1 or count is frames_of
     _is_of(spec, found.chunks)
     assert found.budget_ns is None or 0 < found.budget_ns <= plain.MAX_BUDGET_MS * 1_000_000
-    outputs = np.zeros((rows, 3), np.float32)
+    assert found.place is None or (found.place.id and len(str(found.place.id)) <= MOST_ID_CHARACTERS)
+    outputs = np.zeros((1 if count is frames_of else rows, 3), np.float32)
     response = infer_response(found, outputs, "app", "1", SCORES)
     assert response.status == 200
     binary = dict(response.headers).get("Inference-Header-Content-Length")
@@ -317,6 +333,7 @@ def golden(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "reader": reader,
     "infer": infer,
+    "sequence": sequence,
     "chunk": chunk,
     "unpack": unpack,
     "respond": respond,

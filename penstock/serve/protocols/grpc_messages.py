@@ -20,10 +20,12 @@ from penstock.core.errors import (
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.protocols import grpc_v2_pb2 as pb
 from penstock.serve.protocols.infer import (
+    Count,
     Infer,
     check_input,
     check_output,
     chunks_of,
+    place_of,
     priority_of,
     rows_of,
     timeout_ns_of,
@@ -75,15 +77,17 @@ def parse_infer(
     output: TensorSpec,
     most_rows: int,
     left_s: float | None = None,
+    count: Count = rows_of,
 ) -> Infer:
     """Read an inference request.
 
     Args:
         request: The message.
-        input: The one input's spec.
+        input: The spec of a row of the one input.
         output: The one output's spec.
         most_rows: The most rows taken in one request.
         left_s: What the deadline of the RPC leaves, in seconds; None where it has none.
+        count: Counts the rows: `rows_of`, or `frames_of` where they are the frames of one chunk.
 
     Raises:
         InvalidInput: It is not of the protocol, or not what the specs say.
@@ -93,7 +97,7 @@ def parse_infer(
     if len(request.inputs) != 1:
         raise InvalidInput(f"The request has {len(request.inputs)} inputs; it must have exactly one, {input.name!r}.")
     tensor = request.inputs[0]
-    rows, batched = rows_of(tensor.name, tensor.datatype, tuple(tensor.shape), input, most_rows)
+    rows, batched = count(tensor.name, tensor.datatype, tuple(tensor.shape), input, most_rows)
     check_input(_values(tensor.parameters))
     for wanted in request.outputs:
         check_output(wanted.name, _values(wanted.parameters), output)
@@ -106,6 +110,7 @@ def parse_infer(
         wanted=True,
         budget_ns=_shorter(timeout_ns_of(parameters), left_s),
         priority=priority_of(parameters),
+        place=place_of(parameters),
     )
 
 
@@ -140,7 +145,7 @@ def _chunks(
         raise InvalidInput(f"{spec.protocol_datatype} has no typed contents; send its bytes in raw_input_contents.")
     field, wide = CONTENTS[spec.dtype]
     numbers = getattr(tensor.contents, field)
-    if filled != [field] or len(numbers) != rows * spec.size:
+    if filled != [field] * bool(rows) or len(numbers) != rows * spec.size:
         raise InvalidInput(
             f"{spec.name!r} has {len(numbers):,} {field}{_and_others(filled, field)}; {rows} x {spec.describe()} is "
             f"{rows * spec.size:,} numbers there, or its bytes in raw_input_contents."

@@ -14,26 +14,25 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, ServeError
-from penstock.core.spec import Array
+from penstock.core.errors import InvalidInput, RequestError, ServeError
 from penstock.serve.models import Models
 from penstock.serve.protocols import grpc_v2_pb2 as pb
-from penstock.serve.protocols import inference_v2
-from penstock.serve.protocols.grpc_messages import infer_response, parse_infer, retry_metadata, status_of
-from penstock.serve.served import Served
-from penstock.serve.slots import ANSWERED
+from penstock.serve.protocols.described import model_config, model_metadata
+from penstock.serve.protocols.grpc_asked import Asked, own_fault
+from penstock.serve.protocols.grpc_messages import retry_metadata, status_of
 from penstock.serve.statistics import model_statistics
 
 log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
-EXTENSIONS = ["model_configuration", "model_repository", "statistics"]
+EXTENSIONS = ["model_configuration", "model_repository", "sequence", "statistics"]
 # The most requests of one stream that wait for their answers; the stream is read on as answers go out.
 STREAM_IN_FLIGHT = 256
 
 Context = grpc.aio.ServicerContext[Any, Any]
-# Given the metadata `authorization` of a call and whether only an admin may do it; raises if it may not be answered.
-Authorise = Callable[[str | None, bool], None]
+# Given the metadata `authorization` of a call and whether only an admin may do it; gives whose key that is, and raises
+# if the call may not be answered.
+Authorise = Callable[[str | None, bool], str]
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
 M = TypeVar("M", bound=Message)
@@ -169,17 +168,17 @@ class _Service:
     ) -> Callable[[bytes, Context], Awaitable[Message]]:
         async def answer(raw: bytes, context: Context) -> Message:
             try:
-                _check_key(authorise, context, admin=admin)
+                owner = _check_key(authorise, context, admin=admin)
                 request = _parsed(request_type, raw)
                 if answer_at_home is not None:
                     return await self._at_home(answer_at_home(request))
                 assert isinstance(request, pb.ModelInferRequest), request
-                return await self._infer(request, context.time_remaining())
+                return await self._infer(request, context.time_remaining(), owner)
             except RequestError as error:
                 refusal = error
             except Exception:
                 log.exception("%s failed", request_type.__name__)
-                refusal = _own_fault()
+                refusal = own_fault()
             return await _refuse(context, refusal)
 
         return answer
@@ -210,15 +209,10 @@ class _Service:
         return pb.ModelReadyResponse(ready=ready and not self._models.draining)
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
-        served = self._models.named(request.name, request.version)
-        application = served.application
-        metadata = inference_v2.model_metadata(served.name, served.version, application.input, application.output)
-        return pb.ModelMetadataResponse(**metadata)
+        return pb.ModelMetadataResponse(**model_metadata(self._models.named(request.name, request.version)))
 
     async def _model_config(self, request: pb.ModelConfigRequest) -> Message:
-        served = self._models.named(request.name, request.version)
-        application = served.application
-        config = inference_v2.model_config(served.name, application.input, application.output, served.most_rows)
+        config = model_config(self._models.named(request.name, request.version))
         return pb.ModelConfigResponse(config=pb.ModelConfig(**config))
 
     async def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
@@ -252,7 +246,7 @@ class _Service:
         await self._models.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    async def _infer(self, request: pb.ModelInferRequest, left_s: float | None) -> pb.ModelInferResponse:
+    async def _infer(self, request: pb.ModelInferRequest, left_s: float | None, owner: str) -> pb.ModelInferResponse:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.ModelInferResponse] = loop.create_future()
 
@@ -267,7 +261,7 @@ class _Service:
 
         home = self._home
         done = settle if home is None else lambda result: loop.call_soon_threadsafe(settle, result)
-        asked = _Asked(self._models, request, left_s, done)
+        asked = Asked(self._models, request, left_s, owner, done)
         asked.put_in() if home is None else home.call_soon_threadsafe(asked.put_in)
         try:
             return await answer
@@ -278,21 +272,23 @@ class _Service:
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         try:
-            _check_key(self._authorise, context, admin=False)
+            owner = _check_key(self._authorise, context, admin=False)
         except RequestError as error:
             await _refuse(context, error)
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(requests, context, group))
+            reading = group.create_task(self._read(requests, context, group, owner))
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
         if reading.cancelled():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is going down; open a stream to another one.")
 
-    async def _read(self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup) -> None:
+    async def _read(
+        self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, owner: str
+    ) -> None:
         room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
 
         async def answer(raw: bytes) -> None:
-            response = await self._stream_answer(raw)
+            response = await self._stream_answer(raw, owner)
             async with writing:
                 await context.write(response)
             room.release()
@@ -301,71 +297,22 @@ class _Service:
             await room.acquire()
             group.create_task(answer(raw))
 
-    async def _stream_answer(self, raw: bytes) -> pb.ModelStreamInferResponse:
+    async def _stream_answer(self, raw: bytes, owner: str) -> pb.ModelStreamInferResponse:
         request = pb.ModelInferRequest()
         try:
             request = _parsed(pb.ModelInferRequest, raw)
             # The deadline of the RPC is that of the whole stream, so it says nothing of this request.
-            response = await self._infer(request, None)
+            response = await self._infer(request, None, owner)
             response.parameters["triton_final_response"].bool_param = True
             return pb.ModelStreamInferResponse(infer_response=response)
         except RequestError as error:
             refusal = error
         except Exception:
             log.exception("a request of a stream failed")
-            refusal = _own_fault()
+            refusal = own_fault()
         return pb.ModelStreamInferResponse(
             error_message=str(refusal), infer_response=pb.ModelInferResponse(id=request.id)
         )
-
-
-@final
-class _Asked:
-    """One inference request, in the loop of the models. `done` is called once, unless it is taken back."""
-
-    def __init__(
-        self,
-        models: Models,
-        request: pb.ModelInferRequest,
-        left_s: float | None,
-        done: Callable[[pb.ModelInferResponse | RequestError], object],
-    ) -> None:
-        self._models, self._request, self._left_s, self._done = models, request, left_s, done
-        self._cancel: Callable[[], None] | None = None
-
-    def put_in(self) -> None:
-        try:
-            served = self._models.named(self._request.model_name, self._request.model_version)
-        except RequestError as error:
-            self._done(error)
-            return
-        try:
-            self._ask(served)
-        except RequestError as error:
-            served.count_refusal(error)
-            self._done(error)
-        except Exception:
-            log.exception("a request of %r failed", served.name)
-            self._done(_own_fault())
-
-    def take_back(self) -> None:
-        if self._cancel is not None:
-            self._cancel()
-
-    def _ask(self, served: Served) -> None:
-        application, request = served.application, self._request
-        infer = parse_infer(request, application.input, application.output, served.most_rows, self._left_s)
-
-        def finished(result: Array | RequestError) -> None:
-            if isinstance(result, RequestError):
-                served.count_refusal(result)
-                self._done(result)
-                return
-            served.counts[ANSWERED] += 1
-            self._done(infer_response(infer, result, served.name, served.version, application.output))
-
-        tickets = served.ask_all(infer.chunks, finished, infer.budget_ns, infer.priority > inference_v2.HIGHEST)
-        self._cancel = lambda: served.cancel(tickets)
 
 
 def _parsed(kind: type[M], raw: bytes) -> M:
@@ -375,12 +322,12 @@ def _parsed(kind: type[M], raw: bytes) -> M:
         raise InvalidInput(f"{len(raw):,} bytes are not a {kind.__name__}; send that message, as protobuf.") from None
 
 
-def _check_key(authorise: Authorise | None, context: Context, *, admin: bool) -> None:
+def _check_key(authorise: Authorise | None, context: Context, *, admin: bool) -> str:
     if authorise is None:
-        return
+        return ""
     keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
     # gRPC has bytes under names that end in -bin alone.
-    authorise(str(keys[0]) if keys else None, admin)
+    return authorise(str(keys[0]) if keys else None, admin)
 
 
 async def _refuse(context: Context, error: RequestError) -> NoReturn:
@@ -390,7 +337,3 @@ async def _refuse(context: Context, error: RequestError) -> NoReturn:
 def _check_repository(name: str) -> None:
     if name:
         raise InvalidInput(f"There is one repository, and it has no name; {name!r} came.")
-
-
-def _own_fault() -> ComputeFailed:
-    return ComputeFailed("The server failed on this request; its log says how.")

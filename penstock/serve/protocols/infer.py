@@ -1,6 +1,6 @@
 """An inference request of the Open Inference Protocol, and the checks that HTTP and gRPC share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import Any
@@ -9,12 +9,22 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, TooLarge
 from penstock.core.spec import Array, TensorSpec
+from penstock.serve.heard import Heard
 from penstock.serve.protocols.plain import MAX_BUDGET_MS
+from penstock.serve.sequences import Finished, Place
+from penstock.serve.served import Served
 
 # n rows of one request
 
 _SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 _MAX_PRIORITY = (1 << 64) - 1
+# Priorities beyond it are of the background.
+HIGHEST = 1
+# As long as Triton takes the name of a sequence.
+MOST_ID_CHARACTERS = 128
+
+# Gives of an input tensor's name, datatype and shape how many rows it has and whether it has the batch dimension.
+Count = Callable[[Any, Any, tuple[int, ...], TensorSpec, int], tuple[int, bool]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +33,13 @@ class Infer:
 
     Args:
         id: The client's own name for it, or None.
-        chunks: `[n, *spec.shape]`.
+        chunks: `[n, *spec.shape]`; of a live signal, the n frames of one chunk.
         batched: Whether the request had the batch dimension; without it, neither has the response.
         binary: Whether the output is wanted as raw bytes.
         wanted: Whether the output is wanted at all.
         budget_ns: The latency budget that it names, or None.
         priority: As the protocol counts it: 1 is the highest, 0 leaves it to the server.
+        place: In a sequence; None where it names none.
     """
 
     id: str | None
@@ -38,6 +49,98 @@ class Infer:
     wanted: bool
     budget_ns: int | None
     priority: int = 0
+    place: Place | None = None
+
+
+def terms_of(served: Served) -> tuple[TensorSpec, TensorSpec, int, Count]:
+    """What is read of a model's requests: a row's spec, the output's, the most rows, and what counts them."""
+    application, sequences = served.application, served.sequences
+    if sequences is None:
+        return application.input, application.output, served.most_rows, rows_of
+    return sequences.frame, application.output, sequences.most_frames, frames_of
+
+
+def ask(
+    served: Served,
+    infer: Infer,
+    finished: Finished,
+    *,
+    owner: str,
+    budget_ns: int | None,
+    background: bool = False,
+    heard: Heard | None = None,
+) -> Callable[[], None]:
+    """Put a request in: its rows, or the one chunk of a sequence.
+
+    Args:
+        served: The model.
+        infer: The request.
+        finished: Called once with the outputs `[n, ...]` or why there are none.
+        owner: Whose key the client has.
+        budget_ns: Its latency budget, where one is named.
+        background: Whether it is of the second class, whatever its priority.
+        heard: Says for how long it is here.
+
+    Returns:
+        What cancels it.
+
+    Raises:
+        RequestError: It is refused.
+    """
+    background = background or infer.priority > HIGHEST
+    if served.sequences is None:
+        if infer.place is not None:
+            raise InvalidInput(
+                f"{served.name!r} remembers nothing from one request to the next; leave sequence_id "
+                f"{infer.place.id!r} out."
+            )
+        tickets = served.ask_all(infer.chunks, finished, budget_ns, background, heard)
+        return lambda: served.cancel(tickets)
+    if infer.place is None:
+        raise InvalidInput(
+            f"{served.name!r} is sent a live signal chunk by chunk; name it by sequence_id, not 0, with sequence_start "
+            f"on the first chunk and sequence_end on the last."
+        )
+    served.refuse_lost()
+    return served.sequences.put(
+        infer.place, infer.chunks, finished, owner=owner, budget_ns=budget_ns, background=background
+    )
+
+
+def place_of(parameters: Mapping[str, Any]) -> Place | None:
+    """A request's place in a sequence, from its parameters; None where it names none, or 0.
+
+    Raises:
+        InvalidInput: A name that is none, or flags that are not true or false.
+    """
+    name = parameters.get("sequence_id", 0)
+    if type(name) not in (int, str) or len(str(name)) > MOST_ID_CHARACTERS:
+        raise InvalidInput(
+            f"The sequence_id is {shown(name)}; it must be a whole number or at most {MOST_ID_CHARACTERS} characters."
+        )
+    if name in (0, ""):
+        return None
+    start, end = parameters.get("sequence_start", False), parameters.get("sequence_end", False)
+    if type(start) is not bool or type(end) is not bool:
+        raise InvalidInput(f"sequence_start is {shown(start)} and sequence_end {shown(end)}; each must be a bool.")
+    return Place(name, start, end)
+
+
+def frames_of(name: Any, datatype: Any, shape: tuple[int, ...], frame: TensorSpec, most: int) -> tuple[int, bool]:
+    """How many frames a chunk of a live signal has, and whether it has the batch dimension, which is 1, at all.
+
+    Raises:
+        InvalidInput: Its name, datatype or shape is not the spec's, or it is longer than a chunk.
+    """
+    _check_named(name, datatype, frame)
+    batched = len(shape) == len(frame.shape) + 2 and shape[0] == 1
+    chunk = shape[1:] if batched else shape
+    if not chunk or chunk[1:] != frame.shape or not 0 <= chunk[0] <= most:
+        raise InvalidInput(
+            f"The shape is {shown(list(shape))}; {frame.name!r} takes {[1, 'frames', *frame.shape]} with 1 to {most:,} "
+            f"frames."
+        )
+    return chunk[0], batched
 
 
 def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, most_rows: int) -> tuple[int, bool]:
@@ -47,10 +150,7 @@ def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, 
         InvalidInput: Its name, datatype or shape is not the spec's.
         TooLarge: Too many rows.
     """
-    if name != spec.name:
-        raise InvalidInput(f"The input is named {shown(name)}; this model's is {spec.name!r}.")
-    if datatype != spec.protocol_datatype:
-        raise InvalidInput(f"The datatype is {shown(datatype)}; {spec.name!r} is {spec.protocol_datatype}.")
+    _check_named(name, datatype, spec)
     if shape == spec.shape:
         return 1, False
     if not shape or shape[1:] != spec.shape or shape[0] < 1:
@@ -62,6 +162,13 @@ def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, 
     return shape[0], True
 
 
+def _check_named(name: Any, datatype: Any, spec: TensorSpec) -> None:
+    if name != spec.name:
+        raise InvalidInput(f"The input is named {shown(name)}; this model's is {spec.name!r}.")
+    if datatype != spec.protocol_datatype:
+        raise InvalidInput(f"The datatype is {shown(datatype)}; {spec.name!r} is {spec.protocol_datatype}.")
+
+
 def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
     """The chunks, `[rows, *spec.shape]`, in as many little-endian bytes as they have.
 
@@ -69,7 +176,7 @@ def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
         InvalidInput: A float is NaN or infinite, or a bool is neither 0 nor 1.
     """
     assert len(raw) == rows * spec.nbytes, (len(raw), rows, spec)
-    if spec.takes_any_bytes:
+    if spec.takes_any_bytes or not rows:
         return np.frombuffer(raw, spec.numpy_dtype).reshape(rows, *spec.shape)
     return np.stack([spec.from_bytes(raw[row : row + spec.nbytes]) for row in range(0, len(raw), spec.nbytes)])
 

@@ -16,12 +16,17 @@ from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.connection import Answer, refused
 from penstock.serve.protocols.infer import (
+    Count,
     Infer,
+    ask,
     check_input,
     check_output,
     chunks_of,
+    frames_of,
+    place_of,
     priority_of,
     rows_of,
+    terms_of,
     timeout_ns_of,
 )
 from penstock.serve.protocols.plain import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_background, json_of
@@ -30,9 +35,7 @@ from penstock.serve.slots import ANSWERED
 from penstock.serve.wire import Head, Request, Response
 
 HEAD_LENGTH = "inference-header-content-length"
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-# Priorities beyond it are of the background.
-HIGHEST = 1
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +46,24 @@ class Plan:
         served: By which model.
         budget_ns: Its own latency budget, or None.
         background: Whether it is of the second class.
+        owner: Whose key the client has.
     """
 
     served: Served
     budget_ns: int | None
     background: bool
+    owner: str
 
     @classmethod
-    def of(cls, served: Served, head: Head) -> "Plan":
+    def of(cls, served: Served, head: Head, owner: str) -> "Plan":
         """Read a head.
 
         Raises:
             InvalidInput: The budget or the priority is none.
         """
         headers = head.headers
-        return cls(served, budget_ns_of(headers.get(BUDGET_HEADER)), is_background(headers.get(PRIORITY_HEADER)))
+        budget_ns = budget_ns_of(headers.get(BUDGET_HEADER))
+        return cls(served, budget_ns, is_background(headers.get(PRIORITY_HEADER)), owner)
 
     def infer(self, request: Request, answer: Answer) -> Callable[[], None]:
         """Put the rows in, and answer when all their results are there; gives what cancels them.
@@ -66,8 +72,7 @@ class Plan:
             RequestError: It is not of the protocol, not what the model takes, or refused.
         """
         served = self.served
-        application = served.application
-        infer = parse_infer(request, application.input, application.output, served.most_rows)
+        infer = parse_infer(request, *terms_of(served))
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
@@ -75,21 +80,30 @@ class Plan:
                 answer(refused(result))
                 return
             served.counts[ANSWERED] += 1
-            answer(infer_response(infer, result, served.name, served.version, application.output))
+            answer(infer_response(infer, result, served.name, served.version, served.application.output))
 
-        background = infer.priority > HIGHEST or self.background
-        tickets = served.ask_all(infer.chunks, finished, infer.budget_ns or self.budget_ns, background, request.heard)
-        return lambda: served.cancel(tickets)
+        return ask(
+            served,
+            infer,
+            finished,
+            owner=self.owner,
+            budget_ns=infer.budget_ns or self.budget_ns,
+            background=self.background,
+            heard=request.heard,
+        )
 
 
-def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_rows: int) -> Infer:
+def parse_infer(
+    request: Request, input: TensorSpec, output: TensorSpec, most_rows: int, count: Count = rows_of
+) -> Infer:
     """Read an inference request.
 
     Args:
         request: The HTTP request.
-        input: The one input's spec.
+        input: The spec of a row of the one input.
         output: The one output's spec.
         most_rows: The most rows taken in one request.
+        count: Counts them: `rows_of`, or `frames_of` where they are the frames of one chunk.
 
     Raises:
         InvalidInput: It is not of the protocol, or not what the specs say.
@@ -102,7 +116,9 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
         raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
     tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
     shape = _shape(tensor.get("shape"))
-    rows, batched = rows_of(tensor.get("name"), tensor.get("datatype"), shape, input, most_rows)
+    rows, batched = count(tensor.get("name"), tensor.get("datatype"), shape, input, most_rows)
+    if batched and count is frames_of:
+        tensor = tensor | _of_the_only(tensor.get("data"))
     wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
     return Infer(
         id=_id(head.get("id")),
@@ -112,6 +128,7 @@ def parse_infer(request: Request, input: TensorSpec, output: TensorSpec, most_ro
         wanted=wanted,
         budget_ns=timeout_ns_of(parameters),
         priority=priority_of(parameters),
+        place=place_of(parameters),
     )
 
 
@@ -134,37 +151,6 @@ def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: 
     return Response(
         200, start + raw, "application/octet-stream", (("Inference-Header-Content-Length", str(len(start))),)
     )
-
-
-def model_metadata(name: str, version: str, input: TensorSpec, output: TensorSpec) -> dict[str, Any]:
-    """`GET /v2/models/{name}`."""
-    return {
-        "name": name,
-        "versions": [version],
-        "platform": "penstock",
-        "inputs": [_tensor_metadata(input)],
-        "outputs": [_tensor_metadata(output)],
-    }
-
-
-def model_config(name: str, input: TensorSpec, output: TensorSpec, max_batch_size: int) -> dict[str, Any]:
-    """`GET /v2/models/{name}/config`, as far as it means something here."""
-
-    def tensor(spec: TensorSpec) -> dict[str, Any]:
-        return {"name": spec.name, "data_type": f"TYPE_{spec.protocol_datatype}", "dims": list(spec.shape)}
-
-    return {
-        "name": name,
-        "platform": "penstock",
-        "backend": "penstock",
-        "max_batch_size": max_batch_size,
-        "input": [tensor(input)],
-        "output": [tensor(output)],
-    }
-
-
-def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.protocol_datatype, "shape": [-1, *spec.shape]}
 
 
 def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
@@ -203,6 +189,12 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
             f"{rows} x {spec.describe()} has {expected:,}."
         )
     return chunks_of(tail, rows, spec)
+
+
+def _of_the_only(data: Any) -> dict[str, Any]:
+    # Nested lists with the batch dimension; flat ones have none.
+    nested = isinstance(data, list) and len(cast(list[Any], data)) == 1 and isinstance(data[0], list)
+    return {"data": data[0]} if nested else {}
 
 
 def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:

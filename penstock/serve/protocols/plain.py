@@ -22,7 +22,7 @@ BUDGET_HEADER = "penstock-latency-ms"
 PRIORITY_HEADER = "penstock-priority"
 PRIORITIES = ("interactive", "background")
 # What clients send when they were not told better; the body itself says what it is.
-_UNSAID = ("", "application/x-www-form-urlencoded")
+UNSAID = ("", "application/x-www-form-urlencoded")
 MAX_BUDGET_MS = 600_000
 
 
@@ -110,14 +110,14 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     if content_type == RAW:
         return application.input.from_bytes(body)
     begins = body.lstrip()[:1]
-    if begins == b"[" and (content_type == "application/json" or content_type in _UNSAID):
+    if begins == b"[" and (content_type == "application/json" or content_type in UNSAID):
         return application.input.from_numbers(json_of(body))
     if content_type == "application/json" and "application/json" not in application.accepts:
         found = json_of(body)
         if not application.input.shape:
             return application.input.from_numbers(found)
         raise InvalidInput(f"The body is JSON but not an array; send {application.input.describe()} as nested arrays.")
-    if application.decode is not None and (content_type in _UNSAID or content_type in application.accepts):
+    if application.decode is not None and (content_type in UNSAID or content_type in application.accepts):
         return _decoded(served, body, content_type)
     taken = ", ".join(dict.fromkeys((*application.accepts, "application/json", RAW)))
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
