@@ -25,9 +25,9 @@ export class Heard {
       "div",
       { className: "answer" },
       element("div", { className: "answer-head" }, this.word, element("div", {}, this.sure, this.time)),
+      this.figures,
       this.words,
       this.lines,
-      this.figures,
       this.spoken,
     );
     this.clear();

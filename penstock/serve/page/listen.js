@@ -40,7 +40,7 @@ class Panel {
     this.file.addEventListener("change", () => this.#offer());
     addEventListener("pagehide", this.hidden);
     const label = element("label", { htmlFor: "sound-file" }, "or a sound file, played and heard in real time");
-    const input = element("div", {}, this.start, this.state, this.level.view, label, this.file, this.play);
+    const input = element("div", {}, this.start, this.state, this.level.view, label, element("div", { className: "file" }, this.file, this.play));
     this.view = element("div", { className: "try listen" }, input, this.heard.view, sameFromPython(app));
     this.#offer();
     this.show("idle", "not listening");

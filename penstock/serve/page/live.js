@@ -11,6 +11,8 @@ let of = null;
 export function showStats(name, stats) {
   if (name !== of) history = new History();
   of = name;
+  write(byId("rate-title"), stats.streams ? "Requests and chunks of streams" : "Requests");
+  if (stats.streams) stats = { ...stats, answered: stats.answered + stats.streams.results };
   const recent = history.add(stats);
   showTotals(stats);
   if (!recent) return;
