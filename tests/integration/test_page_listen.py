@@ -215,11 +215,24 @@ def test_a_refusal_is_said_and_asked_again(page: Page) -> None:
     state_is(page, "ended", "all that was heard is answered")
 
 
+def test_a_stream_that_does_not_open_is_tried_again_until_one_stops(page: Page) -> None:
+    page.evaluate(
+        """window.WebSocket = class {
+            constructor() { setTimeout(() => this.onclose({ code: 1006, reason: "" }), 10); }
+            close() {}
+        }"""
+    )
+    start(page)
+    state_is(page, "refused", "refused: the server opens no stream now; 0 are open. Asking again in")
+    stop(page)
+    state_is(page, "idle", "not listening")
+
+
 def test_why_a_stream_ended_is_said(page: Page) -> None:
     def hang_up(socket: WebSocketRoute) -> None:
         server = socket.connect_to_server()
         server.on_message(
-            lambda message: socket.send(message) if "ready" in message else socket.close(code=1001, reason=WHY)
+            lambda message: socket.send(message) if "ready" in str(message) else socket.close(code=1001, reason=WHY)
         )
 
     page.route_web_socket("**/stream", hang_up)

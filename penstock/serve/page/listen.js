@@ -188,15 +188,17 @@ class Run {
   // A browser does not say why no WebSocket opened, so the server is asked for something else.
   async #unopened(end, key) {
     if (end.why) return this.#finish("failed", `ended: ${end.why}`);
+    let stats;
     try {
-      await getJson("v1/stats");
+      stats = (await getJson("v1/stats")).models[this.app.name];
     } catch (error) {
       if (error instanceof Gone) this.panel.connection.lost();
       return this.#finish("failed", error instanceof Gone ? "ended: the server does not answer" : `ended: ${error.message}`);
     }
     if (this.#over) return;
-    if (key !== apiKey()) this.#connect(this.#sound);
-    else await this.#retry("refused: the server opens no more streams now", UNTIL_ANOTHER_MS);
+    if (!stats) this.#finish("failed", `ended: the server has no ${this.app.name} any more`);
+    else if (key !== apiKey()) this.#connect(this.#sound);
+    else await this.#retry(`refused: the server opens no stream now; ${stats.streams.open} are open.`, UNTIL_ANOTHER_MS);
   }
 
   async #retry(sentence, afterMs) {
