@@ -14,7 +14,7 @@ from tests.support.page import BROWSER_ARGUMENTS, BROWSERS, Watch, luminance, ur
 from tests.support.serving import RunningServer, write_doubler
 
 KEY = "anna (0123456789abcdef)".replace(" ", "-")
-WORDS = 3
+WORDS = 2
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +217,11 @@ def test_a_refusal_is_said_and_asked_again(page: Page) -> None:
 
 def test_a_stream_that_does_not_open_is_tried_again_until_one_stops(page: Page) -> None:
     page.evaluate(
-        """window.WebSocket = class {
-            constructor() { setTimeout(() => this.onclose({ code: 1006, reason: "" }), 10); }
-            close() {}
+        """() => {
+            window.WebSocket = class {
+                constructor() { setTimeout(() => this.onclose({ code: 1006, reason: "" }), 10); }
+                close() {}
+            };
         }"""
     )
     start(page)
