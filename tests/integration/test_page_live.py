@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.page import DRAWINGS, Watch, draw, load, url_of
+from tests.support.page import DRAWINGS, Watch, draw, load, luminance, url_of
 from tests.support.serving import RunningServer
 
 FEW_PX = 2
@@ -137,13 +137,6 @@ def test_text_can_be_read_in_both_schemes(
         lighter, darker = sorted((ground, luminance(colour)), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, f"{text} in {colour} on {colours['ground']}"
     page.close()
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of `rgb(r, g, b)`, WCAG 2.2."""
-    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
-    red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def in_page(page: Page, script: str) -> Any:

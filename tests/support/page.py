@@ -89,6 +89,13 @@ def draw(page: Page, strokes: list[Stroke], *, size: float = 1, left: float = 0,
         page.mouse.up()
 
 
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`, WCAG 2.2."""
+    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 @contextmanager
 def load(server: RunningServer, path: str, body: bytes, clients: int = 4) -> Generator[None]:
     """Requests from a few clients at once, each as fast as it is answered."""

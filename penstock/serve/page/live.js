@@ -4,10 +4,15 @@ import { drawArea, drawBars, drawLevels, drawLine, labelBars, labelLevels, round
 import { byId, count, milliseconds, write } from "./dom.js";
 import { History, SHOWN_S, quantile } from "./stats.js";
 
-const history = new History();
+let history = new History();
+let of = null;
 
-/** Shows the newest counters. */
-export function showStats(stats) {
+/** Shows the newest counters of an application. */
+export function showStats(name, stats) {
+  if (name !== of) history = new History();
+  of = name;
+  write(byId("rate-title"), stats.streams ? "Requests and chunks of streams" : "Requests");
+  if (stats.streams) stats = { ...stats, answered: stats.answered + stats.streams.results };
   const recent = history.add(stats);
   showTotals(stats);
   if (!recent) return;

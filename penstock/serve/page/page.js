@@ -1,6 +1,7 @@
 // Penstock's page: what the server's applications say, tried by hand, and how the server does meanwhile.
 
 import { byId, element, shown, sleep, write } from "./dom.js";
+import { listenPanel, listens } from "./listen.js";
 import { showStats } from "./live.js";
 import { Gone, Refusal, getJson } from "./server.js";
 import { tryPanel } from "./try.js";
@@ -43,6 +44,8 @@ class Connection {
 
 const connection = new Connection();
 let offered = "";
+let shownApp = null; // its name
+let leave = () => {}; // ends what the panel that is shown does
 
 /** Shows the applications, unless they are shown already. */
 async function showApps() {
@@ -62,7 +65,11 @@ function showApp(app) {
   write(byId("app-description"), app.description);
   document.title = `${app.name} · Penstock`;
   write(byId("bundle"), origin(app));
-  byId("try").replaceChildren(tryPanel(app, connection));
+  leave();
+  shownApp = app.name;
+  const panel = listens(app) ? listenPanel(app, connection) : { view: tryPanel(app, connection), leave() {} };
+  leave = panel.leave;
+  byId("try").replaceChildren(panel.view);
 }
 
 function origin({ bundle, metrics }) {
@@ -72,7 +79,8 @@ function origin({ bundle, metrics }) {
 
 async function poll() {
   if (connection.state !== "works") await showApps();
-  showStats(await getJson("v1/stats"));
+  const stats = await getJson("v1/stats");
+  showStats(shownApp, stats.models[shownApp] ?? stats);
   connection.works();
 }
 

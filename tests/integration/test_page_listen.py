@@ -1,0 +1,391 @@
+"""The page of a live application, in headless Chromium with a microphone that hears a file."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
+
+from tests.support.loud import loud_bundle, write_spoken
+from tests.support.page import BROWSER_ARGUMENTS, BROWSERS, Watch, luminance, url_of
+from tests.support.serving import RunningServer, write_doubler
+
+KEY = "anna (0123456789abcdef)".replace(" ", "-")
+WORDS = 2
+
+
+@pytest.fixture(scope="module")
+def voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("voice") / "voice.wav"
+    write_spoken(file, WORDS, first_s=1.5)
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser(voice: Path) -> Iterator[Browser]:
+    """A browser that may use its microphone, which hears the voice once."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    assert found, f"The tests of the page need one of {', '.join(BROWSERS)}: run `make browser`."
+    microphone = (
+        "--use-fake-device-for-media-stream",
+        "--use-fake-ui-for-media-stream",
+        f"--use-file-for-fake-audio-capture={voice}%noloop",
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=[*BROWSER_ARGUMENTS, *microphone])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A live application and one of single requests, for those with a key."""
+    loud, other = tmp_path_factory.mktemp("loud"), tmp_path_factory.mktemp("doubler")
+    (loud / "keys").write_text(f"anna {KEY}\n")
+    options = ("--latency-ms", "500", "--api-keys", str(loud / "keys"))
+    with RunningServer(loud_bundle(loud), str(write_doubler(other)), *options) as server:
+        yield server
+
+
+def opened(browser: Browser, server: RunningServer, watch: Watch, **options: Any) -> Page:
+    page = browser.new_page(**options)
+    watch.look_at(page)
+    page.add_init_script(f"sessionStorage.setItem('penstock-api-key', {KEY!r})")
+    page.goto(url_of(server))
+    page.get_by_label("Application").select_option("loud")
+    return page
+
+
+@pytest.fixture
+def page(browser: Browser, server: RunningServer, watch: Watch) -> Iterator[Page]:
+    """The page of the application that hears loud words. It must not complain, nor ask another origin."""
+    page = opened(browser, server, watch)
+    yield page
+    page.close()
+    assert watch.complaints == []
+    assert all(url.startswith(url_of(server)) for url in watch.requests)
+
+
+def start(page: Page) -> None:
+    page.get_by_role("button", name="Start listening").click()
+
+
+def stop(page: Page) -> None:
+    page.get_by_role("button", name="Stop").click()
+
+
+def state_is(page: Page, state: str, sentence: str, timeout: float = 5000) -> None:
+    expect(page.locator(".stream-state")).to_have_attribute("data-state", state, timeout=timeout)
+    expect(page.locator(".stream-state")).to_contain_text(sentence)
+
+
+def words(page: Page, count: int) -> list[str]:
+    expect(page.locator(".words li")).to_have_count(count, timeout=10_000)
+    return page.locator(".words li").all_inner_texts()
+
+
+def milliseconds(text: str) -> float:
+    found = re.search(r"([\d.,]+) ms", text)
+    assert found, text
+    return float(found[1].replace(",", ""))
+
+
+def streams(server: RunningServer) -> dict[str, int]:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    return server.ask("GET", "/v1/stats", headers=headers)[2]["models"]["loud"]["streams"]
+
+
+def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, server: RunningServer) -> None:
+    before = streams(server)
+    start(page)
+    state_is(page, "live", "live for")
+    expect(page.locator(".level")).to_have_attribute("aria-valuenow", re.compile(r"^-[1-3]?\d$"), timeout=10_000)
+    expect(page.locator(".level-text")).to_contain_text(re.compile(r"level −\d+ dB, peak −\d+ dB"))
+    for said in words(page, WORDS):
+        assert re.fullmatch(r"loud\s+\d+ % · [\d.]+ ms", said)
+        assert 0 < milliseconds(said) < 5000
+    expect(page.locator(".answer-big")).to_have_text("loud")
+    expect(page.get_by_role("log")).to_have_text("loud" * WORDS)
+    p50, p98 = map(milliseconds, page.locator(".listen .figure").all_inner_texts())
+    assert 0 < p50 <= p98
+    stop(page)
+    state_is(page, "ended", "all that was heard is answered")
+    words(page, WORDS)
+    after = streams(server)
+    assert (after["open"], after["opened"] - before["opened"], after["broken"] - before["broken"]) == (0, 1, 0)
+    assert after["chunks"] - before["chunks"] == after["results"] - before["results"] > 40
+
+
+def test_a_file_is_heard_in_real_time_to_its_end(page: Page, voice: Path) -> None:
+    expect(page.get_by_role("button", name="Play it")).to_be_disabled()
+    page.get_by_label("or a sound file").set_input_files(voice)
+    page.get_by_role("button", name="Play it").click()
+    state_is(page, "live", "live for")
+    expect(page.get_by_label("or a sound file")).to_be_disabled()
+    state_is(page, "ended", "all that was heard is answered", timeout=15_000)
+    assert len(words(page, WORDS)) == WORDS
+    expect(page.get_by_role("button", name="Start listening")).to_be_visible()
+
+
+def test_events_without_words_are_lines(page: Page) -> None:
+    def other(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+        server.on_message(lambda message: socket.send(str(message).replace('"event":null', '"event":[0.5, -1]')))
+
+    page.route_web_socket("**/stream", other)
+    start(page)
+    expect(page.locator("ol.reply li").nth(3)).to_have_text("[0.5,-1]")
+    expect(page.locator(".words")).to_be_hidden()
+
+
+def test_another_application_or_page_ends_the_stream(page: Page, server: RunningServer) -> None:
+    start(page)
+    state_is(page, "live", "live for")
+    page.evaluate("dispatchEvent(new Event('pagehide'))")
+    state_is(page, "idle", "not listening")
+    start(page)
+    state_is(page, "live", "live for")
+    page.get_by_label("Application").select_option("doubler")
+    expect(page.locator("#json")).to_be_visible()
+    expect(page.locator("#rate-title")).to_have_text("Requests")
+    page.get_by_label("Application").select_option("loud")
+    state_is(page, "idle", "not listening")
+    expect(page.locator("#slots-in-use")).to_have_text("0")
+    assert streams(server)["open"] == 0
+
+
+PROBLEMS = {
+    "NotAllowedError": "The browser may not use the microphone.",
+    "NotFoundError": "There is no microphone.",
+    "NotReadableError": "another program may be using it",
+    "AbortError": "The microphone cannot be heard: a reason",
+}
+
+
+def test_why_there_is_no_sound_is_said(page: Page, tmp_path: Path) -> None:
+    for name, sentence in PROBLEMS.items():
+        page.evaluate(
+            """name => navigator.mediaDevices.getUserMedia = async () => {
+                throw new DOMException("a reason", name);
+            }""",
+            name,
+        )
+        start(page)
+        state_is(page, "failed", sentence)
+    (tmp_path / "noise.wav").write_bytes(b"no sound at all")
+    page.get_by_label("or a sound file").set_input_files(tmp_path / "noise.wav")
+    page.get_by_role("button", name="Play it").click()
+    state_is(page, "failed", "The browser cannot read this file as sound.")
+    page.evaluate("Object.defineProperty(window, 'isSecureContext', { value: false })")
+    start(page)
+    state_is(page, "failed", "over https:// or at localhost alone")
+
+
+def test_a_microphone_that_goes_away_ends_the_stream(page: Page) -> None:
+    page.evaluate(
+        """() => {
+            const { mediaDevices } = navigator;
+            const open = mediaDevices.getUserMedia.bind(mediaDevices);
+            mediaDevices.getUserMedia = async (wishes) => (window.media = await open(wishes));
+        }"""
+    )
+    start(page)
+    state_is(page, "live", "live for")
+    page.evaluate("media.getAudioTracks()[0].dispatchEvent(new Event('ended'))")
+    state_is(page, "ended", "The microphone is gone.")
+
+
+def test_a_refusal_is_said_and_asked_again(page: Page) -> None:
+    refusals = iter(["12 streams are open, as many as keep 100 ms. Retry after 1 s."])
+
+    def refuse(socket: WebSocketRoute) -> None:
+        if reason := next(refusals, None):
+            socket.on_message(lambda _: socket.close(code=1013, reason=reason))
+        else:
+            socket.connect_to_server()
+
+    page.route_web_socket("**/stream", refuse)
+    start(page)
+    state_is(page, "refused", "refused: 12 streams are open, as many as keep 100 ms. Asking again in 1 s.")
+    state_is(page, "live", "live for")
+    stop(page)
+    state_is(page, "ended", "all that was heard is answered")
+
+
+def test_a_stream_that_does_not_open_is_tried_again_until_one_stops(page: Page) -> None:
+    page.evaluate(
+        """() => {
+            window.WebSocket = class {
+                constructor() { setTimeout(() => this.onclose({ code: 1006, reason: "" }), 10); }
+                close() {}
+            };
+        }"""
+    )
+    start(page)
+    state_is(page, "refused", "refused: the server opens no stream now; 0 are open. Asking again in")
+    stop(page)
+    state_is(page, "idle", "not listening")
+
+
+def test_why_a_stream_ended_is_said(page: Page) -> None:
+    def hang_up(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+        server.on_message(
+            lambda message: socket.send(message) if "ready" in str(message) else socket.close(code=1001, reason=WHY)
+        )
+
+    page.route_web_socket("**/stream", hang_up)
+    start(page)
+    state_is(page, "failed", f"ended: {WHY}")
+    expect(page.get_by_role("button", name="Start listening")).to_be_enabled()
+
+
+WHY = "The server is going down; open another stream."
+
+
+def test_a_stream_that_does_not_open_has_a_key_asked_for(browser: Browser, server: RunningServer, watch: Watch) -> None:
+    page = opened(browser, server, watch)
+    expect(page.locator("#slots-total")).not_to_have_text("–")
+    page.evaluate("sessionStorage.setItem('penstock-api-key', 'of-somebody-else')")
+    start(page)
+    page.get_by_label("API key", exact=True).fill(KEY)
+    page.get_by_role("button", name="Use this key").click()
+    state_is(page, "live", "live for")
+    page.close()
+    # A browser itself reports every answer of status 4xx.
+    assert all("401" in complaint or "WebSocket" in complaint for complaint in watch.complaints)
+
+
+def test_it_is_started_and_stopped_with_the_keyboard_alone(page: Page) -> None:
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        if page.locator("button.lead").evaluate("button => button === document.activeElement"):
+            break
+    page.keyboard.press("Enter")
+    state_is(page, "live", "live for")
+    expect(page.get_by_role("button", name="Stop")).to_be_focused()
+    expect(page.get_by_role("status").filter(has_text="live")).to_have_text("live")
+    page.keyboard.press("Space")
+    state_is(page, "ended", "all that was heard is answered")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_can_be_read(
+    browser: Browser, server: RunningServer, watch: Watch, scheme: Literal["light", "dark"]
+) -> None:
+    page = opened(browser, server, watch, color_scheme=scheme)
+    script = """import('/page/heard.js').then(({ Heard }) => {
+        const heard = new Heard();
+        for (let word = 0; word < 40; word++) heard.take({ words: [{ word: "seventeen", probability: 0.98 }] }, 12.3);
+        document.querySelector(".listen .answer").replaceWith(heard.view);
+    })"""
+    page.evaluate(script)
+    page.locator(".shell summary").click()
+    for width, height in ((320, 640), (844, 390), (1280, 800)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        for seen in (".lead", ".level", ".file button", ".answer-big", ".words li", ".shell code"):
+            box = page.locator(seen).last.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+    for text in (".stream-state", ".level-text", ".words small", ".lead"):
+        assert contrast(page, text, text if text == ".lead" else "body") >= 4.5, text
+    page.close()
+    assert watch.complaints == []
+
+
+def contrast(page: Page, text: str, ground: str) -> float:
+    """Of a text's colour with that of its ground, WCAG 2.2."""
+    colours: list[str] = page.evaluate(
+        """([text, ground]) => [getComputedStyle(document.querySelector(text)).color,
+            getComputedStyle(document.querySelector(ground)).backgroundColor]""",
+        [text, ground],
+    )
+    darker, lighter = sorted(map(luminance, colours))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+SOCKET = """
+class Socket {
+    sent = []; bufferedAmount = 0; closed = null;
+    send(data) { this.sent.push(typeof data === "string" ? JSON.parse(data) : [...new Int32Array(data.buffer)]); }
+    close(code) { this.closed = code; }
+    say(said) { this.onmessage({ data: JSON.stringify(said) }); }
+}
+const told = [];
+const listener = {
+    ready: () => told.push("ready"), result: (event) => told.push(event), over: (end) => told.push(end),
+};
+const socket = new Socket();
+const stream = new Stream(socket, 8000, 2, listener);
+const chunk = (value) => Int16Array.of(value, 0);
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(browser: Browser, server: RunningServer) -> Iterator[Page]:
+    """A page whose modules are called one by one."""
+    page = browser.new_page()
+    page.goto(f"{url_of(server)}page/icon.svg")
+    yield page
+    page.close()
+
+
+def in_page(page: Page, script: str) -> Any:
+    return page.evaluate(f"import('/page/stream.js').then(({{ Stream }}) => {{ {SOCKET} {script} }})")
+
+
+def test_chunks_are_numbered_held_back_and_all_sent_before_the_end(scripts: Page) -> None:
+    sent, told, behind_s = in_page(
+        scripts,
+        """stream.send(chunk(9));  // before the stream is ready, so it is not kept
+        socket.onopen();
+        socket.say({ type: "ready" });
+        stream.send(chunk(5));
+        socket.bufferedAmount = 1e6;
+        stream.send(chunk(6));
+        stream.send(chunk(7));
+        const behindS = stream.behindS;
+        stream.end();
+        socket.bufferedAmount = 0;
+        socket.say({ type: "result", seq: 0, event: null });
+        for (const seq of [1, 2, 3]) socket.say({ type: "result", seq, event: { seq } });
+        socket.say({ type: "end", chunks: 3 });
+        socket.onclose({ code: 1000, reason: "" });
+        return [socket.sent, told, behindS];""",
+    )
+    begun = {"type": "start", "rate_hz": 8000, "encoding": "pcm_s16le", "events": "json"}
+    assert sent == [begun, [0, 5], [1, 6], [2, 7], {"type": "end"}]
+    assert told == ["ready", None, {"seq": 1}, {"seq": 2}, {"seq": 3}, {"why": "", "opened": True}]
+    assert behind_s == 6
+
+
+def test_a_stream_that_falls_far_behind_is_ended(scripts: Page) -> None:
+    told, closed = in_page(
+        scripts,
+        """socket.onopen();
+        socket.say({ type: "ready" });
+        for (let number = 0; number < 6; number++) stream.send(chunk(number));
+        socket.onclose({ code: 1000, reason: "" });
+        return [told, socket.closed];""",
+    )
+    assert told == ["ready", {"why": "Answers are 10 s behind: the network or the server is too slow.", "opened": True}]
+    assert closed == 1000
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "end"),
+    [
+        (1013, "Busy. Retry after 3 s.", {"why": "Busy.", "opened": True, "retryAfterMs": 3000}),
+        (1012, "", {"why": "The connection broke off (code 1012).", "opened": True, "retryAfterMs": 5000}),
+        (1006, "", {"why": "The connection broke off (code 1006).", "opened": True}),
+        (4408, "No samples came for 9 s.", {"why": "No samples came for 9 s.", "opened": True}),
+    ],
+)
+def test_every_close_has_its_reason(scripts: Page, code: int, reason: str, end: dict[str, Any]) -> None:
+    close = f"socket.onopen(); socket.onclose({{ code: {code}, reason: {reason!r} }}); return told;"
+    assert in_page(scripts, close) == [end]
