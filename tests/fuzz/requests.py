@@ -219,7 +219,9 @@ def not_http(app: App, chance: random.Random) -> Case:
             (b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n", 400),
             (b"GET / HTTP/9.9\r\n\r\n", 400),
             (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-            (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+            # What needs no upgrade is answered without one (RFC 9110, section 7.8).
+            (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
             (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 400),
             (post + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
             (post + b"Content-Length: -5\r\n\r\n", 400),

@@ -417,11 +417,12 @@ def no_models() -> Models:
     return models
 
 
-def authorise(key: str | None, admin: bool) -> None:
+def authorise(key: str | None, admin: bool) -> str:
     if key is None or not key.startswith("Bearer right"):
         raise Unauthorized("There is no key that is known.")
     if admin and key != "Bearer right admin":
         raise Forbidden("Not an admin's.")
+    return key
 
 
 def test_a_call_without_a_key_is_refused() -> None:
