@@ -4,7 +4,7 @@ alone.
 
 import time
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -51,16 +51,17 @@ class Leaks:
 
     Args:
         seed: Of everything.
+        kind: `StreamingExecutor`, or `GraphedExecutor` where there is a GPU.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, kind: Any = StreamingExecutor) -> None:
         torch.manual_seed(seed)
         module = Sequential(
             CausalConv1d(FEATURES, 8, 3), SequenceBatchNorm(8), GRU(8, 8), Lookahead(8, 2), nn.Linear(8, 2)
         ).eval()
         self._rng = np.random.default_rng(seed)
         table = SlotTable.private(TableLayout(slots=SLOTS, chunks=CHUNKS, input=INPUT, output=OUTPUT))
-        executor = StreamingExecutor(module, INPUT, OUTPUT, slots=SLOTS, max_rows=SLOTS)
+        executor = kind(module, INPUT, OUTPUT, slots=SLOTS, max_rows=SLOTS)
         costs = Costs([1, SLOTS], [1e5, 2e5])
         self._engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=time.monotonic_ns, costs=costs)
         self._frontend = Frontend(table, budget_ns=BUDGET_NS, wake=lambda: None)

@@ -77,7 +77,7 @@ def serve(
     """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned."""
     if exact:
         # Before torch is loaded, here or in a child: products must not depend on where in memory a row lies.
-        os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
+        os.environ["MKL_CBWR"] = "AVX2,STRICT"
     from penstock.serve.logs import set_up_logging
     from penstock.serve.server import serve as serve_bundles
     from penstock.serve.settings import Settings

@@ -9,7 +9,8 @@ PenstockError                 says what, the value received, and the fix
 ├── TrainError                a recipe, a run or a checkpoint is wrong
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── ServeError                the server cannot start
-│   └── EngineLost            the engine ended before it was done; another one is started
+│   ├── EngineLost            the engine ended before it was done; another one is started
+│   └── DeviceLost            the GPU failed; only another process can use it again
 ├── ClientError               a client is set up wrong, or got no answer
 │   ├── Unreachable           no connection, or it broke before the answer was whole
 │   ├── TimedOut              no answer within the client's `timeout_s`
@@ -64,6 +65,10 @@ class BenchError(PenstockError):
 
 class ServeError(PenstockError):
     """The server cannot start."""
+
+
+class DeviceLost(ServeError):
+    """The GPU failed in the middle of its work, for good as far as this process goes."""
 
 
 class EngineLost(ServeError):

@@ -6,8 +6,10 @@ to start it, so that the next batch is prepared while one runs, and a late strea
 without a wait in between.
 """
 
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.errors import ApplicationError, ServeError
+from penstock.core.errors import DeviceLost, ServeError
 from penstock.core.spec import Array, TensorSpec
 from penstock.kernels.table_rows import gather_rows, scatter_rows
 from penstock.nn.streaming import Streaming, mask_of
@@ -30,6 +32,9 @@ SLOT, LENGTH, FRESH, LAST, FROM, TO = range(6)
 WARM_UPS = 2
 # Batches that may be under way at once.
 IN_FLIGHT = 8
+# A batch that takes longer than this, without a graph, is larger than any budget wants.
+LONGEST_S = 0.5
+OUT_OF_MEMORY = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +86,12 @@ class GraphedExecutor(Executor):
         output: What comes of one chunk at most.
         slots: How many streams there may be.
         max_rows: The largest batch.
-        device: The process's current GPU.
+        device: The GPU.
         dtype: In which precision the network and its states are; that of its parameters by default.
         exact: Fill every batch up to the largest, see `StreamingExecutor`.
 
     Raises:
-        ApplicationError: The network makes something else of a chunk than the output, or the device is not the
-            process's current one.
+        ApplicationError: The network makes something else of a chunk than the output.
     """
 
     runs_ahead = True
@@ -107,10 +111,9 @@ class GraphedExecutor(Executor):
         self.input, self.output = input, output
         self.max_rows = min(max_rows, slots)
         self._slots = slots
-        self._device = torch.device(device)
-        if self._device.index not in (None, torch.cuda.current_device()):
-            raise ApplicationError(f"{self._device} is not the current device; an executor has a process of its own.")
-        self._network = JoinedNetwork(module, input, output, slots=slots, device=device, dtype=dtype)
+        # Named, because the current device is each thread's own.
+        self._device = torch.device("cuda", torch.device(device).index or 0)
+        self._network = JoinedNetwork(module, input, output, slots=slots, device=self._device, dtype=dtype)
         self._chunks = _locked(self.max_rows, input)
         self._outputs = _locked(self.max_rows, output)
         self._adopted = False
@@ -143,9 +146,17 @@ class GraphedExecutor(Executor):
 
     @torch.inference_mode()
     def begin(self, batch: Batch) -> Any:
-        """See `Executor`."""
+        """See `Executor`.
+
+        Raises:
+            DeviceLost: The GPU failed.
+        """
         if not self._buckets:
             self._capture()
+        with torch.cuda.device(self._device), _lost():
+            return self._begun(batch)
+
+    def _begun(self, batch: Batch) -> _Begun:
         rows = batch.slots_B.size
         assert rows <= self.max_rows, (rows, self.max_rows)
         bucket = self._buckets[next(size for size in self._sizes if size >= rows)]
@@ -168,10 +179,15 @@ class GraphedExecutor(Executor):
         return _Begun(stage=stage, rows=rows, put=batch.from_B is not None)
 
     def finish(self, begun: Any) -> Result:
-        """See `Executor`."""
+        """See `Executor`.
+
+        Raises:
+            DeviceLost: The GPU failed.
+        """
         assert isinstance(begun, _Begun), begun
-        # The one synchronisation of a batch.
-        begun.stage.done.synchronize()
+        with _lost():
+            # The one synchronisation of a batch.
+            begun.stage.done.synchronize()
         length_B, finite_B = begun.stage.answered.numpy()[:, : begun.rows]
         return Result(
             output_B=self._outputs.numpy()[: 0 if begun.put else begun.rows],
@@ -198,25 +214,52 @@ class GraphedExecutor(Executor):
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        # From the largest down, so that the smaller ones fit into its memory.
-        pool = None
-        for size in reversed(self._sizes):
-            told = torch.zeros(6, size, dtype=torch.int64)
-            _fill(told.numpy(), self._slots)
-            told = told.to(self._device)
-            answered = torch.zeros(2, size, dtype=torch.int64, device=self._device)
-            aside = torch.cuda.Stream(self._device)
-            aside.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(aside):
-                for _ in range(WARM_UPS):
+        with torch.cuda.device(self._device):
+            sizes = self._affordable()
+            # From the largest down, so that the smaller ones fit into its memory.
+            pool = None
+            for size in reversed(sizes):
+                told, answered = self._asked(size)
+                graph = torch.cuda.CUDAGraph()
+                # Other models of this process go on being served meanwhile, in another thread.
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     self._run(told, answered)
-            torch.cuda.current_stream(self._device).wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._run(told, answered)
-            pool = pool or graph.pool()
-            stages = tuple(_stage(size) for _ in range(IN_FLIGHT))
-            self._buckets[size] = _Bucket(told=told, answered=answered, graph=graph, stages=stages)
+                pool = pool or graph.pool()
+                stages = tuple(_stage(size) for _ in range(IN_FLIGHT))
+                self._buckets[size] = _Bucket(told=told, answered=answered, graph=graph, stages=stages)
+        self._sizes = sizes
+        self.max_rows = min(self.max_rows, sizes[-1])
+
+    def _affordable(self) -> list[int]:
+        """The sizes that memory and time allow, each of them run, so that libraries have chosen their kernels."""
+        affordable: list[int] = []
+        aside = torch.cuda.Stream(self._device)
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        for size in self._sizes:
+            told, answered = self._asked(size)
+            taken_s = 0.0
+            try:
+                with torch.cuda.stream(aside):
+                    for _ in range(WARM_UPS):
+                        start_s = time.perf_counter()
+                        self._run(told, answered)
+                        aside.synchronize()
+                        taken_s = time.perf_counter() - start_s
+            except torch.cuda.OutOfMemoryError:
+                if not affordable:
+                    raise
+                break
+            affordable.append(size)
+            if taken_s > LONGEST_S:
+                break
+        torch.cuda.current_stream(self._device).wait_stream(aside)
+        torch.cuda.empty_cache()
+        return affordable
+
+    def _asked(self, size: int) -> tuple[Tensor, Tensor]:
+        told = torch.zeros(6, size, dtype=torch.int64)
+        _fill(told.numpy(), self._slots)
+        return told.to(self._device), torch.zeros(2, size, dtype=torch.int64, device=self._device)
 
 
 def _sizes(most: int) -> list[int]:
@@ -224,6 +267,15 @@ def _sizes(most: int) -> list[int]:
     powers = [1 << power for power in range(most.bit_length())]
     middles = [power * 3 // 2 for power in powers if power >= 64]
     return [*sorted(size for size in (*powers, *middles) if size < most), most]
+
+
+@contextmanager
+def _lost() -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        cause = " ".join(str(error).split())[:200].rstrip(".")
+        raise DeviceLost(f"the GPU failed ({cause}); another process must be started.") from error
 
 
 def _stage(size: int) -> _Stage:
@@ -261,10 +313,10 @@ def _lock(column: Array) -> None:
     """Lock memory in its pages until the array is gone, so that the GPU reaches it."""
     runtime: Any = torch.cuda.cudart()
     address = column.ctypes.data
-    problem = runtime.cudaHostRegister(address, column.nbytes, 0)
-    if int(problem):
+    problem = int(runtime.cudaHostRegister(address, column.nbytes, 0))
+    if problem:
+        why = "allow more locked memory (ulimit -l)" if problem == OUT_OF_MEMORY else "serve it with --device cpu"
         raise ServeError(
-            f"{column.nbytes >> 20:,} MB of the slot table cannot be page-locked ({problem}); allow more locked memory "
-            f"(ulimit -l)."
+            f"{column.nbytes >> 20:,} MB of the slot table cannot be page-locked (CUDA error {problem}); {why}."
         )
     weakref.finalize(column, runtime.cudaHostUnregister, address)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from penstock.core.application import Application
-from penstock.core.errors import ServeError
+from penstock.core.errors import ApplicationError, ServeError
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.runtime.executor import Batch
 from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.load import Predictor, load, streaming_of
+from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.streamed import streamed
 
 log = logging.getLogger(__name__)
@@ -28,28 +29,40 @@ EXACT_ROWS = 256
 
 
 def gpu_executor(
-    bundle: Path, *, app: str | None, accept_changed: bool, device: str, precision: str, slots: int, exact: bool = False
-) -> tuple[Predictor, GraphedExecutor]:
+    bundle: Path,
+    *,
+    app: str | None,
+    accept_changed: bool,
+    device: str,
+    precision: str,
+    slots: int,
+    max_rows: int | None = None,
+    exact: bool = False,
+) -> tuple[Predictor, GraphedExecutor, int]:
     """Verify a bundle on the CPU and on the GPU, and give what runs it there.
 
     Args:
         bundle: Its folder.
         app: Where the application is now, if it moved.
         accept_changed: Take an application whose sources changed, as long as the golden examples agree.
-        device: `"cuda"` or `"cuda:N"`; it becomes the process's current one.
+        device: `"cuda"` or `"cuda:N"`.
         precision: `"fp32"`, `"bf16"` or `"fp16"`.
         slots: How many streams or requests there may be.
+        max_rows: A limit of the batch; None for no other than the GPU's.
         exact: Fill every batch up to one size, see `StreamingExecutor`.
+
+    Returns:
+        The bundle, what runs it, and how many slots its memory has room for.
 
     Raises:
         BundleError: The bundle is damaged, its application changed, or its answers did, or differ too much there.
-        ServeError: There is no such GPU.
+        ApplicationError: The network cannot be run by CUDA graphs.
+        ServeError: There is no such GPU, or its memory has no room.
     """
     if not torch.cuda.is_available():
         raise ServeError(f"--device is {device}, but this torch sees no GPU; leave it out, or mend the driver.")
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise ServeError(f"--device is {device}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
-    torch.cuda.set_device(torch.device(device).index or 0)
     # fp32 means it: by default cuDNN's convolutions round to ten bits.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     predictor = load(bundle, app=app, accept_changed=accept_changed)
@@ -58,8 +71,15 @@ def gpu_executor(
     dtype = None if precision == "fp32" else DTYPES[precision]
     module = streaming_of(predictor.application, predictor.module)
     rows = len(golden.inputs)
-    checked = GraphedExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)
-    difference = golden.check(lambda inputs: _answers(predictor.application, checked, inputs))
+    try:
+        checked = GraphedExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)
+        difference = golden.check(lambda inputs: _answers(predictor.application, checked, inputs))
+    except (RuntimeError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
+        raise ApplicationError(
+            f"the network of {predictor.application.name!r} cannot be run in {precision} by CUDA graphs ({cause}); "
+            f"serve it with --device cpu."
+        ) from error
     log.info(
         "%s in %s on %s: the golden examples differ by %.3g, allowed is %.3g",
         predictor.application.name,
@@ -68,10 +88,10 @@ def gpu_executor(
         difference,
         golden.tolerance,
     )
-    most = EXACT_ROWS if exact else MOST_ROWS
-    return predictor, GraphedExecutor(
-        module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=exact
-    )
+    most = EXACT_ROWS if exact else min(max_rows or MOST_ROWS, MOST_ROWS)
+    slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0])
+    executor = GraphedExecutor(module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=exact)
+    return predictor, executor, slots
 
 
 def _widened(golden: Golden, precision: str) -> Golden:

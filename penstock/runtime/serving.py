@@ -7,6 +7,7 @@ The network of a live application is run by torch, with the states of its stream
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,11 +48,13 @@ class Runnable:
         application: What it is for.
         files: The bundle.
         executor: Runs the network.
+        slots: How many streams it has room for; None where it keeps nothing of them.
     """
 
     application: Application
     files: BundleFiles
     executor: Executor
+    slots: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,7 @@ class Execution:
         choice: On a CPU, `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
         device: `"cpu"`, `"cuda"` or `"cuda:N"`.
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
+        max_rows: A limit of the batch on a GPU; None for no other than what it can do.
         exact: Whether every batch is filled up to one size, so that an answer is the same, bit for bit, whatever else
             is in its batch.
     """
@@ -73,6 +77,7 @@ class Execution:
     choice: Choice = "auto"
     device: str = "cpu"
     precision: str = "fp32"
+    max_rows: int | None = None
     exact: bool = False
 
 
@@ -100,16 +105,17 @@ def make_runnable(
         # Only here: on a CPU, serving need not load torch.
         from penstock.runtime.on_gpu import gpu_executor
 
-        predictor, executor = gpu_executor(
+        predictor, executor, room = gpu_executor(
             bundle,
             app=app,
             accept_changed=accept_changed,
             device=how.device,
             precision=how.precision,
             slots=slots(found.application),
+            max_rows=how.max_rows,
             exact=how.exact,
         )
-        return Runnable(application=predictor.application, files=predictor.files, executor=executor)
+        return Runnable(application=predictor.application, files=predictor.files, executor=executor, slots=room)
     if how.precision != "fp32":
         raise ServeError(
             f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
@@ -184,10 +190,12 @@ def resolved_device(device: str, choice: Choice) -> str:
 def _with_states(bundle: Path, app: str | None, accept_changed: bool, how: Execution, slots: int) -> Runnable:
     import torch
 
-    from penstock.runtime.load import load, streaming_executor
+    from penstock.runtime.load import load, streaming_executor, streaming_of
+    from penstock.runtime.state_table import affordable_slots
 
     predictor = load(bundle, app=app, accept_changed=accept_changed)
     application = predictor.application
+    slots = affordable_slots(streaming_of(application, predictor.module), slots, _free_bytes())
     most = EXACT_ROWS if how.exact else min(slots, MOST_STREAMS_A_STEP)
     executor = streaming_executor(application, predictor.module, slots=slots, max_rows=most, exact=how.exact)
 
@@ -197,7 +205,11 @@ def _with_states(bundle: Path, app: str | None, accept_changed: bool, how: Execu
 
     example = first_chunk(application, predictor.files.golden.inputs)[None]
     with_threads(_worthwhile_threads(with_threads, example, how.cores, "torch"))
-    return Runnable(application=application, files=predictor.files, executor=executor)
+    return Runnable(application=application, files=predictor.files, executor=executor, slots=slots)
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def first_chunk(application: Application, examples: Array) -> Array:
@@ -217,18 +229,19 @@ def _worthwhile_threads(made: Callable[[int], Executor], examples: Array, cores:
     """
     if cores == 1:
         return 1
+    rows = min(TRIED_ROWS, made(1).max_rows)
     batch = Batch(
-        slots_B=np.arange(TRIED_ROWS),
-        chunk_B=np.repeat(examples[:1], TRIED_ROWS, 0),
-        length_B=np.full(TRIED_ROWS, examples.shape[1] if examples.ndim > 1 else 1),
-        fresh_B=np.ones(TRIED_ROWS, np.bool_),
+        slots_B=np.arange(rows),
+        chunk_B=np.repeat(examples[:1], rows, 0),
+        length_B=np.full(rows, examples.shape[1] if examples.ndim > 1 else 1),
+        fresh_B=np.ones(rows, np.bool_),
     )
     times_s = {threads: _batch_s(made(threads), batch) for threads in (cores, 1)}
     threads = cores if times_s[cores] < WORTHWHILE_THREADS * times_s[1] else 1
     log.info(
         "%s: %d rows take %s; the network gets %d threads",
         runner,
-        TRIED_ROWS,
+        rows,
         ", ".join(f"{seconds * 1e3:.2f} ms with {count}" for count, seconds in sorted(times_s.items())),
         threads,
     )

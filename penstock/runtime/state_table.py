@@ -6,9 +6,29 @@ from typing import final
 import torch
 from torch import Tensor
 
+from penstock.core.errors import ServeError
 from penstock.nn.streaming import State, Streaming, leaves, map_state
 
 # B rows of the batch
+
+# Of the memory that is free, at most so much for states.
+SHARE_OF_MEMORY = 0.5
+
+
+def affordable_slots(module: Streaming, slots: int, free_bytes: int) -> int:
+    """How many of so many slots' states fit into a share of the memory that is free where the network is.
+
+    Raises:
+        ServeError: Not one does.
+    """
+    each = sum(leaf.nbytes for leaf in leaves(module.initial_state(1)))
+    fit = min(slots, int(free_bytes * SHARE_OF_MEMORY) // each - 1) if each else slots
+    if fit < 1:
+        raise ServeError(
+            f"one stream's state takes {each / 1e6:,.1f} MB, and {free_bytes / 1e6:,.0f} MB are free; use a machine "
+            f"with more memory, or a network that remembers less."
+        )
+    return fit
 
 
 @final

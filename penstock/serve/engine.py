@@ -95,7 +95,6 @@ class Engine:
         self._budget_ns = budget_ns
         self._clock_ns = clock_ns
         self._traced = traced
-        self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         self._columns = Columns.of(table)
         slots, chunks = table.slots, table.chunks
         self._input = table.input.reshape(slots * chunks, *table.layout.input.shape)
@@ -114,6 +113,8 @@ class Engine:
             )
         }
         self._adopted = executor.adopt(self._input, self._output)
+        # Now, because who adopts a table may find that smaller batches must do.
+        self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         rows = 0 if self._adopted else self._max_rows
         self._gathered = np.zeros((rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
         self._generation = np.zeros(slots, np.int64)
@@ -302,8 +303,9 @@ class Engine:
 
     def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
         table = self._table
-        table.busy[rows_B] = busy_B
+        # In this order: a front-end that sees a chunk consumed also sees what came of it, and whether more will come.
         table.produced[rows_B] += 1
+        table.busy[rows_B] = busy_B
         table.consumed[rows_B] += took_B
         # A loop over front-ends, of which there are few, never over requests.
         for frontend, ring in enumerate(table.done):

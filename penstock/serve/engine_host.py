@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 # The table takes at most this much memory, and never more slots than this.
 TABLE_BYTES = 512 << 20
 MOST_SLOTS = 4096
+# The exit status of a process whose GPU failed: nothing can be cleaned up with it.
+DEVICE_LOST = 70
 # Of live streams, each of which has a state of its own there.
 MOST_STREAMS_GPU, MOST_STREAMS_CPU = 32_768, 4096
 
@@ -52,19 +54,10 @@ class EngineHost:
         """
         settings = self._settings
         if self.by_key or self._shared:
-            runnable = await asyncio.to_thread(self._runnable, order)
+            runnable, table, descriptor, engine = await asyncio.to_thread(self._made, order)
         else:
-            runnable = self._runnable(order)
-        layout = self._layout(runnable.application)
-        table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
-        engine = Engine(
-            runnable.executor,
-            table,
-            budget_ns=settings.budget_ns,
-            clock_ns=time.monotonic_ns,
-            max_rows=settings.max_batch,
-            traced=settings.otlp_endpoint is not None,
-        )
+            runnable, table, descriptor, engine = self._made(order)
+        layout = table.layout
         for _ in engine.measuring(first_chunk(runnable.application, runnable.files.golden.inputs)):
             await asyncio.sleep(0)
         name = order.name or runnable.application.name
@@ -93,6 +86,21 @@ class EngineHost:
         if self.by_key.pop(key, None) is not None:
             self.engines.remove(key)
 
+    def _made(self, order: Order) -> tuple[Runnable, SlotTable, int, Engine]:
+        settings = self._settings
+        runnable = self._runnable(order)
+        layout = self._layout(runnable.application, runnable.slots)
+        table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
+        engine = Engine(
+            runnable.executor,
+            table,
+            budget_ns=settings.budget_ns,
+            clock_ns=time.monotonic_ns,
+            max_rows=settings.max_batch,
+            traced=settings.otlp_endpoint is not None,
+        )
+        return runnable, table, descriptor, engine
+
     def _runnable(self, order: Order) -> Runnable:
         settings = self._settings
         return make_runnable(
@@ -105,17 +113,21 @@ class EngineHost:
                 choice=as_choice(settings.executor),
                 device=self._device,
                 precision=settings.precision,
+                max_rows=settings.max_batch,
                 exact=settings.exact,
             ),
             slots=lambda application: self._layout(application).slots,
         )
 
-    def _layout(self, application: Application) -> TableLayout:
+    def _layout(self, application: Application, room: int | None = None) -> TableLayout:
         frontends = self._settings.frontend_processes or 1
         most = MOST_SLOTS
         if application.live is not None:
             most = MOST_STREAMS_CPU if self._device == "cpu" else MOST_STREAMS_GPU
         chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
+        if room is not None and room < frontends:
+            raise ServeError(f"there is room for the states of {room} streams, fewer than {frontends} front-ends.")
+        most = most if room is None else min(most, room)
         each = min(most, TABLE_BYTES // chunk_bytes) // frontends
         if each < 1:
             raise ServeError(

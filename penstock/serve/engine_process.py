@@ -10,8 +10,8 @@ from typing import final
 
 import numpy as np
 
-from penstock.core.errors import PenstockError
-from penstock.serve.engine_host import EngineHost
+from penstock.core.errors import DeviceLost, PenstockError
+from penstock.serve.engine_host import DEVICE_LOST, EngineHost
 from penstock.serve.messages import Channel, Failed, Message, Order, Unload, beat
 from penstock.serve.settings import Settings
 from penstock.serve.slots import SlotTable
@@ -54,7 +54,12 @@ class EngineProcess:
         self._turns.wake()
 
     def _work(self) -> int:
-        ticked = self._host.engines.tick()
+        try:
+            ticked = self._host.engines.tick()
+        except DeviceLost as error:
+            # What waits is answered by the front-ends once this process is gone; the supervisor starts another.
+            log.critical("%s", error)
+            os._exit(DEVICE_LOST)
         if ticked is None:
             return 0
         key, chosen = ticked

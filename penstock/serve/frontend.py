@@ -277,8 +277,10 @@ class Frontend:
     def _take_over(self) -> None:
         self._held[0] = self._held[1] = 0
         for slot in range(self._first + self._each - 1, self._first - 1, -1):
-            if self._submitted[slot] == self._consumed[slot] and not self._busy[slot]:
-                self._taken[slot] = self._produced[slot]
+            idle = self._submitted[slot] == self._consumed[slot] and not self._busy[slot]
+            # Nobody is there for what came so far.
+            self._taken[slot] = self._produced[slot]
+            if idle:
                 self._free.append(slot)
             else:
                 self._tickets[slot] = Ticket(slot, None, True)
@@ -302,11 +304,12 @@ class Frontend:
 
     def _is_last(self, ticket: Ticket, taken: int) -> bool:
         slot = ticket.slot
+        # Against the order in which the engine writes them: who sees that all is consumed, sees all that came of it.
         return (
             ticket.ended
-            and self._produced[slot] == taken
             and self._submitted[slot] == self._consumed[slot]
             and not self._busy[slot]
+            and self._produced[slot] == taken
         )
 
     def _release(self, ticket: Ticket) -> None:

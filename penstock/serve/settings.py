@@ -106,6 +106,10 @@ class Settings:
                 self.precision in ("fp32", "bf16", "fp16"),
                 f"--precision is {self.precision!r}; it must be fp32, bf16 or fp16.",
             ),
+            (
+                self.device in ("auto", "cpu") or self.executor == "auto",
+                f"--executor {self.executor} is for a CPU, and --device is {self.device}; leave one of them out.",
+            ),
             (self.max_batch is None or self.max_batch >= 1, f"--max-batch is {self.max_batch}; it must be at least 1."),
             (0 <= self.port <= 65535, f"--port is {self.port}; it must be from 0 to 65535."),
             (0 <= (self.grpc_port or 0) <= 65535, f"--grpc-port is {self.grpc_port}; it must be from 0 to 65535."),

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
 from dataclasses import replace
 from typing import final
 
-from penstock.core.errors import PenstockError, ServeError
-from penstock.serve.engine_host import EngineHost
+from penstock.core.errors import DeviceLost, PenstockError, ServeError
+from penstock.serve.engine_host import DEVICE_LOST, EngineHost
 from penstock.serve.front import Front
 from penstock.serve.http_server import free_grpc_port, listeners, url_of
 from penstock.serve.messages import Loaded, Order
@@ -76,7 +77,12 @@ class _Single:
         await self._front.drain(lambda: self._signals > 1)
 
     def _work(self) -> int:
-        ticked = self._host.engines.tick()
+        try:
+            ticked = self._host.engines.tick()
+        except DeviceLost as error:
+            # There is no supervisor to start another engine: whoever started the server does that.
+            log.critical("%s", error)
+            os._exit(DEVICE_LOST)
         if ticked is None:
             return 0
         key, chosen = ticked

@@ -50,6 +50,8 @@ TIME_EDGES_NS: npt.NDArray[np.int64] = (50_000 * 2 ** (np.arange(73) / 4)).astyp
 BATCH_EDGES: npt.NDArray[np.int64] = 2 ** np.arange(14, dtype=np.int64)
 MAX_COSTS = 16
 
+LINE, PAGE = 64, 4096
+
 Writer = Literal["front-end", "engine"]
 
 
@@ -137,7 +139,8 @@ class TableLayout:
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
-        return sum(_aligned(_nbytes(column)) for column in self.columns())
+        columns = self.columns()
+        return _placed(columns)[-1] + _nbytes(columns[-1])
 
 
 @final
@@ -186,12 +189,11 @@ class SlotTable:
         self.layout = layout
         self.slots = layout.slots
         self.chunks = layout.chunks
-        offset = 0
-        for column in layout.columns():
+        columns = layout.columns()
+        for column, offset in zip(columns, _placed(columns), strict=True):
             count = int(np.prod(column.shape))
             array = np.frombuffer(buffer, column.dtype, count, offset).reshape(column.shape)
             setattr(self, column.name, array)
-            offset += _aligned(_nbytes(column))
 
     @classmethod
     def private(cls, layout: TableLayout) -> Self:
@@ -233,6 +235,20 @@ def _nbytes(column: Column) -> int:
     return int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize
 
 
-def _aligned(nbytes: int) -> int:
-    # Whole cache lines, so that columns of different writers never share one.
-    return -(-nbytes // 64) * 64
+def _placed(columns: tuple[Column, ...]) -> list[int]:
+    """Where each column begins."""
+    places: list[int] = []
+    offset = 0
+    for column in columns:
+        # Whole cache lines, so that columns of different writers never share one; and whole pages for those that a GPU
+        # reaches, since a page can be locked only once.
+        offset = _aligned(offset, PAGE if column.name in ("input", "output") else LINE)
+        places.append(offset)
+        offset += _nbytes(column)
+        if column.name in ("input", "output"):
+            offset = _aligned(offset, PAGE)
+    return places
+
+
+def _aligned(offset: int, unit: int) -> int:
+    return -(-offset // unit) * unit

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from penstock.bench.leaks import Leaks
+from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.state_table import StateTable
 
 
@@ -12,6 +13,14 @@ def test_every_stream_hears_itself_alone(seed: int) -> None:
     leaks = Leaks(seed)
     assert leaks.run(400) == 0
     assert leaks.answered > 200
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(3))
+def test_every_stream_hears_itself_alone_by_graphs_that_adopt_the_table(seed: int) -> None:
+    leaks = Leaks(seed, GraphedExecutor)
+    assert leaks.run(2_000) == 0
+    assert leaks.answered > 1_000
 
 
 def test_a_state_that_is_not_cleared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
