@@ -10,7 +10,6 @@ from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
 from penstock.core.spec import Array
 from penstock.serve.admission import admits
 from penstock.serve.costs import Costs
-from penstock.serve.frames import GOING_AWAY
 from penstock.serve.frontend import Frontend, Ticket
 from penstock.serve.protocols.live import Session, State, Terms
 from penstock.serve.slots import (
@@ -240,6 +239,11 @@ class Stream:
         return self._session.most_bytes
 
     @property
+    def heard(self) -> int:
+        """How many messages came that say something, see `Session`."""
+        return self._session.heard
+
+    @property
     def state(self) -> State:
         """Where it is."""
         return self._session.state
@@ -250,10 +254,7 @@ class Stream:
 
     def finish(self, code: int, reason: str) -> None:
         """The server ends it: as if the client had, but for the close."""
-        try:
-            self._session.finish(code, reason)
-        except RequestError:
-            self._close(GOING_AWAY, reason)
+        self._session.finish(code, reason)
 
     def leave(self, *, broken: bool) -> None:
         """It is over: the slot is free once the engine has let go of it, and nothing more comes."""
