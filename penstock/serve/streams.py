@@ -129,6 +129,25 @@ class Streams:
         self.counts[STREAMS_OPEN] += 1
         return stream
 
+    def refuse_replacement(self, budget_ns: int, *, busy: bool) -> None:
+        """See whether a stream could be taken in in the place of another one, before that is ended.
+
+        Args:
+            budget_ns: As for `take_in`.
+            busy: Whether the other one's slot is not free as soon as it is ended.
+
+        Raises:
+            Overloaded: It could not.
+            DeadlineImpossible: Nobody can have that budget.
+        """
+        try:
+            self.admit(budget_ns, newcomers=0)
+            if busy and self.frontend.next_slot is None:
+                raise Overloaded("All slots are in use; come back later.", self._retry_after_s())
+        except Overloaded:
+            self.counts[STREAMS_REFUSED] += 1
+            raise
+
     def admit(self, budget_ns: int, *, newcomers: int) -> None:
         """See whether so many more streams can be carried under a budget.
 

@@ -141,6 +141,30 @@ def test_a_second_start_cancels_the_first(server: Server) -> None:
     assert server.frontend.counts[STREAMS_BROKEN] == 1
 
 
+def test_a_second_start_that_is_refused_leaves_the_first(server: Server) -> None:
+    for name in range(1, SLOTS + 1):
+        server.ask(str(name), 1, 1, name=name, flags="S")
+    # Its slot is not free until the engine has answered it.
+    with pytest.raises(Overloaded, match="slots are in use"):
+        server.ask("anew", 5, 5, name=1, flags="S")
+    assert len(server.run()) == SLOTS
+    server.ask("goes on", 1, 1, name=1)
+    assert server.run() == [("goes on", [[2, 2]])]
+    server.ask("anew", 5, 5, name=1, flags="S")
+    server.sequences.close()
+    with pytest.raises(Overloaded, match="going down"):
+        server.ask("down", 7, 7, name=1, flags="S")
+    assert server.run() == [("anew", [[5, 5]])]
+    server = Server(RunningSum(SLOTS), curve=Costs([1, 2], [1.0 * MS, 10.0 * MS]))
+    for name in (1, 2):
+        server.ask(str(name), 1, 1, name=name, flags="S")
+        server.run()
+    with pytest.raises(Overloaded, match="2 streams are open, as many as keep 1"):
+        server.ask("anew", 5, 5, name=1, flags="S", budget_ns=int(1.5 * MS))
+    server.ask("goes on", 1, 1, name=1)
+    assert server.run() == [("goes on", [[2, 2]])]
+
+
 def test_who_hears_of_a_second_start_may_start_it_too(server: Server) -> None:
     server.ask("a", 1, 1, flags="S")
     server.run()
