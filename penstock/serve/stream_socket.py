@@ -251,7 +251,7 @@ class StreamSocket(asyncio.Protocol):
         self._pull()
 
     def _pause(self) -> None:
-        if not self._paused and self._transport is not None:
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
 
