@@ -24,6 +24,7 @@ PenstockError                 says what, the value received, and the fix
     ├── TooSlow               408
     ├── TooLarge              413
     ├── UnsupportedContent    415
+    ├── WrongVersion          426
     ├── ComputeFailed         500  the application's own code failed on this request
     ├── Overloaded            503  refused now; come back after `retry_after_s`
     │   └── TooLate           503  admitted, but it could not be answered in time after all
@@ -147,6 +148,16 @@ class UnsupportedContent(RequestError):
     """A content type or encoding that the application does not read."""
 
     status = 415
+
+
+class WrongVersion(RequestError):
+    """An upgrade to another version of WebSocket. `spoken` goes into the Sec-WebSocket-Version header."""
+
+    status = 426
+
+    def __init__(self, message: str, spoken: str) -> None:
+        super().__init__(message)
+        self.spoken = spoken
 
 
 class ComputeFailed(RequestError):

@@ -5,7 +5,7 @@ import hmac
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
 from penstock.serve.wire import Head
@@ -154,7 +154,9 @@ class Access:
         origin = head.headers.get("origin")
         if origin is None or "*" in self.origins or origin in self.origins:
             return
-        if urlsplit(origin).netloc != head.headers.get("host"):
+        # What a client wrote there may be no URL at all, so it is compared and not parsed.
+        host = head.headers.get("host")
+        if not host or origin.partition("://")[2] != host:
             raise Forbidden(f"Pages of {origin[:200]!r} may not open streams here; the server's --cors lists who may.")
 
     def client(self, head: Head) -> str | None:

@@ -8,7 +8,7 @@ from typing import Protocol, cast, final
 
 import orjson
 
-from penstock.core.errors import Overloaded, RequestError, TooSlow, Unauthorized, WrongMethod
+from penstock.core.errors import Overloaded, RequestError, TooSlow, Unauthorized, WrongMethod, WrongVersion
 from penstock.serve.heard import Heard
 from penstock.serve.wire import Head, Request, RequestReader, Response, serialised, upgraded
 
@@ -377,4 +377,6 @@ def refused(error: RequestError) -> Refusal:
         headers = (("Allow", error.allowed),)
     elif isinstance(error, Unauthorized):
         headers = (("WWW-Authenticate", "Bearer"),)
+    elif isinstance(error, WrongVersion):
+        headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Version", error.spoken))
     return Refusal(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)

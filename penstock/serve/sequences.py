@@ -122,16 +122,17 @@ class Sequences:
         self._closed = True
 
     def _begun(self, key: Key, budget_ns: int, background: bool) -> "_Sequence":
-        # Whoever is told so may start it too, before anything else is done.
-        while (before := self._open.get(key)) is not None:
-            before.end(InvalidInput(f"{_named(key)} was started anew before this request was answered."))
         if self._closed:
             raise Overloaded("The server is going down; ask another one.", 5.0)
         streams, forget = self._streams, partial(self._forget, key)
         # A longer budget than the server's is no reason to make the others later.
-        sequence = streams.take_in(
-            lambda: _Sequence(streams, forget, background=background), min(budget_ns, streams.budget_ns)
-        )
+        budget_ns = min(budget_ns, streams.budget_ns)
+        # Whoever is told so may start it too, before anything else is done.
+        while (before := self._open.get(key)) is not None:
+            # Who is refused keeps the sequence that there is.
+            streams.refuse_replacement(budget_ns, busy=before.waiting > 0)
+            before.end(InvalidInput(f"{_named(key)} was started anew before this request was answered."))
+        sequence = streams.take_in(lambda: _Sequence(streams, forget, background=background), budget_ns)
         self._open[key] = sequence
         return sequence
 

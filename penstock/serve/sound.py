@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, TooLarge
 
 # T frames (samples) of a piece
 
@@ -58,31 +58,36 @@ class Decoder(ABC):
 
         Raises:
             InvalidInput: It is not of the encoding.
+            TooLarge: It is longer than a piece may be.
         """
 
     @abstractmethod
-    def flush(self) -> Samples:
+    def flush(self, *, cut_short: bool = False) -> Samples:
         """What was held back.
+
+        Args:
+            cut_short: Whether the signal may end within a frame, which is dropped.
 
         Raises:
             InvalidInput: The signal ends within a frame.
         """
 
 
-def decoder_of(encoding: str, rate_hz: float | None, target_hz: float) -> Decoder:
+def decoder_of(encoding: str, rate_hz: float | None, target_hz: float, most_s: float = math.inf) -> Decoder:
     """What decodes a client's sound.
 
     Args:
         encoding: One of `ENCODINGS`.
         rate_hz: Of the client's sound; None for the application's, or what a WAV says.
         target_hz: The application's rate.
+        most_s: Seconds of the sound that one piece may hold.
 
     Raises:
         InvalidInput: A rate that no sound has.
     """
     if encoding == "wav":
-        return _Wav(rate_hz, target_hz)
-    return _Plain(encoding, rate_hz or target_hz, target_hz)
+        return _Wav(rate_hz, target_hz, most_s)
+    return _Plain(encoding, rate_hz or target_hz, target_hz, most_s)
 
 
 def frame_bytes_of(encoding: str) -> int:
@@ -92,11 +97,12 @@ def frame_bytes_of(encoding: str) -> int:
 
 @final
 class _Plain(Decoder):
-    def __init__(self, encoding: str, rate_hz: float, target_hz: float, channels: int = 1) -> None:
+    def __init__(self, encoding: str, rate_hz: float, target_hz: float, most_s: float, channels: int = 1) -> None:
         self.rate_hz = rate_hz
         self.frames_in = 0
         self._encoding = encoding
         self._channels = channels
+        self._most_frames = math.ceil(rate_hz * most_s) if math.isfinite(most_s) else math.inf
         self._frame_bytes = frame_bytes_of(encoding) * channels
         self._resampler = None if rate_hz == target_hz else resampler(rate_hz, target_hz)
         self.blocks = self._resampler is not None
@@ -106,7 +112,10 @@ class _Plain(Decoder):
             raise InvalidInput(
                 f"A message has {len(piece):,} bytes of samples; {self._encoding} takes {self._frame_bytes} a frame."
             )
-        self.frames_in += len(piece) // self._frame_bytes
+        frames = len(piece) // self._frame_bytes
+        if frames > self._most_frames:
+            raise TooLarge(f"A message has {frames:,} frames; at most {self._most_frames:,} are taken.")
+        self.frames_in += frames
         if self._encoding == "pcm_f32le":
             sound_T = np.frombuffer(piece, "<f4")
             if not np.isfinite(sound_T).all():
@@ -121,7 +130,7 @@ class _Plain(Decoder):
             return whole
         return _samples(self._resampled((whole / np.float32(_FULL_SCALE)).astype(np.float32), False))
 
-    def flush(self) -> Samples:
+    def flush(self, *, cut_short: bool = False) -> Samples:
         if self._resampler is None:
             return np.zeros(0, np.int16)
         return _samples(self._resampled(np.zeros(0, np.float32), True))
@@ -135,10 +144,11 @@ class _Plain(Decoder):
 class _Wav(Decoder):
     """A RIFF file, whose header says what the samples are; it may be cut anywhere."""
 
-    def __init__(self, rate_hz: float | None, target_hz: float) -> None:
+    def __init__(self, rate_hz: float | None, target_hz: float, most_s: float) -> None:
         self.rate_hz = rate_hz
         self.blocks = False
         self._target_hz = target_hz
+        self._most_s = most_s
         self._head = bytearray()
         self._at = 12  # where the header's next chunk begins
         self._form: bytes | None = None
@@ -166,10 +176,12 @@ class _Wav(Decoder):
         self._rest = piece[whole:]
         return self._inner.feed(piece[:whole])
 
-    def flush(self) -> Samples:
+    def flush(self, *, cut_short: bool = False) -> Samples:
         if self._inner is None:
+            if cut_short:
+                return np.zeros(0, np.int16)
             raise InvalidInput("The WAV ended before its header did; send it whole.")
-        if self._rest:
+        if self._rest and not cut_short:
             raise InvalidInput("The WAV ends within a frame; send it whole.")
         return self._inner.flush()
 
@@ -211,7 +223,7 @@ class _Wav(Decoder):
             raise InvalidInput(f"The WAV has {channels} channels; send 1 or 2.")
         if self.rate_hz not in (None, rate_hz):
             raise InvalidInput(f"The WAV has {rate_hz:,} Hz, the start said {self.rate_hz:g}; leave rate_hz out.")
-        inner = _Plain(encoding, rate_hz, self._target_hz, channels)
+        inner = _Plain(encoding, rate_hz, self._target_hz, self._most_s, channels)
         self.rate_hz, self.blocks = rate_hz, inner.blocks
         self._frame_bytes = frame_bytes_of(encoding) * channels
         return inner

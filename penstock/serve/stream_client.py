@@ -362,6 +362,8 @@ def _options(terms: Terms, attempt: Attempt, tls: ssl.SSLContext | None) -> dict
         "compression": None,
         "proxy": None,
         "max_size": None,
+        # A stream that is slowed reads no pings either, and must not be ended for want of a pong.
+        "ping_interval": None,
     }
 
 

@@ -14,7 +14,7 @@ from penstock.core.errors import (
     TooLarge,
     UnsupportedContent,
 )
-from penstock.serve.connection import UNREAD_BYTES, Peer
+from penstock.serve.connection import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.frames import (
     BROKEN,
     CLOSE,
@@ -81,8 +81,9 @@ class StreamSocket(asyncio.Protocol):
         self._peers = peers
         self._clock_s = clock_s
         self._paused = self._pulling = self._unread = False
+        self._resting = False  # messages wait for the other clients' turn
         self._deaf = False  # what comes are no frames any more
-        self._spoke = False  # a message came since the last sweep
+        self._heard = 0  # messages that said something, at the last sweep
         self._heard_s = self._moved_s = clock_s()
         self._unread_bytes = 0
         self._closing = False
@@ -145,8 +146,8 @@ class StreamSocket(asyncio.Protocol):
         unread = self._transport.get_write_buffer_size()
         if unread != self._unread_bytes:
             self._unread_bytes, self._moved_s = unread, now_s
-        if self._spoke:
-            self._spoke, self._heard_s = False, now_s
+        if self._stream.heard != self._heard:
+            self._heard, self._heard_s = self._stream.heard, now_s
         state, silent_s = self._stream.state, now_s - self._heard_s
         if self._closing:
             if now_s - self._moved_s > LINGER_S:
@@ -177,35 +178,52 @@ class StreamSocket(asyncio.Protocol):
 
     def _pull(self) -> None:
         # A result that comes while a message is taken must not have the next one taken before it.
-        if self._pulling or self._transport is None:
+        if self._pulling or self._resting or self._transport is None:
             return
         self._pulling = True
-        reader, backlog, received = self._reader, self._backlog, self._received
-        reading = True
+        backlog = self._backlog
         try:
-            while not backlog and not self._deaf and (message := reader.next()) is not None:
-                opcode, payload = message
-                reading = False
-                if opcode < CLOSE:
-                    received(opcode, payload)
-                    if opcode == TEXT:
-                        reader.most_bytes = self._stream.most_bytes
-                    self._spoke = True
-                else:
-                    self._control(opcode, payload)
-                reading = True
-        except RequestError as error:
-            if reading:
-                self._deaf = True
-                self._end(TOO_BIG if isinstance(error, TooLarge) else BROKEN, str(error), broken=True)
+            # After some messages it is the others' turn.
+            for _ in range(PIPELINED):
+                if backlog or self._deaf or not self._take():
+                    break
             else:
-                self.fail(error)
+                self._resting = True
+                asyncio.get_running_loop().call_soon(self._go_on)
         finally:
             self._pulling = False
-        if backlog:
-            self._pause()
-        elif self._paused:
+        if self._deaf or not (backlog or self._resting):
             self._resume()
+        else:
+            self._pause()
+
+    def _go_on(self) -> None:
+        self._resting = False
+        self._pull()
+
+    def _take(self) -> bool:
+        """Take the next message, or drop it where the stream is over; False where there is none."""
+        reader = self._reader
+        try:
+            message = reader.next()
+        except RequestError as error:
+            self._deaf = True
+            self._end(TOO_BIG if isinstance(error, TooLarge) else BROKEN, str(error), broken=True)
+            return False
+        if message is None:
+            return False
+        opcode, payload = message
+        if opcode >= CLOSE:
+            self._control(opcode, payload)
+        elif not self._closing:
+            try:
+                self._received(opcode, payload)
+            except RequestError as error:
+                self.fail(error)
+                return True
+            if opcode == TEXT:
+                reader.most_bytes = self._stream.most_bytes
+        return True
 
     def _control(self, opcode: int, payload: bytes) -> None:
         if opcode == PING:
@@ -229,11 +247,11 @@ class StreamSocket(asyncio.Protocol):
         self._transport.write(close_frame(code, reason))
         self._moved_s = self._clock_s()
         self._stream.leave(broken=broken)
-        # What still comes is read and dropped until the client closes too.
-        self._resume()
+        # What came and what still comes is dropped until the client closes too.
+        self._pull()
 
     def _pause(self) -> None:
-        if not self._paused and self._transport is not None:
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
 

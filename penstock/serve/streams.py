@@ -10,7 +10,6 @@ from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
 from penstock.core.spec import Array
 from penstock.serve.admission import admits
 from penstock.serve.costs import Costs
-from penstock.serve.frames import GOING_AWAY
 from penstock.serve.frontend import Frontend, Ticket
 from penstock.serve.protocols.live import Session, State, Terms
 from penstock.serve.slots import (
@@ -130,6 +129,25 @@ class Streams:
         self.counts[STREAMS_OPEN] += 1
         return stream
 
+    def refuse_replacement(self, budget_ns: int, *, busy: bool) -> None:
+        """See whether a stream could be taken in in the place of another one, before that is ended.
+
+        Args:
+            budget_ns: As for `take_in`.
+            busy: Whether the other one's slot is not free as soon as it is ended.
+
+        Raises:
+            Overloaded: It could not.
+            DeadlineImpossible: Nobody can have that budget.
+        """
+        try:
+            self.admit(budget_ns, newcomers=0)
+            if busy and self.frontend.next_slot is None:
+                raise Overloaded("All slots are in use; come back later.", self._retry_after_s())
+        except Overloaded:
+            self.counts[STREAMS_REFUSED] += 1
+            raise
+
     def admit(self, budget_ns: int, *, newcomers: int) -> None:
         """See whether so many more streams can be carried under a budget.
 
@@ -240,6 +258,11 @@ class Stream:
         return self._session.most_bytes
 
     @property
+    def heard(self) -> int:
+        """How many messages came that say something, see `Session`."""
+        return self._session.heard
+
+    @property
     def state(self) -> State:
         """Where it is."""
         return self._session.state
@@ -250,10 +273,7 @@ class Stream:
 
     def finish(self, code: int, reason: str) -> None:
         """The server ends it: as if the client had, but for the close."""
-        try:
-            self._session.finish(code, reason)
-        except RequestError:
-            self._close(GOING_AWAY, reason)
+        self._session.finish(code, reason)
 
     def leave(self, *, broken: bool) -> None:
         """It is over: the slot is free once the engine has let go of it, and nothing more comes."""

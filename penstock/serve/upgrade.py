@@ -6,7 +6,7 @@ import binascii
 import time
 from typing import NoReturn
 
-from penstock.core.errors import InvalidInput, Overloaded
+from penstock.core.errors import InvalidInput, Overloaded, WrongVersion
 from penstock.serve.access import SUBPROTOCOLS, Access
 from penstock.serve.connection import UNREAD_BYTES, Answer, Peer, Switched
 from penstock.serve.frames import accept_of
@@ -67,7 +67,7 @@ def _key_of(head: Head) -> str:
     if headers.get("upgrade", "").lower() != "websocket" or "upgrade" not in wants or head.keep_alive:
         _refuse("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")
     if headers.get("sec-websocket-version") != VERSION:
-        _refuse("Sec-WebSocket-Version 13")
+        raise WrongVersion(f"A stream is a WebSocket of Sec-WebSocket-Version {VERSION}; use that one.", VERSION)
     key = headers.get("sec-websocket-key", "")
     try:
         good = len(base64.b64decode(key, validate=True)) == 16

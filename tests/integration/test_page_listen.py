@@ -15,6 +15,7 @@ from tests.support.serving import RunningServer, write_doubler
 
 KEY = "anna (0123456789abcdef)".replace(" ", "-")
 WORDS = 2
+WHY = "The server is going down; open another stream."
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +243,15 @@ def test_why_a_stream_ended_is_said(page: Page) -> None:
     state_is(page, "failed", f"ended: {WHY}")
     expect(page.get_by_role("button", name="Start listening")).to_be_enabled()
 
+    def refuse(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+        socket.on_message(lambda m: socket.close(code=1013, reason=WHY) if '"end"' in str(m) else server.send(m))
 
-WHY = "The server is going down; open another stream."
+    page.route_web_socket("**/stream", refuse)
+    start(page)
+    state_is(page, "live", "live for")
+    stop(page)
+    state_is(page, "failed", f"refused: {WHY}")
 
 
 def test_a_stream_that_does_not_open_has_a_key_asked_for(browser: Browser, server: RunningServer, watch: Watch) -> None:

@@ -311,12 +311,14 @@ def test_messages_may_come_with_the_upgrade_and_byte_by_byte(server: RunningServ
         ({"Upgrade": None}, 400, "is a WebSocket"),
         ({"Upgrade": "h2c"}, 400, "upgrades to WebSocket alone"),
         ({"Connection": "close"}, 400, "is a WebSocket"),
-        ({"Sec_WebSocket_Version": "8"}, 400, "Version 13"),
+        ({"Sec_WebSocket_Version": "8"}, 426, "Sec-WebSocket-Version: 13\r\n"),
+        ({"Sec_WebSocket_Version": None}, 426, "Upgrade: websocket\r\n"),
         ({"Sec_WebSocket_Key": "short"}, 400, "Key of 16 bytes"),
         ({"Sec_WebSocket_Key": None}, 400, "Key of 16 bytes"),
         ({"Content_Length": "3"}, 400, "upgrades to WebSocket alone"),
         ({"Origin": "https://evil.example"}, 403, "may not open streams"),
         ({"Origin": "null"}, 403, "may not open streams"),
+        ({"Origin": "http://["}, 403, "may not open streams"),
     ],
 )
 def test_upgrades_that_are_none(server: RunningServer, changed: dict[str, str | None], status: int, said: str) -> None:

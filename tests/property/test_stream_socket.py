@@ -1,5 +1,6 @@
 """Live streams through frames, sessions, the table and the engine: any interleaving, any cut, every way to end."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import Overloaded
-from penstock.serve.connection import UNREAD_BYTES
+from penstock.serve.connection import PIPELINED, UNREAD_BYTES
 from penstock.serve.costs import Costs
 from penstock.serve.slots import ENGINE_LOST, STREAMS_BROKEN, STREAMS_OPEN, STREAMS_REFUSED
 from tests.support.streams import MS, Caller, World
@@ -259,3 +260,49 @@ def test_closes_of_clients_are_answered() -> None:
             assert caller.closed is not None
             assert caller.closed[0] == code
         assert world.frontend.in_use == 0
+
+
+def binary(number: int) -> bytes:
+    return Frame(Opcode.BINARY, number.to_bytes(4, "little") + b"\1\0").serialize(mask=True)
+
+
+CLOSED = Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True)
+
+
+def test_what_follows_a_bad_message_is_dropped_until_the_close() -> None:
+    world = World()
+    caller, waits, open_one = world.call(), world.call(), world.call()
+    for each in (caller, waits, open_one):
+        each.start()
+    caller.feed(binary(0) + binary(5) + binary(1) + binary(2) + CLOSED)
+    caller.read()
+    assert caller.closed == (1007, "Message 5 came where 1 belongs; count from 0 without gaps or repeats.")
+    assert caller.wire.ended == "close"
+    # The close may have been read before the stream ended, while its slot had no room.
+    waits.feed(b"".join(map(binary, range(10))) + CLOSED)
+    assert waits.wire.paused
+    waits.socket.close_when_idle()
+    world.frontend.fail(ENGINE_LOST)
+    waits.read()
+    assert waits.closed is not None
+    assert (waits.closed[0], waits.wire.ended) == (1013, "close")
+    for number in range(1_000):
+        open_one.feed(binary(number))
+        assert open_one.socket._reader.next() is None
+    assert world.streams.counts[STREAMS_OPEN] == 0
+
+
+def test_many_messages_of_one_read_leave_the_others_their_turn() -> None:
+    async def talk() -> None:
+        world = World()
+        caller = world.call()
+        pings = [Frame(Opcode.PING, b"%d" % number).serialize(mask=True) for number in range(2 * PIPELINED + 2)]
+        caller.feed(b"".join(pings) + CLOSED)
+        for turn in (1, 2):
+            assert caller.wire.unread.count(b"\x8a") == turn * PIPELINED
+            assert caller.wire.paused
+            await asyncio.sleep(0)
+        assert caller.wire.unread.count(b"\x8a") == len(pings)
+        assert caller.wire.ended == "close"
+
+    asyncio.run(talk())

@@ -185,6 +185,14 @@ def test_without_keys_everybody_may_ask() -> None:
 LISTED, ALL = Access(origins=(SITE, "http://localhost:5173")), Access(origins=("*",))
 
 
+@pytest.mark.parametrize("origin", ["http://[", "null", "", "://", "http://host.example.evil", "host.example", SITE])
+@pytest.mark.parametrize("host", [{"host": "host.example"}, {"host": ""}, {}])
+def test_a_page_of_elsewhere_or_of_nowhere_opens_no_stream(origin: str, host: dict[str, str]) -> None:
+    with pytest.raises(Forbidden, match="may not open streams"):
+        Access().check_origin(get(origin=origin, **host))
+    Access().check_origin(get(origin="http://host.example", host="host.example"))
+
+
 def test_a_listed_site_is_named_back_and_caches_keep_its_answers_apart() -> None:
     told = headers_of(answered(LISTED, get(origin=SITE)))
     assert told["Access-Control-Allow-Origin"] == SITE

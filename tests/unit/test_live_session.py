@@ -14,6 +14,7 @@ from penstock.serve.protocols.live import State
 from tests.support.session import CHUNK, RATE_HZ, answer_all, end, send, session, start
 
 ONE = np.arange(CHUNK, dtype=np.int16)
+WAV = {"encoding": "wav"}
 
 
 def test_a_stream_from_start_to_end() -> None:
@@ -193,6 +194,55 @@ def test_more_than_a_second_a_message_is_too_much() -> None:
     send(made, 0, header + bytes(RATE_HZ))
     with pytest.raises(TooLarge, match="8,001 frames"):
         send(made, 1, bytes(RATE_HZ + 1))
+
+
+def test_a_long_chunk_of_a_wav_is_as_long_at_its_own_rate() -> None:
+    long = TensorSpec(dtype="int16", shape=(2 * RATE_HZ,), meaning="sound", name="sound")
+    header = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x07\0\x01\0%b\0\0%b\0\0\x01\0\x08\0data\0\0\0\0"
+    for rate_hz in (1_000, 2 * RATE_HZ):
+        made, talked = session(input=long)
+        start(made, encoding="wav")
+        wav = header.replace(b"%b", rate_hz.to_bytes(2, "little"))
+        send(made, 0, wav + bytes(2 * rate_hz))
+        with pytest.raises(TooLarge, match=f"at most {2 * rate_hz:,} are taken"):
+            send(made, 1, bytes(2 * rate_hz + 1))
+        assert talked.samples.size <= 2 * 2 * RATE_HZ
+
+
+@pytest.mark.parametrize("fields", [{"encoding": "mulaw"}, {"encoding": "pcm_f32le"}, {"rate_hz": 16_000}, WAV])
+def test_a_decoded_message_without_samples_is_refused(fields: dict[str, Any]) -> None:
+    made, _ = session()
+    start(made, **fields)
+    with pytest.raises(InvalidInput, match="Message 0 has no samples"):
+        send(made, 0, b"")
+
+
+def test_what_a_wav_has_after_its_samples_is_answered_but_not_heard() -> None:
+    made, talked = session()
+    start(made, **WAV)
+    head = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data\x04\0\0\0"
+    send(made, 0, head)
+    send(made, 1, b"\1\0\2\0")
+    assert made.heard == 2
+    send(made, 2, b"LIST")
+    assert made.heard == 2
+    answer_all(made, talked)
+    assert [said["seq"] for said in talked.said[1:]] == [0, 1, 2]
+    assert talked.samples.tolist() == [1, 2]
+
+
+def test_a_drain_that_cuts_a_wav_within_a_frame_releases_what_is_held_back() -> None:
+    head = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\0\0\0\0"
+    counts: list[int] = []
+    for tail in (b"", b"\1"):
+        made, talked = session()
+        start(made, **WAV)
+        send(made, 0, head + bytes(2_000) + tail)
+        made.finish(1001, "down")
+        answer_all(made, talked)
+        assert talked.closed == [(1001, "down")]
+        counts.append(talked.samples.size)
+    assert counts == [500, 500]
 
 
 def test_a_signal_that_is_no_sound_is_raw_and_checked() -> None:

@@ -1,6 +1,6 @@
 """The sequences of one model over a real slot table and engine, with a clock and clients that a test makes up."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,8 @@ from penstock.serve.frontend import Frontend
 from penstock.serve.protocols import grpc_v2_pb2 as pb
 from penstock.serve.protocols.grpc_messages import infer_response, parse_infer
 from penstock.serve.protocols.infer import frames_of, place_of
-from penstock.serve.protocols.recording import PIECE_BYTES, chunks_of
 from penstock.serve.sequences import MOST_WAITING, Place, Sequences, frame_of
 from penstock.serve.slots import ENGINE_LOST, STREAMS_BROKEN, STREAMS_OPEN, SlotTable, TableLayout
-from penstock.serve.sound import decoder_of
 from penstock.serve.streams import Streams
 from tests.support.toys import POINT, TOTAL, Countdown, Doubler, RunningSum
 
@@ -139,6 +137,30 @@ def test_a_second_start_cancels_the_first(server: Server) -> None:
     assert server.run()[1:] == [("c", [[2, 2]]), ("d", [[4, 4]])]
     assert server.frontend.in_use == 1
     assert server.frontend.counts[STREAMS_BROKEN] == 1
+
+
+def test_a_second_start_that_is_refused_leaves_the_first(server: Server) -> None:
+    for name in range(1, SLOTS + 1):
+        server.ask(str(name), 1, 1, name=name, flags="S")
+    # Its slot is not free until the engine has answered it.
+    with pytest.raises(Overloaded, match="slots are in use"):
+        server.ask("anew", 5, 5, name=1, flags="S")
+    assert len(server.run()) == SLOTS
+    server.ask("goes on", 1, 1, name=1)
+    assert server.run() == [("goes on", [[2, 2]])]
+    server.ask("anew", 5, 5, name=1, flags="S")
+    server.sequences.close()
+    with pytest.raises(Overloaded, match="going down"):
+        server.ask("down", 7, 7, name=1, flags="S")
+    assert server.run() == [("anew", [[5, 5]])]
+    server = Server(RunningSum(SLOTS), curve=Costs([1, 2], [1.0 * MS, 10.0 * MS]))
+    for name in (1, 2):
+        server.ask(str(name), 1, 1, name=name, flags="S")
+        server.run()
+    with pytest.raises(Overloaded, match="2 streams are open, as many as keep 1"):
+        server.ask("anew", 5, 5, name=1, flags="S", budget_ns=int(1.5 * MS))
+    server.ask("goes on", 1, 1, name=1)
+    assert server.run() == [("goes on", [[2, 2]])]
 
 
 def test_who_hears_of_a_second_start_may_start_it_too(server: Server) -> None:
@@ -362,33 +384,3 @@ def test_a_chunk_by_grpc_is_raw_or_typed(frames: int, raw: bool) -> None:
     response = infer_response(infer, np.zeros((1, 0, 2), np.float32), "hark", "1", TOTAL)
     assert list(response.outputs[0].shape) == [1, 0, 2]
     assert bool(response.raw_output_contents) is raw
-
-
-def cut(chunks: Iterator[tuple[bytes, int, bool]], spec: TensorSpec) -> tuple[bytes, list[int]]:
-    found = list(chunks)
-    assert [last for _, _, last in found] == [False] * (len(found) - 1) + [True]
-    size = spec.nbytes // spec.shape[0]
-    assert all(len(samples) == frames * size for samples, frames, _ in found)
-    return b"".join(samples for samples, _, _ in found), [frames for _, frames, _ in found]
-
-
-@pytest.mark.parametrize("frames", [0, 1, 319, 320, 321, 640, 3 * PIECE_BYTES // 2, PIECE_BYTES // 2 // 320 * 320])
-def test_a_recording_is_cut_into_whole_chunks(frames: int) -> None:
-    sound = np.random.default_rng(1).integers(-30_000, 30_000, frames).astype("<i2").tobytes()
-    for decoder in (None, decoder_of("raw", None, 16_000)):
-        body, sizes = cut(chunks_of(decoder, sound, SOUND), SOUND)
-        assert body == sound
-        assert set(sizes[:-1]) <= {320}
-        assert 0 < sizes[-1] <= 320 or frames == 0
-
-
-def test_frames_of_several_numbers_are_cut_between_them() -> None:
-    values = np.arange(2 * 20_003, dtype="<f4")
-    body, sizes = cut(chunks_of(None, values.tobytes(), WIDE), WIDE)
-    assert body == values.tobytes()
-    assert sizes == [5] * 4000 + [3]
-    with pytest.raises(InvalidInput, match="whole frames of 8"):
-        list(chunks_of(None, values.tobytes()[:-4], WIDE))
-    values[30_000] = np.nan
-    with pytest.raises(InvalidInput, match="NaN"):
-        list(chunks_of(None, values.tobytes(), WIDE))

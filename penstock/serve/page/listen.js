@@ -187,6 +187,7 @@ class Run {
 
   // A browser does not say why no WebSocket opened, so the server is asked for something else.
   async #unopened(end, key) {
+    if (this.#stopping) return this.#finish("failed", end.why ? `ended: ${end.why}` : "ended: the connection broke off");
     if (end.why) return this.#finish("failed", `ended: ${end.why}`);
     let stats;
     try {
@@ -202,7 +203,8 @@ class Run {
   }
 
   async #retry(sentence, afterMs) {
-    if (this.file && this.#heardS) return this.#finish("failed", sentence); // a file is not begun anew in its middle
+    // Who stops wants no other stream, and a file is not begun anew in its middle.
+    if (this.#stopping || (this.file && this.#heardS)) return this.#finish("failed", sentence);
     this.#live = false;
     for (let leftS = Math.ceil(afterMs / 1000); leftS > 0; leftS--) {
       this.panel.show("refused", sentence, ` Asking again in ${leftS} s.`);

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import orjson
 
-from penstock.core.errors import ComputeFailed, InvalidInput, TooLarge, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, UnsupportedContent
 from penstock.core.live import Live, events_of, is_sound
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.frames import BINARY, DONE, TEXT
@@ -92,11 +92,13 @@ class Session:
     Attributes:
         state: Where it is.
         most_bytes: The longest message that may come now.
+        heard: How many messages came that say something: the start, and those with samples.
     """
 
     def __init__(self, terms: Terms, *, put: Put, say: Say, close: Close, allow: Callable[[float], None]) -> None:
         self._become(State.STARTING)
         self.most_bytes = MOST_START_BYTES
+        self.heard = 0
         self._terms = terms
         self._put, self._say, self._close, self._allow = put, say, close, allow
         self._chunk_frames = terms.input.shape[0]
@@ -110,7 +112,6 @@ class Session:
         self._speaks_always = terms.live.events is not None
         self._memory: Any = None
         self._binary = False
-        self._most_frames = 0
         self._next = self._answered = 0
         # The chunks that each unanswered message still waits for, and what came of those that the first had.
         self._awaited: deque[int] = deque()
@@ -169,15 +170,17 @@ class Session:
             raise InvalidInput(f"{terms.app!r} takes no sound; its encoding is 'raw' at {terms.live.rate_hz:g} Hz.")
         own_hz = rate_hz or terms.live.rate_hz
         frame_bytes = frame_bytes_of(encoding) if sound else self._frame_bytes
+        seconds = max(MOST_MESSAGE_S, terms.live.chunk_s(terms.input))
         if encoding not in ("raw", "pcm_s16le") or own_hz != terms.live.rate_hz:
-            self._decoder = decoder_of(encoding, rate_hz, terms.live.rate_hz)
+            self._decoder = decoder_of(encoding, rate_hz, terms.live.rate_hz, seconds)
         self._allow(latency_ms)
         self._binary = fields.get("events") == "binary"
-        seconds = max(MOST_MESSAGE_S, terms.live.chunk_s(terms.input))
-        self._most_frames = math.ceil(own_hz * seconds)
-        wav = encoding == "wav"
-        most = MOST_HEADER_BYTES + math.ceil(MOST_RATE_HZ * seconds) * frame_bytes if wav else 0
-        self.most_bytes = SEQUENCE_BYTES + (most or self._most_frames * frame_bytes)
+        if encoding == "wav":
+            most = MOST_HEADER_BYTES + math.ceil(MOST_RATE_HZ * seconds) * frame_bytes
+        else:
+            most = math.ceil(own_hz * seconds) * frame_bytes
+        self.most_bytes = SEQUENCE_BYTES + most
+        self.heard += 1
         self._become(State.FLOWING)
         ready = {
             "type": "ready",
@@ -207,6 +210,7 @@ class Session:
         if self._checked:
             self._terms.input.check_raw(samples)
         self._next += 1
+        self.heard += 1
         if frames <= self._chunk_frames:
             self._awaited.append(1)
             self._put(samples, frames, False)
@@ -215,14 +219,13 @@ class Session:
         self._put_all(samples, frames, last=False)
 
     def _decoded(self, decoder: Decoder, samples: memoryview) -> None:
+        if not samples:
+            raise InvalidInput(f"Message {self._next} has no samples; send a frame or more.")
         before = decoder.frames_in
         sound_T = decoder.feed(samples)
-        most = math.ceil((decoder.rate_hz or MOST_RATE_HZ) * MOST_MESSAGE_S)
-        if decoder.frames_in - before > max(most, self._most_frames):
-            raise TooLarge(
-                f"Message {self._next} has {decoder.frames_in - before:,} frames; at most {most:,} are taken."
-            )
         self._next += 1
+        # A WAV may go on after its samples; that is not heard.
+        self.heard += decoder.frames_in > before
         if self._held.size:
             sound_T, self._held = np.concatenate([self._held, sound_T]), self._held[:0]
         over = sound_T.size % self._chunk_frames
@@ -244,11 +247,7 @@ class Session:
     def _flush(self, *, cut_short: bool) -> None:
         rest_T = self._held
         if self._decoder is not None:
-            try:
-                rest_T = np.concatenate([rest_T, self._decoder.flush()])
-            except InvalidInput:
-                if not cut_short:
-                    raise
+            rest_T = np.concatenate([rest_T, self._decoder.flush(cut_short=cut_short)])
         self._become(State.ENDING)
         self._awaited.append(max(1, -(-rest_T.size // self._chunk_frames)))
         if rest_T.size:

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import orjson
 
-from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge, UnsupportedContent
 from penstock.core.live import events_of, is_sound
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.connection import Answer, refused
@@ -64,6 +64,9 @@ class Plan:
         """
         served, streams = self.served, self.served.streams
         assert streams is not None, served.name
+        # The server reads bodies as long as any of its applications takes.
+        if len(request.body) > (most := served.application.max_body_bytes):
+            raise TooLarge(f"The body has {len(request.body):,} bytes; {served.name!r} takes {most:,} at most.")
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
         first = next(chunks)
         served.refuse_lost()

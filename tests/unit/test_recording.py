@@ -1,0 +1,54 @@
+"""A whole recording by POST: how it is cut into chunks, and how long it may be."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.spec import TensorSpec
+from penstock.serve.protocols.recording import PIECE_BYTES, Plan, chunks_of
+from penstock.serve.sound import decoder_of
+from penstock.serve.wire import Head, Request
+
+SOUND = TensorSpec(dtype="int16", shape=(320,), meaning="sound", name="sound")
+WIDE = TensorSpec(dtype="float32", shape=(5, 2), meaning="two sensors", labels=("x", "y"), name="wide")
+
+
+def cut(chunks: Iterator[tuple[bytes, int, bool]], spec: TensorSpec) -> tuple[bytes, list[int]]:
+    found = list(chunks)
+    assert [last for _, _, last in found] == [False] * (len(found) - 1) + [True]
+    size = spec.nbytes // spec.shape[0]
+    assert all(len(samples) == frames * size for samples, frames, _ in found)
+    return b"".join(samples for samples, _, _ in found), [frames for _, frames, _ in found]
+
+
+@pytest.mark.parametrize("frames", [0, 1, 319, 320, 321, 640, 3 * PIECE_BYTES // 2, PIECE_BYTES // 2 // 320 * 320])
+def test_a_recording_is_cut_into_whole_chunks(frames: int) -> None:
+    sound = np.random.default_rng(1).integers(-30_000, 30_000, frames).astype("<i2").tobytes()
+    for decoder in (None, decoder_of("raw", None, 16_000)):
+        body, sizes = cut(chunks_of(decoder, sound, SOUND), SOUND)
+        assert body == sound
+        assert set(sizes[:-1]) <= {320}
+        assert 0 < sizes[-1] <= 320 or frames == 0
+
+
+def test_frames_of_several_numbers_are_cut_between_them() -> None:
+    values = np.arange(2 * 20_003, dtype="<f4")
+    body, sizes = cut(chunks_of(None, values.tobytes(), WIDE), WIDE)
+    assert body == values.tobytes()
+    assert sizes == [5] * 4000 + [3]
+    with pytest.raises(InvalidInput, match="whole frames of 8"):
+        list(chunks_of(None, values.tobytes()[:-4], WIDE))
+    values[30_000] = np.nan
+    with pytest.raises(InvalidInput, match="NaN"):
+        list(chunks_of(None, values.tobytes(), WIDE))
+
+
+def test_a_recording_is_no_longer_than_its_own_application_takes() -> None:
+    served = SimpleNamespace(name="hark", streams=object(), application=SimpleNamespace(max_body_bytes=1_000))
+    plan = Plan(cast(Any, served), "application/octet-stream")
+    with pytest.raises(TooLarge, match="has 1,002 bytes; 'hark' takes 1,000 at most"):
+        plan.infer(Request(Head("POST", "/v1/apps/hark", {}), bytes(1_002)), lambda response: None)
