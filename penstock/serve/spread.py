@@ -171,8 +171,10 @@ class SpreadStreams:
         Raises:
             DeadlineImpossible: Nobody can.
         """
-        quickest = min(self._replicas, key=lambda streams: streams.least_ns)
-        quickest.refuse_impossible(budget_ns)
+        for streams in self._replicas:
+            if budget_ns >= streams.least_ns:
+                return
+        self._replicas[0].refuse_impossible(budget_ns)
 
     def _taking(self, budget_ns: int) -> Streams | None:
         self.refuse_impossible(budget_ns)

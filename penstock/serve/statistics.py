@@ -53,7 +53,7 @@ def stats(served: Served, uptime_s: float) -> dict[str, Any]:
     engines = [_of_engine(replica) for replica in served.replicas]
 
     def counts(column: str) -> list[int]:
-        return sum(getattr(replica.table, column) for replica in served.replicas).tolist()
+        return _added(served, column).tolist()
 
     return {
         "uptime_s": uptime_s,
@@ -94,8 +94,7 @@ def _streams(served: Served) -> dict[str, int]:
 
 def model_statistics(served: Served) -> dict[str, Any]:
     """A model's entry of the Open Inference Protocol's statistics."""
-    tables = [replica.table for replica in served.replicas]
-    rows, queue_ns, compute_ns, latency_ns = sum(table.sums for table in tables).tolist()
+    rows, queue_ns, compute_ns, latency_ns = _added(served, "sums").tolist()
 
     def entry(ns: int) -> dict[str, int]:
         return {"count": rows, "ns": ns}
@@ -105,7 +104,7 @@ def model_statistics(served: Served) -> dict[str, Any]:
         "name": served.name,
         "version": served.version,
         "inference_count": rows,
-        "execution_count": sum(int(table.batch_counts.sum()) for table in tables),
+        "execution_count": int(_added(served, "batch_counts").sum()),
         "inference_stats": {
             "success": entry(latency_ns),
             "fail": {"count": served.total(BROKEN), "ns": 0},
@@ -190,6 +189,11 @@ def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, 
     below = counts.cumsum()
     kept = [(f"{edges[index]:.6g}", int(below[index])) for index in range(0, len(edges), every)]
     return [*kept, ("+Inf", int(below[-1]))]
+
+
+def _added(served: Served, column: str) -> Counts:
+    """What the engines wrote, together."""
+    return np.sum([getattr(replica.table, column) for replica in served.replicas], 0)
 
 
 def _used(column: Counts) -> list[int]:

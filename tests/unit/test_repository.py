@@ -144,7 +144,7 @@ def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path
         await repository.load_all()
         before, tables = dict(sides.answering), dict(sides.tables)
         # The last of its replicas.
-        sides.attach_fails = [None] * (len(engines) - 1) + [ServeError("replaced while it was loaded")]
+        sides.attach_fails = [*[None] * (len(engines) - 1), ServeError("replaced while it was loaded")]
         with pytest.raises(InvalidInput, match="replaced while it was loaded"):
             await repository.load("first")
         assert (sides.answering, sides.tables) == (before, tables)
