@@ -49,6 +49,19 @@ class FrameReader:
         self._parts = bytearray()
         self._kind = 0
 
+    def alone(self, data: bytes) -> bytes | None:
+        """What a binary message carries, if these bytes are its frame and nothing else; None says: `feed` them."""
+        there = len(data)
+        if self._at != len(self._data) or self._kind or there < 8 or data[0] != _WHOLE_BINARY:
+            return None
+        size, body = data[1] - _MASKED, 6
+        if size == 126:
+            size, body = data[2] << 8 | data[3], 8
+        # Also where it is not masked, or too long, which `next` refuses.
+        if body + size != there or size > self.most_bytes:
+            return None
+        return apply_mask(data[body:], data[body - 4 : body])
+
     def feed(self, data: bytes) -> None:
         """Take bytes in."""
         if self._at == len(self._data):

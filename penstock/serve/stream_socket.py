@@ -16,6 +16,7 @@ from penstock.core.errors import (
 )
 from penstock.serve.connection import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.frames import (
+    BINARY,
     BROKEN,
     CLOSE,
     DONE,
@@ -92,9 +93,20 @@ class StreamSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: the client sent something."""
-        if not self._deaf:
-            self._reader.feed(data)
-            self._pull()
+        if self._deaf:
+            return
+        free = not (self._backlog or self._pulling or self._resting or self._closing)
+        if free and (payload := self._reader.alone(data)) is not None:
+            # Nearly every message of a stream that keeps time.
+            try:
+                self._received(BINARY, payload)
+            except RequestError as error:
+                self.fail(error)
+            if self._backlog:
+                self._pause()
+            return
+        self._reader.feed(data)
+        self._pull()
 
     def eof_received(self) -> bool:
         """asyncio's: the client sends no more, and a WebSocket has no half-closed connections."""
