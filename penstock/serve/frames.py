@@ -18,6 +18,8 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 # Close codes, as docs/reference/streams.md explains them.
 DONE, GOING_AWAY, BROKEN, UNSUPPORTED, NO_CODE = 1000, 1001, 1002, 1003, 1005
 INVALID, POLICY, TOO_BIG, FAILED, RESTART, TRY_LATER, IDLE = 1007, 1008, 1009, 1011, 1012, 1013, 4408
+# Added to an HTTP status for which WebSocket has no code.
+OF_STATUS = 4000
 
 FIN = 0x80
 _MASKED = 0x80
@@ -149,10 +151,13 @@ def close_frame(code: int, reason: str) -> bytes:
     """The frame that ends a connection; of a reason, as much as fits."""
     if code == NO_CODE:
         return frame(CLOSE, b"")
-    said = reason.encode()
-    if len(said) > MOST_REASON_BYTES:
-        said = said[: MOST_REASON_BYTES - 3].decode(errors="ignore").encode() + "…".encode()
-    return frame(CLOSE, code.to_bytes(2, "big") + said)
+    return frame(CLOSE, code.to_bytes(2, "big") + shortened(reason, MOST_REASON_BYTES).encode())
+
+
+def shortened(text: str, most_bytes: int) -> str:
+    """A text, or as much of it as fits into so many bytes of UTF-8 with an ellipsis where it is cut."""
+    said = text.encode()
+    return text if len(said) <= most_bytes else said[: most_bytes - 3].decode(errors="ignore") + "…"
 
 
 def close_code(payload: bytes) -> int:

@@ -5,32 +5,21 @@ import logging
 from collections.abc import Callable
 from typing import final
 
-from penstock.core.errors import (
-    ComputeFailed,
-    DeadlineImpossible,
-    InvalidInput,
-    Overloaded,
-    RequestError,
-    TooLarge,
-    UnsupportedContent,
-)
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.serve.closing import LINGER_S, code_of, reason_of
 from penstock.serve.connection import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.frames import (
     BINARY,
     BROKEN,
     CLOSE,
     DONE,
-    FAILED,
     GOING_AWAY,
     IDLE,
-    INVALID,
     PING,
     POLICY,
     PONG,
     TEXT,
     TOO_BIG,
-    TRY_LATER,
-    UNSUPPORTED,
     FrameReader,
     close_code,
     close_frame,
@@ -41,23 +30,7 @@ from penstock.serve.streams import Stream
 
 log = logging.getLogger(__name__)
 
-# How long a client may take to close its side, once it is told.
-LINGER_S = 2.0
 GOING_DOWN = "The server is going down; open another stream."
-
-_CODES: tuple[tuple[type[RequestError], int], ...] = (
-    (TooLarge, TOO_BIG),
-    (UnsupportedContent, UNSUPPORTED),
-    (DeadlineImpossible, POLICY),
-    (InvalidInput, INVALID),
-    (Overloaded, TRY_LATER),
-    (ComputeFailed, FAILED),
-)
-
-
-def code_of(error: RequestError) -> int:
-    """The close code that says what was the matter."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
 @final
@@ -142,10 +115,7 @@ class StreamSocket(asyncio.Protocol):
 
     def fail(self, error: RequestError) -> None:
         """`Port`'s."""
-        sentence = str(error)
-        if isinstance(error, Overloaded):
-            sentence += f" Retry after {max(1, round(error.retry_after_s))} s."
-        self._end(code_of(error), sentence, broken=True)
+        self._end(code_of(error), reason_of(error), broken=True)
 
     def resume(self) -> None:
         """`Port`'s."""
