@@ -122,8 +122,8 @@ def test_the_results_are_those_of_the_whole_signal(server: RunningServer, bundle
     }
     metrics = server.ask("GET", "/metrics")[2].decode()
     assert 'penstock_streams_chunks_total{app="hark"}' in metrics
-    assert 'penstock_streams_open{app="hark"} 0.0' in metrics
-    assert 'penstock_streams_open{app="doubler"}' not in metrics
+    assert 'penstock_streams_open{app="hark",engine="0"} 0.0' in metrics
+    assert 'penstock_streams_open{app="doubler"' not in metrics
 
 
 def test_two_clients_at_once_never_mix(server: RunningServer, bundle: Path) -> None:

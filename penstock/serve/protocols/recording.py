@@ -69,7 +69,7 @@ class Plan:
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
         first = next(chunks)
         served.refuse_lost()
-        recording = streams.take_in(lambda: _Recording(streams, served, chunks, answer), streams.budget_ns)
+        recording = streams.take_in(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
         recording.begin(first)
         return recording.leave
 
@@ -129,7 +129,7 @@ class _Recording:
     """One recording on its way.
 
     Args:
-        streams: The model's.
+        streams: The model's, where it was taken in.
         served: The model.
         chunks: What is left of it after the first chunk.
         answer: Takes the response.
