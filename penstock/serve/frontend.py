@@ -203,8 +203,8 @@ class Frontend:
         arrival_ns: int,
         flags: int = PATIENT,
         length: int | None = None,
-    ) -> None:
-        """Put in the stream's next chunk; there must be room for it.
+    ) -> bool:
+        """Put in the stream's next chunk, if there is room for it.
 
         Args:
             ticket: The stream.
@@ -213,11 +213,18 @@ class Frontend:
             arrival_ns: When it came.
             flags: `FIRST`, `LAST`, `PATIENT`, `BACKGROUND`.
             length: How much of the chunk is valid along its first dimension; all of it by default.
+
+        Returns:
+            Whether there was.
         """
-        assert self.room(ticket) > 0, ticket
         assert not ticket.ended, ticket
+        slot = ticket.slot
+        # As in `room`, which would be one more call of every chunk of every stream.
+        if self._submitted[slot] - self._consumed[slot] + self._busy[slot] >= self._chunks:
+            return False
         ticket.ended = flags & LAST != 0
-        self._put(ticket.slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
+        self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
+        return True
 
     def cancel(self, ticket: Ticket) -> None:
         """The client is gone: what has not started does not run, and what comes is dropped."""

@@ -308,30 +308,27 @@ class Stream:
             self._streams.left(self, broken=broken)
 
     def _put(self, chunk: bytes | memoryview, frames: int, last: bool) -> None:
-        ticket = self._ticket
-        if ticket is None:
-            return
-        if self.backlog or self._frontend.room(ticket) < 1:
+        if self._ticket is not None and (self.backlog or not self._pushed(chunk, frames, last)):
             self.backlog.append((chunk, frames, last))
-        else:
-            self._push(chunk, frames, last)
 
-    def _push(self, chunk: bytes | memoryview, frames: int, last: bool) -> None:
+    def _pushed(self, chunk: bytes | memoryview, frames: int, last: bool) -> bool:
+        """Put a chunk in, or drop it where the stream is over; False where there is no room."""
         # First of all: a batch may be run here, and its results handed out.
         arrival_ns = self._arrived(self._now_ns())
         if self._ticket is None:
-            return
-        flags = self._flags | LAST if last else self._flags
-        self._flags = PATIENT
-        self._counts[CHUNKS] += 1
-        self._frontend.push(
+            return True
+        pushed = self._frontend.push(
             self._ticket,
             chunk,
             deadline_ns=arrival_ns + self._budget_ns,
             arrival_ns=arrival_ns,
-            flags=flags,
+            flags=self._flags | LAST if last else self._flags,
             length=frames,
         )
+        if pushed:
+            self._flags = PATIENT
+            self._counts[CHUNKS] += 1
+        return pushed
 
     def _done(self, status: int, output: Array, last: bool) -> None:
         port = self._port
@@ -347,8 +344,8 @@ class Stream:
             return
         backlog = self.backlog
         if backlog:
-            while backlog and self._ticket is not None and self._frontend.room(self._ticket) > 0:
-                self._push(*backlog.popleft())
+            while backlog and self._pushed(*backlog[0]):
+                backlog.popleft()
             if not backlog:
                 port.resume()
 

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.serve.connection import Answer, Handler, Refusal
+from penstock.serve.connection import Answer, Handler, Refusal, Switched
 from penstock.serve.served import Served, column_of
 from penstock.serve.slots import SlotTable
 from penstock.serve.statistics import OUTCOMES
@@ -211,7 +211,7 @@ def _end(span: Span, response: Response, asked_model: bool) -> None:
     status = response.status
     span.set_attribute("http.response.status_code", status)
     span.set_attribute("http.response.body.size", len(response.body))
-    error = response.error if isinstance(response, Refusal) else None
+    error = response.error if isinstance(response, Refusal | Switched) else None
     if asked_model:
         span.set_attribute("penstock.outcome", "answered" if error is None else _OUTCOMES[column_of(error)])
     if error is not None and status >= 500:

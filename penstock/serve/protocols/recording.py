@@ -12,7 +12,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge, UnsupportedContent
-from penstock.core.live import events_of, is_sound
+from penstock.core.live import WAV, events_of, is_sound
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.connection import Answer, refused
 from penstock.serve.feed import Chunk, Feed
@@ -25,7 +25,6 @@ from penstock.serve.wire import Head, Request, Response
 
 log = logging.getLogger(__name__)
 
-WAV = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
 # Of a recording so much is decoded at a time: less than a millisecond of work.
 PIECE_BYTES = 1 << 16
 
