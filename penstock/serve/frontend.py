@@ -271,6 +271,8 @@ class Frontend:
         """
         self._stretch = 1 / (1 - min(reading_share, 0.5))
         self._costs = Costs.published(self._table)
+        # What they say until then, by the rows that wait: with several engines each is asked for every request.
+        self._own_ns: dict[int, int] = {}
         self._surely = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= self._surely_ns), default=0)
 
     def _put(
@@ -360,7 +362,9 @@ class Frontend:
         return waiting
 
     def _finish_ns(self, waiting: int) -> int:
-        own_ns = int(self._costs.finish_ns(waiting) * self._stretch)
+        own_ns = self._own_ns.get(waiting)
+        if own_ns is None:
+            own_ns = self._own_ns[waiting] = int(self._costs.finish_ns(waiting) * self._stretch)
         share, rivals_ns = self._rivals_share[0], self._rivals_ns[0]
         if share or rivals_ns:
             # The engine's other tables get no more of its time than this one; what they had lately, they will want.
