@@ -1,7 +1,7 @@
 """The Vision Transformer."""
 
 from collections import OrderedDict
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -155,7 +155,7 @@ class ViT(ImageNetwork):
     def _draw(self) -> None:
         patch_numbers = self.conv_proj.weight[0].numel()
         nn.init.trunc_normal_(self.conv_proj.weight, std=patch_numbers**-0.5)
-        nn.init.zeros_(self.conv_proj.bias)
+        nn.init.zeros_(cast(Tensor, self.conv_proj.bias))
         for layer in self.encoder.layers:
             for module in layer.modules():
                 if isinstance(module, nn.Linear):

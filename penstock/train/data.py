@@ -95,7 +95,7 @@ def example_seeds(seed: int, epochs_B: Indices, indices_B: Indices) -> Seeds:
 def chance(seeds_B: Seeds, draws: int) -> npt.NDArray[np.float64]:
     """Numbers from 0 to below 1, `[B, D]`, evenly spread; each row a function of its seed."""
     steps_D = np.arange(1, draws + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return (_mixed(seeds_B[:, None] + steps_D) >> np.uint64(11)) * 2.0**-53
+    return (_mixed(seeds_B[:, None] + steps_D) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def another(seed: np.uint64, attempt: int, examples: int) -> int:

@@ -4,15 +4,13 @@ Decoding a picture and copying from files happen outside Python's lock, so that 
 the step, and nothing has to be sent from one process to another.
 """
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal, NamedTuple, Self, final
+from typing import NamedTuple, Self, final
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data import Places, another, one_pass
 from penstock.train.examples import Examples
+from penstock.train.reading import OnBad
 
 # B examples of a batch, P examples of a piece
 
@@ -31,8 +30,6 @@ LEAST_PIECE, LARGEST_PIECE = 8, 1024
 BATCHES_AHEAD = 2
 # In a row; with half of the examples damaged, 64 bad draws happen once in 10**19.
 ATTEMPTS = 64
-
-OnBad = Literal["stop", "skip"]
 
 
 class Batch(NamedTuple):
@@ -112,7 +109,8 @@ class ReadFeed(Feed):
         notice: Callable[[str], object] | None = None,
     ) -> None:
         super().__init__(notice)
-        self._examples, self._order, self._on_bad = examples, order, on_bad
+        self._examples, self._order = examples, order
+        self._on_bad: OnBad = on_bad
         self._device = device or torch.device("cpu")
         self._piece = min(max(PIECE_BYTES // max(1, examples.input_nbytes), LEAST_PIECE), LARGEST_PIECE)
         self._pool = ThreadPoolExecutor(workers, "penstock-read") if workers else None
@@ -284,61 +282,3 @@ def first_inputs(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> A
     """
     order = one_pass(len(examples), min(count, len(examples)))
     return next(ReadFeed(examples, order, on_bad=on_bad)).inputs.numpy()
-
-
-def reading_threads(processes: int = 1) -> int:
-    """How many threads read where a recipe does not say: a core each, one kept for each process's steps.
-
-    Args:
-        processes: Training processes on this machine.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // processes - 1)
-
-
-class Piece(NamedTuple):
-    """Some examples that follow one another, as far as they could be read.
-
-    Args:
-        inputs_P: Raw inputs.
-        targets_P: Their targets.
-        indices_P: Which they are.
-        bad: What could not be read.
-    """
-
-    inputs_P: Array
-    targets_P: Array
-    indices_P: Array
-    bad: list[BadExample]
-
-
-def in_order(examples: Examples, order: Iterator[Places], workers: int) -> Iterator[Piece]:
-    """Every place of an order once, read by threads, without those that cannot be read."""
-    with ThreadPoolExecutor(max(1, workers), "penstock-read") as pool:
-        under_way = deque(
-            pool.submit(_as_far_as_possible, examples, places) for places in islice(order, 2 * workers + 1)
-        )
-        while under_way:
-            piece = under_way.popleft().result()
-            under_way.extend(pool.submit(_as_far_as_possible, examples, places) for places in islice(order, 1))
-            yield piece
-
-
-def _as_far_as_possible(examples: Examples, places: Places) -> Piece:
-    inputs_P = examples.empty(len(places.indices_B))
-    try:
-        targets_P = examples.read(places.indices_B, places.seeds_B, inputs_P)
-        return Piece(inputs_P, targets_P, places.indices_B, [])
-    except BadExample:
-        pass
-    good: list[int] = []
-    targets: list[Any] = []
-    bad: list[BadExample] = []
-    for row in range(len(inputs_P)):
-        one = slice(row, row + 1)
-        try:
-            targets.extend(examples.read(places.indices_B[one], places.seeds_B[one], inputs_P[one]))
-            good.append(row)
-        except BadExample as error:
-            bad.append(error)
-    return Piece(inputs_P[good], np.array(targets), places.indices_B[good], bad)

@@ -23,9 +23,10 @@ from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.train.checkpoint import Checkpoint, newest_checkpoint, parameter_hash, save_checkpoint
 from penstock.train.data import one_pass, training_order
 from penstock.train.examples import Examples
-from penstock.train.feed import Batch, Feed, first_inputs, reading_threads
+from penstock.train.feed import Batch, Feed, first_inputs
 from penstock.train.interrupt import Interrupt
 from penstock.train.progress import Progress
+from penstock.train.reading import reading_threads
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE, Log, draw_curves
 from penstock.train.resident import make_feed

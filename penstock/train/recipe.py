@@ -13,7 +13,7 @@ from penstock.core.errors import TrainError
 from penstock.train.augment import Augment
 from penstock.train.examples import ArraySet as ArraySet
 from penstock.train.examples import Examples
-from penstock.train.feed import OnBad
+from penstock.train.reading import OnBad
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]

@@ -10,7 +10,8 @@ from torch import Tensor
 from penstock.core.errors import BadExample
 from penstock.train.data import Places, one_pass
 from penstock.train.examples import Examples
-from penstock.train.feed import Batch, Feed, OnBad, ReadFeed, in_order, replaced
+from penstock.train.feed import Batch, Feed, ReadFeed, replaced
+from penstock.train.reading import OnBad, in_order
 
 # n examples, B examples of a batch
 

@@ -15,7 +15,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data import one_pass
 from penstock.train.examples import Examples
-from penstock.train.feed import OnBad, Piece, in_order, reading_threads
+from penstock.train.reading import OnBad, Piece, in_order, reading_threads
 from penstock.train.shards import INDEX, TARGETS, ShardFile, ShardIndex
 
 SHARD_BYTES = 1 << 29

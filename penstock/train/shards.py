@@ -192,7 +192,7 @@ class _File:
         if self._wrong is not None or self._descriptor is None:
             return self._wrong
         # Rather than mapping it: a file that shrinks under a mapping kills the process.
-        room = memoryview(into).cast("B")
+        room = memoryview(into.data).cast("B")
         at = self._start + row * len(room)
         done = 0
         while done < len(room):

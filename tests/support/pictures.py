@@ -36,4 +36,6 @@ def save(pixels: Array, file: Path, **options: Any) -> None:
     """One picture, as the file's name says."""
     from PIL import Image
 
-    Image.fromarray(pixels).save(file, **({"quality": 95} | options if file.suffix == ".jpg" else options))
+    if file.suffix == ".jpg":
+        options["quality"] = 95
+    Image.fromarray(pixels).save(file, **options)

@@ -71,7 +71,8 @@ def small_vit() -> ViT:
 
 def test_vit_is_an_encoder_as_torch_has_it() -> None:
     network = small_vit().eval()
-    nn.init.normal_(network.heads.head.weight)
+    for parameter in network.heads.parameters():
+        nn.init.normal_(parameter)
     nn.init.normal_(network.class_token)
     image = torch.randn(3, 3, 8, 8)
     reference = nn.TransformerEncoderLayer(
@@ -103,7 +104,7 @@ def test_resnet_learns_and_may_begin_with_blocks_that_add_nothing() -> None:
     blocks = [module for module in network.modules() if isinstance(module, Bottleneck)]
     assert len(blocks) == 16
     assert all(not block.bn3.weight.any() for block in blocks)
-    assert all(block.bn3.weight.all() for block in ResNet50(5).layer4.children() if isinstance(block, Bottleneck))
+    assert all(module.bn3.weight.all() for module in ResNet50(5).modules() if isinstance(module, Bottleneck))
     pixels = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
     network(pixels).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in network.parameters())
