@@ -7,9 +7,9 @@ One step is a function of the step's number: which examples, which augmentation 
 import json
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -19,18 +19,24 @@ from torch import Tensor, nn
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import TrainError
-from penstock.core.spec import Array
-from penstock.runtime.bundle import Bundle, library_versions
+from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.train.checkpoint import Checkpoint, newest_checkpoint, parameter_hash, save_checkpoint
-from penstock.train.data import batch_indices
+from penstock.train.data import one_pass, training_order
+from penstock.train.examples import Examples
+from penstock.train.feed import Batch, Feed, first_inputs
 from penstock.train.interrupt import Interrupt
 from penstock.train.progress import Progress
-from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.reading import reading_threads
+from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE, Log, draw_curves
+from penstock.train.resident import make_feed
 
 # B examples of a batch
 
 EVALUATED_AT_ONCE = 1024
+EVALUATED_BYTES = 1 << 26
+# Of a run's time; more than this is worth saying.
+WAITED_SHARE = 0.1
 DROPOUT = 0x5DEECE66D
 
 
@@ -80,7 +86,7 @@ def train(
         log = Log(folder, from_step=history.step)
         _write_run(folder, found, recipe, overrides, {"state": "running", "total_steps": total})
         with Interrupt() as interrupt, Progress(found.application.name, total, history.step, quiet=quiet) as progress:
-            _run(trainer, data.train, data.validation, history, folder, log, progress, interrupt)
+            _run(trainer, data, history, folder, log, progress, interrupt)
         log.close()
         draw_curves(folder)
         return _finish(trainer, found, data, history, folder, recipe, overrides)
@@ -96,6 +102,7 @@ class History:
     best_value: float | None = None
     best_metrics: dict[str, float] | None = None
     best_weights: dict[str, Tensor] | None = None
+    bad_examples: dict[str, int] = field(default_factory=dict)
 
 
 @final
@@ -115,11 +122,17 @@ class Trainer:
         self.optimizer = recipe.optimizer(module.parameters())
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
 
-    def step(self, examples: ArraySet, step: int) -> Tensor:
-        """Take one step, a function of its number alone; returns the loss, a scalar still on its device."""
+    def feed(self, examples: Examples, first_step: int, notice: Callable[[str], object]) -> Feed:
+        """The batches of the steps from one on."""
         recipe = self.recipe
-        indices_B = batch_indices(recipe.seed, step * recipe.batch_size, recipe.batch_size, len(examples))
-        inputs_B, targets_B = _tensors(examples.inputs[indices_B], examples.targets[indices_B])
+        order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step)
+        workers = recipe.workers or reading_threads()
+        return make_feed(examples, order, workers=workers, on_bad=recipe.bad_examples, say=notice)
+
+    def step(self, batch: Batch, step: int) -> Tensor:
+        """Take one step, a function of its number and batch alone; returns the loss, a scalar still on its device."""
+        recipe = self.recipe
+        inputs_B, targets_B = batch
         generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step))
         # Dropout has no generator of its own; its chance must not be the augmentation's.
         torch.manual_seed(_step_seed(recipe.seed, step) ^ DROPOUT)
@@ -135,12 +148,20 @@ class Trainer:
             self.schedule.step()
         return loss.detach()
 
-    def validate(self, examples: ArraySet) -> dict[str, float]:
+    def validate(self, examples: Examples) -> dict[str, float]:
         """The loss and every metric over a whole set."""
         self.module.eval()
-        inputs, targets = _tensors(examples.inputs, examples.targets)
-        with torch.inference_mode(), self._autocast():
-            outputs = torch.cat([self.module(part) for part in inputs.split(EVALUATED_AT_ONCE)]).float()
+        recipe = self.recipe
+        at_once = max(1, min(EVALUATED_AT_ONCE, EVALUATED_BYTES // max(1, examples.input_nbytes)))
+        order, workers = one_pass(len(examples), at_once), recipe.workers or reading_threads()
+        with (
+            make_feed(examples, order, workers=workers, on_bad=recipe.bad_examples) as feed,
+            torch.inference_mode(),
+            self._autocast(),
+        ):
+            parts = [(self.module(inputs), targets) for inputs, targets in feed]
+            outputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
+            outputs = outputs.float()
             metrics = {"loss": self.recipe.loss(outputs, targets).item()}
         return metrics | {name: float(metric(outputs, targets)) for name, metric in self.recipe.metrics.items()}
 
@@ -151,6 +172,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
+            "bad_examples": history.bad_examples,
             "best": {
                 "step": history.best_step,
                 "value": history.best_value,
@@ -177,6 +199,7 @@ class Trainer:
             best_value=best["value"],
             best_metrics=best["metrics"],
             best_weights=best["weights"],
+            bad_examples=state.get("bad_examples", {}),
         )
 
     def _autocast(self) -> torch.autocast:
@@ -185,8 +208,7 @@ class Trainer:
 
 def _run(
     trainer: Trainer,
-    examples: ArraySet,
-    held_out: ArraySet,
+    data: Data,
     history: History,
     folder: Path,
     log: Log,
@@ -194,36 +216,54 @@ def _run(
     interrupt: Interrupt,
 ) -> None:
     recipe, total = trainer.recipe, trainer.total_steps
-    validated_every = max(1, round(recipe.validate_every_epochs * len(examples) / recipe.batch_size))
+    validated_every = max(1, round(recipe.validate_every_epochs * len(data.train) / recipe.batch_size))
     saved = started = time.monotonic()
     seconds_before = history.seconds
-    while history.step < total:
-        loss = trainer.step(examples, history.step)
-        history.step += 1
-        history.seconds = seconds_before + time.monotonic() - started
-        loss_value = loss.item()
-        if not math.isfinite(loss_value):
-            raise TrainError(
-                f"the loss is {loss_value} at step {history.step}; lower the learning rate or check the data."
+    with trainer.feed(data.train, history.step, progress.say) as feed:
+        feed.bad.update(history.bad_examples)
+        while history.step < total:
+            loss = trainer.step(next(feed), history.step)
+            history.step += 1
+            history.seconds = seconds_before + time.monotonic() - started
+            history.bad_examples = dict(feed.bad)
+            loss_value = loss.item()
+            if not math.isfinite(loss_value):
+                raise TrainError(
+                    f"the loss is {loss_value} at step {history.step}; lower the learning rate or check the data."
+                )
+            progress.advance(loss_value, recipe.batch_size)
+            if history.step % validated_every == 0 or history.step == total:
+                _validate(trainer, data.validation, history, log, loss_value, feed.waited_s)
+                progress.note(history.best_metrics or {})
+            due = (
+                history.step % recipe.checkpoint_every_steps == 0
+                if recipe.checkpoint_every_steps
+                else time.monotonic() - saved > recipe.checkpoint_every_s
             )
-        progress.advance(loss_value, recipe.batch_size)
-        if history.step % validated_every == 0 or history.step == total:
-            _validate(trainer, held_out, history, log, loss_value)
-            progress.note(history.best_metrics or {})
-        due = (
-            history.step % recipe.checkpoint_every_steps == 0
-            if recipe.checkpoint_every_steps
-            else time.monotonic() - saved > recipe.checkpoint_every_s
+            if due or interrupt.asked or history.step == total:
+                trainer.save(folder / "checkpoints", history)
+                saved = time.monotonic()
+            if interrupt.asked and history.step < total:
+                progress.say(
+                    f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {folder}"
+                )
+                raise KeyboardInterrupt
+    _say_of_feed(feed, time.monotonic() - started, progress)
+
+
+def _say_of_feed(feed: Feed, seconds: float, progress: Progress) -> None:
+    if feed.bad:
+        progress.say(f"{len(feed.bad):,} bad examples or files were replaced, {sum(feed.bad.values()):,} times in all.")
+    if feed.waited_s > WAITED_SHARE * seconds:
+        progress.say(
+            f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
+            f"decode them beforehand ('penstock shard'), or give the recipe more workers."
         )
-        if due or interrupt.asked or history.step == total:
-            trainer.save(folder / "checkpoints", history)
-            saved = time.monotonic()
-        if interrupt.asked and history.step < total:
-            progress.say(f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {folder}")
-            raise KeyboardInterrupt
 
 
-def _validate(trainer: Trainer, held_out: ArraySet, history: History, log: Log, train_loss: float) -> None:
+def _validate(
+    trainer: Trainer, held_out: Examples, history: History, log: Log, train_loss: float, waited_s: float
+) -> None:
     recipe = trainer.recipe
     metrics = trainer.validate(held_out)
     rate = trainer.optimizer.param_groups[0]["lr"]
@@ -231,6 +271,7 @@ def _validate(trainer: Trainer, held_out: ArraySet, history: History, log: Log, 
         {
             "step": history.step,
             "seconds": round(history.seconds, 3),
+            "waited_s": round(waited_s, 3),
             "samples": history.step * recipe.batch_size,
             "train_loss": train_loss,
             "learning_rate": float(rate),
@@ -258,7 +299,8 @@ def _finish(
     metrics = dict(history.best_metrics)
     if data.test is not None:
         metrics |= {f"test_{name}": value for name, value in trainer.validate(data.test).items()}
-    Bundle.write(found, trainer.module, data.validation.inputs, to=folder / "bundle", metrics=metrics)
+    golden = first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.bad_examples)
+    Bundle.write(found, trainer.module, golden, to=folder / "bundle", metrics=metrics)
     result = RunResult(
         folder=folder,
         metrics=metrics,
@@ -272,6 +314,7 @@ def _finish(
         "metrics": result.metrics,
         "best_step": result.best_step,
         "seconds": round(result.seconds, 3),
+        "bad_examples": history.bad_examples,
         "parameter_hash": result.parameter_hash,
         "bundle": read_bundle(folder / "bundle").manifest.content_hash,
     }
@@ -286,10 +329,10 @@ def _check_inputs(application: Application, data: Data) -> None:
         if part is None:
             continue
         # Of a live application, whole signals are learned from, of any one length.
-        frames = part.inputs.shape[1:2] if application.live is not None else spec.shape[:1]
-        if part.inputs.dtype != spec.numpy_dtype or part.inputs.shape[1:] != (*frames, *spec.shape[1:]):
+        frames = part.input_shape[:1] if application.live is not None else spec.shape[:1]
+        if part.input_dtype != spec.numpy_dtype or part.input_shape != (*frames, *spec.shape[1:]):
             raise TrainError(
-                f"the {name} inputs are {part.inputs.dtype}{list(part.inputs.shape[1:])}; application "
+                f"the {name} inputs are {part.input_dtype}{list(part.input_shape)}; application "
                 f"{application.name!r} declares {spec.describe()}."
             )
 
@@ -342,10 +385,6 @@ def _step_seed(seed: int, step: int) -> int:
     # Neighbouring seeds and steps must not share their chance: spread both over 64 bits (splitmix64's constants).
     mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return mixed ^ (mixed >> 31)
-
-
-def _tensors(inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
