@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
+from penstock.train.placements import Placements
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
@@ -79,6 +80,12 @@ class Recipe:
         validate_every_epochs: How often the validation set is run.
         checkpoint_every_s: Seconds between checkpoints.
         checkpoint_every_steps: Steps between checkpoints, instead of seconds.
+        accumulate: In how many parts each process computes its share of a batch, one after the other.
+        clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
+        placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
+            Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
+        batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
+        gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -101,6 +108,11 @@ class Recipe:
     validate_every_epochs: float = 1.0
     checkpoint_every_s: float = 30.0
     checkpoint_every_steps: int | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    placements: Placements | Literal["auto"] = field(default_factory=dict)
+    batch_norm: Literal["local", "synchronised"] = "local"
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -113,13 +125,20 @@ class Recipe:
             "validate_every_epochs": self.validate_every_epochs,
             "checkpoint_every_s": self.checkpoint_every_s,
             "checkpoint_every_steps": 1 if self.checkpoint_every_steps is None else self.checkpoint_every_steps,
+            "accumulate": self.accumulate,
+            "clip_norm": 1 if self.clip_norm is None else self.clip_norm,
         }.items():
             if not value or not 0 < value < math.inf:
                 raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
-        if self.precision not in ("fp32", "bf16"):
-            raise TrainError(f"the recipe has precision {self.precision!r}; choose 'fp32' or 'bf16'.")
+        for name, value in {"precision": self.precision, "gradient_precision": self.gradient_precision}.items():
+            if value not in ("fp32", "bf16"):
+                raise TrainError(f"the recipe has {name} {value!r}; choose 'fp32' or 'bf16'.")
+        if self.batch_norm not in ("local", "synchronised"):
+            raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
+        if self.placements != "auto" and not isinstance(self.placements, Mapping):
+            raise TrainError(f"the recipe has placements {self.placements!r}; give 'auto', or placements by layer.")
         if self.best_mode not in ("max", "min"):
             raise TrainError(f"the recipe has best_mode {self.best_mode!r}; choose 'max' or 'min'.")
         if self.best != "loss" and self.best not in self.metrics:

@@ -1,0 +1,218 @@
+"""The one step that moves a network, for one process or many."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock.core.spec import Array
+from penstock.train.batch_norm import RunningStatistics
+from penstock.train.checkpoint import Checkpoint, save_checkpoint
+from penstock.train.collectives import gather_rows
+from penstock.train.gradients import Gradients
+from penstock.train.layout import cast_of, lay_out
+from penstock.train.losses import CrossEntropy
+from penstock.train.recipe import ArraySet, Recipe
+from penstock.train.state import load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.world import World
+
+# B examples of this process
+
+EVALUATED_AT_ONCE = 1024
+DROPOUT = 0x5DEECE66D
+RANK = 0xD1B54A32D192ED03
+
+
+@dataclass(slots=True)
+class History:
+    """How far a run is and the best it has seen; of the best weights, each process has its part."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_step: int = 0
+    best_value: float | None = None
+    best_metrics: dict[str, float] | None = None
+    best_weights: dict[str, Tensor] | None = None
+
+
+@final
+class Trainer:
+    """A network laid over the processes, its optimizer and schedule, and the one step that moves them.
+
+    Args:
+        module: The network, whole.
+        recipe: How it is trained.
+        total_steps: How many steps the schedule spans.
+        world: The processes.
+        examples: Some raw inputs, `[B, ...]`.
+
+    Raises:
+        TrainError: The recipe does not fit the network or the processes.
+    """
+
+    def __init__(
+        self, module: nn.Module, recipe: Recipe, total_steps: int, world: World | None = None, *, examples: Array
+    ) -> None:
+        self.world = world or World()
+        self.recipe = recipe
+        self.total_steps = total_steps
+        self.layout = lay_out(module, recipe, self.world, torch.from_numpy(examples))
+        self.placed = self.layout.placed
+        self.module = self.placed.module
+        self.optimizer = recipe.optimizer(self.module.parameters())
+        self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
+        self.gradients = Gradients(
+            dict(self.module.named_parameters()),
+            list(self.placed.shards),
+            self.world,
+            precision=recipe.gradient_precision,
+        )
+        self._statistics = RunningStatistics(self.module, self.world)
+
+    @property
+    def rows(self) -> slice:
+        """Which rows of each global batch are this process's."""
+        first = sum(self.layout.rows[: self.world.rank]) * self.recipe.accumulate
+        return slice(first, first + self.layout.rows[self.world.rank] * self.recipe.accumulate)
+
+    def step(self, inputs_B: Tensor, targets_B: Tensor, step: int) -> Tensor:
+        """Take one step with this process's rows of the batch.
+
+        Args:
+            inputs_B: Raw inputs.
+            targets_B: Their targets.
+            step: Its number, of which all chance is a function.
+
+        Returns:
+            This process's share of the global batch's mean loss, a scalar still on its device: the sum over the
+            processes is that loss.
+        """
+        recipe, world = self.recipe, self.world
+        generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step, world.rank))
+        # Dropout has no generator of its own; its chance must not be the augmentation's.
+        torch.manual_seed(_step_seed(recipe.seed, step, world.rank) ^ DROPOUT)
+        if recipe.augment is not None:
+            inputs_B, targets_B = recipe.augment(inputs_B, targets_B, generator)
+        inputs_B, targets_B = inputs_B.to(world.device), targets_B.to(world.device)
+        self.module.train()
+        self.gradients.start()
+        parts = zip(inputs_B.chunk(recipe.accumulate), targets_B.chunk(recipe.accumulate), strict=True)
+        losses: list[Tensor] = []
+        for part, (inputs, targets) in enumerate(parts, 1):
+            if part == recipe.accumulate:
+                self.gradients.travel()
+            with cast_of(recipe, world.device):
+                loss = self._loss(self.module(inputs), targets)
+            # A mean over this process's examples; what is wanted is the mean over all processes' examples.
+            share = loss * (self.layout.rows[world.rank] / recipe.batch_size)
+            share.backward()
+            losses.append(share.detach())
+        self.gradients.finish()
+        if recipe.clip_norm is not None:
+            self.gradients.clip(recipe.clip_norm)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        self._statistics.average()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if not self.placed.head:
+            return self.recipe.loss(outputs, targets)
+        assert isinstance(self.recipe.loss, CrossEntropy)
+        return self.recipe.loss.over_classes(self.world, outputs, targets, self.layout.rows)
+
+    def validate(self, examples: ArraySet) -> dict[str, float]:
+        """The loss and every metric over a whole set, the same in every process."""
+        self.module.eval()
+        names = ["loss", *self.recipe.metrics]
+        with torch.inference_mode(), cast_of(self.recipe, self.world.device):
+            outputs = self._outputs(examples.inputs)
+            values = [0.0] * len(names)
+            if self.world.is_first:
+                targets = torch.from_numpy(examples.targets)
+                values = [self.recipe.loss(outputs, targets).item()]
+        if self.world.is_first:
+            values += [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
+        return dict(zip(names, self.world.of_first(values), strict=True))
+
+    def _outputs(self, inputs: Array) -> Tensor:
+        """The network's outputs for raw inputs, on the CPU; of the first process, the others help."""
+        found: list[Tensor] = []
+        for start in range(0, len(inputs), EVALUATED_AT_ONCE):
+            whole = inputs[start : start + EVALUATED_AT_ONCE]
+            most = -(-len(whole) // self.world.size)
+            # Equally many for each: behind the last one it is computed again, and left out.
+            own = np.arange(self.world.rank * most, (self.world.rank + 1) * most).clip(max=len(whole) - 1)
+            outputs = self.module(torch.from_numpy(whole[own]).to(self.world.device)).float()
+            if self.world.size > 1:
+                outputs = gather_rows(self.world, "the outputs", outputs)[: len(whole)]
+            if self.world.is_first:
+                found.append(outputs.cpu())
+        return torch.cat(found) if found else torch.empty(0)
+
+    def keep_best(self, history: History, metrics: dict[str, float]) -> None:
+        """Remember these weights as the best."""
+        history.best_step, history.best_value, history.best_metrics = history.step, metrics[self.recipe.best], metrics
+        history.best_weights = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+
+    def whole_state(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The network's state, whole and on the CPU, in the first process; all must ask.
+
+        Args:
+            weights: Of which, as `keep_best` left them; by default the network's own.
+        """
+        return whole_state(self.placed, self.world, self.module.state_dict() if weights is None else weights)
+
+    def save(self, folder: Path, history: History) -> None:
+        """Write a checkpoint of all that the next step depends on; all processes must ask, the first one writes."""
+        best = None if history.best_weights is None else self.whole_state(history.best_weights)
+        state = {
+            "model": self.whole_state(),
+            "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
+            "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
+            "seconds": history.seconds,
+            "best": {
+                "step": history.best_step,
+                "value": history.best_value,
+                "metrics": history.best_metrics,
+                "weights": best,
+            },
+        }
+        if self.world.is_first:
+            save_checkpoint(folder, Checkpoint(step=history.step, state=state))
+
+    def restore(self, checkpoint: Checkpoint) -> History:
+        """Go back to where a checkpoint was written, by whatever number of processes.
+
+        Raises:
+            TrainError: It is of another network.
+        """
+        state, best = checkpoint.state, checkpoint.state["best"]
+        load_whole(self.placed, self.world, state["model"])
+        load_optimizer(self.placed, self.world, self.optimizer, state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        return History(
+            step=checkpoint.step,
+            seconds=state["seconds"],
+            best_step=best["step"],
+            best_value=best["value"],
+            best_metrics=best["metrics"],
+            best_weights=None if best["weights"] is None else parts_of(self.placed, self.world, best["weights"]),
+        )
+
+
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    # Neighbouring seeds, steps and ranks must not share their chance: spread all over 64 bits (splitmix64's constants).
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * RANK + 0x94D049BB133111EB) & (1 << 64) - 1
+    return mixed ^ (mixed >> 31)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    # A schedule's state names its functions and its optimizer's hooks; numbers, texts and lists of them are the state.
+    return {name: value for name, value in state.items() if isinstance(value, int | float | str | list | bool | None)}
