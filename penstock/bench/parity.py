@@ -201,7 +201,7 @@ def compared(name: str, world: World) -> Agreement | None:
     trainer = Trainer(module, _recipe(case), 1, world, examples=inputs)
     masks = _Masks(trainer)
     own = trainer.rows
-    share = trainer.step(torch.from_numpy(inputs[own]), torch.from_numpy(labels[own]), 0)
+    share = trainer.step((torch.from_numpy(inputs[own]), torch.from_numpy(labels[own])), 0)
     (loss,) = world.total(share)
     grads = {name: weight.grad for name, weight in trainer.module.named_parameters() if weight.grad is not None}
     found = whole_state(trainer.placed, world, grads)

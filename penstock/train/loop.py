@@ -124,7 +124,7 @@ class _Run:
         while history.step < total:
             self._watchdog.beat(f"step {history.step}")
             due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
-            share = trainer.step(*self._batch(history.step), history.step)
+            share = trainer.step(self._batch(history.step), history.step)
             history.step += 1
             # The host waits for the device here, once a step. The first process's clock and anybody's wish count.
             loss, asked, due = world.total(share, interrupt.asked, due and world.is_first)

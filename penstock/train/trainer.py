@@ -79,12 +79,11 @@ class Trainer:
         first = sum(self.layout.rows[: self.world.rank]) * self.recipe.accumulate
         return slice(first, first + self.layout.rows[self.world.rank] * self.recipe.accumulate)
 
-    def step(self, inputs_B: Tensor, targets_B: Tensor, step: int) -> Tensor:
+    def step(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
         """Take one step with this process's rows of the batch.
 
         Args:
-            inputs_B: Raw inputs.
-            targets_B: Their targets.
+            batch: Raw inputs and their targets.
             step: Its number, of which all chance is a function.
 
         Returns:
@@ -92,6 +91,7 @@ class Trainer:
             processes is that loss.
         """
         recipe, world = self.recipe, self.world
+        inputs_B, targets_B = batch
         generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step, world.rank))
         # Dropout has no generator of its own; its chance must not be the augmentation's.
         torch.manual_seed(_step_seed(recipe.seed, step, world.rank) ^ DROPOUT)

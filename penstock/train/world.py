@@ -150,15 +150,20 @@ def split_rows(count: int, parts: int) -> tuple[int, ...]:
     return tuple(count // parts + (part < count % parts) for part in range(parts))
 
 
-def device_of(seat: Seat | None, *, cuda: bool) -> torch.device:
+def device_of(seat: Seat | None, *, cuda: bool, wanted: int = 1) -> torch.device:
     """The device of a process.
 
+    Args:
+        seat: Where the process sits; None for one alone.
+        cuda: Whether it computes on a GPU.
+        wanted: How many GPUs of this machine are needed for all.
+
     Raises:
-        TrainError: There is no GPU for it.
+        TrainError: There are fewer.
     """
     if not cuda:
         return torch.device("cpu")
-    wanted, there = seat.local_size if seat else 1, torch.cuda.device_count()
+    there = torch.cuda.device_count()
     if wanted > there:
         raise TrainError(f"{wanted} GPUs are asked for and torch sees {there}; ask for fewer, or make them visible.")
     return torch.device("cuda", seat.local_rank if seat else 0)
@@ -195,10 +200,9 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
             f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
         ) from None
-    try:
-        yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s)
-    finally:
-        dist.destroy_process_group()
+    yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s)
+    # After an error the others may be gone, and leaving would wait for them; this process ends then.
+    dist.destroy_process_group()
 
 
 @final
