@@ -4,7 +4,7 @@ Dropout of several processes draws other masks than that of one, so the masks th
 given to the one. Local batch norm is compared with one that takes the same groups of examples. Everything else has to
 agree by itself.
 
-    python -m penstock.bench.parity RANK SIZE PORT    one process; the first one prints a line of JSON for each case
+    python -m penstock.bench.parity RANK SIZE PORT CASE...   one process; the first one prints a line for each case
 """
 
 import copy
@@ -12,7 +12,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
@@ -157,8 +157,12 @@ class Agreement:
         return max(self.errors.values())
 
 
-def agreements(processes: int) -> list[Agreement]:
-    """Every case with so many processes on this machine's CPU.
+def agreements(processes: int, cases: Iterable[str] = CASES) -> list[Agreement]:
+    """Cases with so many processes on this machine's CPU.
+
+    Args:
+        processes: How many.
+        cases: Their names.
 
     Raises:
         BenchError: A process failed.
@@ -168,7 +172,7 @@ def agreements(processes: int) -> list[Agreement]:
         port = place.getsockname()[1]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "penstock.bench.parity", str(rank), str(processes), str(port)],
+            [sys.executable, "-m", "penstock.bench.parity", str(rank), str(processes), str(port), *cases],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -228,13 +232,23 @@ def _recipe(case: Case) -> Recipe:
     recipe = Recipe(
         data=lambda: Data(train=nothing, validation=nothing),
         loss=CrossEntropy(SMOOTHING),
-        # The gradients are looked at, not followed.
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        optimizer=_Still,
         batch_size=case.batch,
         steps=1,
         placements=case.placements,
     )
     return replace(recipe, **case.changes)
+
+
+@final
+class _Still:
+    """Follows no gradients: they are looked at. torch's optimizers take seconds to import."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+
+    def step(self) -> None:
+        """Nothing."""
 
 
 @final
@@ -327,11 +341,11 @@ class _Grouped(nn.Module):
         return made_B
 
 
-def _main(rank: int, size: int, port: int) -> None:
+def _main(rank: int, size: int, port: int, cases: Sequence[str]) -> None:
     torch.set_num_threads(1)
     seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
     with joined(seat, torch.device("cpu"), LIMIT_S) as world:
-        for name in CASES:
+        for name in cases:
             found = compared(name, world)
             if found is not None:
                 fields = {"case": found.case, "processes": found.processes, "errors": found.errors}
@@ -339,4 +353,4 @@ def _main(rank: int, size: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:]))
+    _main(*map(int, sys.argv[1:4]), cases=sys.argv[4:])
