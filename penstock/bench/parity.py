@@ -137,12 +137,23 @@ CASES: dict[str, Case] = {
 }
 
 
+# What rounds on purpose, for which the target is not meant.
+ROUNDED: dict[str, Case] = {
+    "gradients in bf16": Case(changes={"gradient_precision": "bf16"}),
+    "all in bf16": Case(
+        placements={**_pair(chunks=2), **_CLASSES, "features": Placement(kind="sharded")},
+        changes={"gradient_precision": "bf16", "precision": "bf16", **_SYNCHRONISED},
+    ),
+    "model in bf16": Case(placements=_MODEL, changes={"precision": "bf16"}),
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
     """How far several processes are from one in float64.
 
     Args:
-        case: Of `CASES`.
+        case: Of `CASES` or `ROUNDED`.
         processes: How many took the step.
         errors: By `"loss"` or parameter, the norm of the difference over the norm of what is right.
     """
@@ -195,7 +206,7 @@ def worst() -> list[float]:
 
 def compared(name: str, world: World) -> Agreement | None:
     """One case, in each process of a world; the first one knows the outcome."""
-    case = CASES[name]
+    case = (CASES | ROUNDED)[name]
     torch.manual_seed(0)
     module = Frames() if case.frames else Pictures(case.dropout)
     whole = copy.deepcopy(module).double()

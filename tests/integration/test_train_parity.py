@@ -2,9 +2,11 @@
 
 import pytest
 
-from penstock.bench.parity import CASES, Agreement, agreements
+from penstock.bench.parity import CASES, ROUNDED, Agreement, agreements
 
 TOLERANCE = 1e-5
+# Eight bits of each number, in sums of several.
+ROUNDING = 0.2
 
 
 # With four processes what two cannot show: ranks in the middle, shares that differ, features that are cut in four.
@@ -14,7 +16,7 @@ ASKED = [(2, case) for case in CASES] + [(4, case) for case in OF_FOUR]
 
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[int, str], Agreement]:
-    two, four = agreements(2), agreements(4, OF_FOUR)
+    two, four = agreements(2, [*CASES, *ROUNDED]), agreements(4, OF_FOUR)
     return {(agreement.processes, agreement.case): agreement for agreement in (*two, *four)}
 
 
@@ -25,3 +27,9 @@ def test_the_loss_and_every_gradient_are_those_of_one_process(
     errors = found[processes, case].errors
     assert "loss" in errors
     assert {name: error for name, error in errors.items() if not error <= TOLERANCE} == {}
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_what_rounds_on_purpose_rounds_no_more_than_that(found: dict[tuple[int, str], Agreement], case: str) -> None:
+    agreement = found[2, case]
+    assert 1e-4 < agreement.worst < ROUNDING
