@@ -87,7 +87,7 @@ def synchronise(module: nn.Module, world: World, rows: Sequence[int]) -> None:
             raise TrainError(f"{name!r} is a batch norm over sequences, which cannot be synchronised; choose 'local'.")
         if not isinstance(norm, _BatchNorm):
             continue
-        if norm.running_mean is None or norm.weight is None or norm.momentum is None:
+        if any(getattr(norm, part) is None for part in ("running_mean", "weight", "momentum")):
             raise TrainError(
                 f"{name!r} is a batch norm without running statistics, weights or momentum, which cannot be "
                 f"synchronised; choose 'local'."

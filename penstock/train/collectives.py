@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from penstock.core.errors import TrainError
 from penstock.train.world import World
@@ -24,8 +24,10 @@ from penstock.train.world import World
 # R ranks, M rows of one rank, N = R * M rows of all, K chunks, I input features, O output features of one rank
 
 # Their names of torch 2.13, and those of before.
-_gather = cast(Any, getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)
-_scatter = cast(Any, getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)
+_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
+_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
+# The types of torch's do not let a method take the place of another.
+once_differentiable: Any = torch.autograd.function.once_differentiable
 
 Waited = Callable[[], Tensor]
 

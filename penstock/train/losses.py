@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from penstock.core.errors import TrainError
-from penstock.train.collectives import padded, start_gather, whole_batch
+from penstock.train.collectives import once_differentiable, padded, start_gather, whole_batch
 from penstock.train.world import World
 
 # B examples of this rank, N of all ranks, C classes of this rank

@@ -139,12 +139,12 @@ def _pair_of(name: str, seen: Mapping[str, LinearSeen], heavy: Mapping[str, str]
     if len(seen[name].goes_to) != 1:
         return None
     (after,) = seen[name].goes_to
-    fits = after in heavy and seen[after].comes_from == {name} and seen[after].inputs % processes == 0
+    fits = after in heavy and seen[after].comes_from == frozenset({name}) and seen[after].inputs % processes == 0
     return after if fits else None
 
 
 def _can_be_head(layer: LinearSeen, loss: object) -> bool:
-    return isinstance(loss, CrossEntropy) and layer.goes_to == {OUTPUT} and layer.rows == 1
+    return isinstance(loss, CrossEntropy) and layer.goes_to == frozenset({OUTPUT}) and layer.rows == 1
 
 
 def check(
@@ -231,7 +231,7 @@ def _check_head(name: str, layer: LinearSeen, loss: object) -> None:
             f"{name!r} is placed by classes, which needs the recipe's loss to be a penstock.train.losses.CrossEntropy; "
             f"it is {loss!r}."
         )
-    if layer.goes_to != {OUTPUT} or layer.rows != 1:
+    if layer.goes_to != frozenset({OUTPUT}) or layer.rows != 1:
         raise TrainError(
             f"{name!r} is placed by classes, but it is not the network's last layer, or has several rows of an example "
             f"(its outputs go to {', '.join(sorted(layer.goes_to))}); place it by 'model'."

@@ -7,11 +7,18 @@ from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from penstock.train.collectives import padded, padded_batch, start_gather, start_scatter, whole_batch
+from penstock.train.collectives import (
+    once_differentiable,
+    padded,
+    padded_batch,
+    start_gather,
+    start_scatter,
+    whole_batch,
+)
 from penstock.train.world import World, split_rows
 
 # P numbers of one process's parts, filled up; R ranks

@@ -130,14 +130,14 @@ class Trainer:
         """The loss and every metric over a whole set, the same in every process."""
         self.module.eval()
         names = ["loss", *self.recipe.metrics]
+        values = [0.0] * len(names)
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
             outputs = self._outputs(examples.inputs)
-            values = [0.0] * len(names)
+            targets = torch.from_numpy(examples.targets)
             if self.world.is_first:
-                targets = torch.from_numpy(examples.targets)
-                values = [self.recipe.loss(outputs, targets).item()]
+                values[0] = self.recipe.loss(outputs, targets).item()
         if self.world.is_first:
-            values += [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
+            values[1:] = [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
         return dict(zip(names, self.world.of_first(values), strict=True))
 
     def _outputs(self, inputs: Array) -> Tensor:

@@ -42,21 +42,21 @@ def company(size: int) -> World:
 
 
 def test_gradients_lie_in_buckets_and_stay_there() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 2, bias=False))
-    net[0].weight.data = net[0].weight.data.to(memory_format=torch.channels_last)
-    net[3].requires_grad_(False)
+    convolution, linear = nn.Conv2d(3, 4, 3), nn.Linear(16, 5)
+    net = nn.Sequential(convolution, nn.Flatten(), linear, nn.Linear(5, 2, bias=False).requires_grad_(False))
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
     gradients = Gradients(dict(net.named_parameters()), [], World(), bucket_bytes=400)
     held = [parameter.grad for parameter in net.parameters()]
     assert held[3] is not None
     assert held[4] is None
-    first = net[0].weight.grad
+    first = convolution.weight.grad
     assert first is not None
-    assert first.stride() == net[0].weight.stride()
+    assert first.stride() == convolution.weight.stride()
     for _ in range(2):
         gradients.start()
         inputs = torch.randn(2, 3, 4, 4)
         net(inputs).sum().backward()
-        expected = torch.autograd.grad(net(inputs).sum(), [*net[0].parameters(), *net[2].parameters()])
+        expected = torch.autograd.grad(net(inputs).sum(), [*convolution.parameters(), *linear.parameters()])
         assert [parameter.grad for parameter in net.parameters()] == held
         for parameter, gradient in zip(net.parameters(), expected, strict=False):
             torch.testing.assert_close(parameter.grad, gradient)

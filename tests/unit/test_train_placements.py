@@ -176,7 +176,7 @@ def test_a_head_must_be_last_and_tied_weights_stay() -> None:
     )
     tied = Net()
     tied.add_module("again", tied.head)
-    tied.register_parameter("own", tied.head.weight)
+    tied.own = tied.head.weight
     assert "'head' shares a weight with 'own'" in refusal(tied, {"head": MODEL})
 
 
