@@ -80,7 +80,7 @@ def train(
     data = recipe.data()
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
-    with _deterministic(recipe.seed, recipe.threads), Watchdog(world, parent) as watchdog:
+    with _deterministic(recipe), Watchdog(world, parent) as watchdog:
         trainer = Trainer(found.model(), recipe, total, world, examples=data.train.inputs[:8])
         checkpoint = _agreed(newest_checkpoint(folder / "checkpoints"), world)
         history = trainer.restore(checkpoint) if checkpoint else History()
@@ -230,8 +230,12 @@ class _Run:
         return torch.from_numpy(examples.inputs[own_B]), torch.from_numpy(examples.targets[own_B])
 
     def _validate(self, train_loss: float) -> None:
+        self._watchdog.beat(f"the validation after step {self._history.step}")
+        with self._trainer.averaged():
+            self._validate_these(train_loss)
+
+    def _validate_these(self, train_loss: float) -> None:
         recipe, trainer, history = self._recipe, self._trainer, self._history
-        self._watchdog.beat(f"the validation after step {history.step}")
         metrics = trainer.validate(self._data.validation)
         if self._log is not None:
             self._log.write(
@@ -280,15 +284,15 @@ def _check_inputs(application: Application, data: Data) -> None:
 
 
 @contextmanager
-def _deterministic(seed: int, threads: int | None) -> Generator[None]:
+def _deterministic(recipe: Recipe) -> Generator[None]:
     memory = cast(Any, torch.utils.deterministic)
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads or threads_before)
-    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(recipe.threads or threads_before)
+    torch.use_deterministic_algorithms(recipe.deterministic)
     # Filling all new memory first costs time at every step and makes nothing here more deterministic.
     memory.fill_uninitialized_memory = False
-    torch.manual_seed(seed)
+    torch.manual_seed(recipe.seed)
     try:
         yield
     finally:

@@ -82,6 +82,10 @@ class Recipe:
         checkpoint_every_steps: Steps between checkpoints, instead of seconds.
         accumulate: In how many parts each process computes its share of a batch, one after the other.
         clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
+        average_decay: Validate and keep a running mean of the weights, of which a step keeps this share (0.999, say);
+            None for the weights themselves.
+        deterministic: Compute the same bits each time, so that a resumed run ends exactly as an undisturbed one. Some
+            operations have no such algorithm on GPUs; False takes what there is.
         placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
             Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
         batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
@@ -110,6 +114,8 @@ class Recipe:
     checkpoint_every_steps: int | None = None
     accumulate: int = 1
     clip_norm: float | None = None
+    average_decay: float | None = None
+    deterministic: bool = True
     placements: Placements | Literal["auto"] = field(default_factory=dict)
     batch_norm: Literal["local", "synchronised"] = "local"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
@@ -135,6 +141,8 @@ class Recipe:
         for name, value in {"precision": self.precision, "gradient_precision": self.gradient_precision}.items():
             if value not in ("fp32", "bf16"):
                 raise TrainError(f"the recipe has {name} {value!r}; choose 'fp32' or 'bf16'.")
+        if self.average_decay is not None and not 0 <= self.average_decay < 1:
+            raise TrainError(f"the recipe has average_decay {self.average_decay}; it must be from 0 to below 1.")
         if self.batch_norm not in ("local", "synchronised"):
             raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
         if self.placements != "auto" and not isinstance(self.placements, Mapping):

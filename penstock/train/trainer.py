@@ -1,6 +1,7 @@
 """The one step that moves a network, for one process or many."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.spec import Array
+from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
 from penstock.train.checkpoint import Checkpoint, save_checkpoint
 from penstock.train.collectives import gather_rows
@@ -72,6 +74,7 @@ class Trainer:
             precision=recipe.gradient_precision,
         )
         self._statistics = RunningStatistics(self.module, self.world)
+        self._average = None if recipe.average_decay is None else Average(self.module, recipe.average_decay)
 
     @property
     def rows(self) -> slice:
@@ -118,6 +121,8 @@ class Trainer:
         if self.schedule is not None:
             self.schedule.step()
         self._statistics.average()
+        if self._average is not None:
+            self._average.update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -155,6 +160,10 @@ class Trainer:
                 found.append(outputs.cpu())
         return torch.cat(found) if found else torch.empty(0)
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """While it is entered, the network has the running mean of its weights, where the recipe asks for one."""
+        return nullcontext() if self._average is None else self._average.swapped()
+
     def keep_best(self, history: History, metrics: dict[str, float]) -> None:
         """Remember these weights as the best."""
         history.best_step, history.best_value, history.best_metrics = history.step, metrics[self.recipe.best], metrics
@@ -174,6 +183,7 @@ class Trainer:
         state = {
             "model": self.whole_state(),
             "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
+            "average": None if self._average is None else self.whole_state(self._average.mean),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
             "best": {
@@ -195,6 +205,8 @@ class Trainer:
         state, best = checkpoint.state, checkpoint.state["best"]
         load_whole(self.placed, self.world, state["model"])
         load_optimizer(self.placed, self.world, self.optimizer, state["optimizer"])
+        if self._average is not None:
+            self._average.mean.update(self._parts_of(state["average"]))
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         return History(
@@ -203,8 +215,12 @@ class Trainer:
             best_step=best["step"],
             best_value=best["value"],
             best_metrics=best["metrics"],
-            best_weights=None if best["weights"] is None else parts_of(self.placed, self.world, best["weights"]),
+            best_weights=None if best["weights"] is None else self._parts_of(best["weights"]),
         )
+
+    def _parts_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parts = parts_of(self.placed, self.world, weights)
+        return {name: part.to(self.world.device, copy=True) for name, part in parts.items()}
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:

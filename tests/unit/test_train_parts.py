@@ -1,6 +1,7 @@
 """What training over processes is made of, in one process: gradients in buckets, layouts, losses, batch norm."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
 from penstock.train.batch_norm import SynchronisedBatchNorm, synchronise
+from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.gradients import Gradients
 from penstock.train.layout import lay_out, rows_of
 from penstock.train.losses import CrossEntropy
@@ -18,7 +20,7 @@ from penstock.train.placed import Placed, Shard, place
 from penstock.train.placements import Placement
 from penstock.train.recipe import ArraySet, Data, Recipe
 from penstock.train.state import load_whole, parts_of, whole_state
-from penstock.train.trainer import Trainer
+from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
 
 NOTHING = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
@@ -115,6 +117,7 @@ def test_shares_of_a_batch() -> None:
     [
         ({"accumulate": 0}, "accumulate 0; it must be a number above 0"),
         ({"clip_norm": -1.0}, "clip_norm -1.0"),
+        ({"average_decay": 1.0}, "average_decay 1.0; it must be from 0 to below 1"),
         ({"batch_norm": "shared"}, "batch_norm 'shared'; choose 'local' or 'synchronised'"),
         ({"gradient_precision": "fp8"}, "gradient_precision 'fp8'"),
         ({"placements": "best"}, "placements 'best'; give 'auto', or placements by layer"),
@@ -203,3 +206,31 @@ def test_a_synchronised_batch_norm_has_the_same_state_and_answers_when_served() 
 def test_a_batch_norm_that_cannot_be_synchronised_is_refused(norm: nn.Module, sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence):
         synchronise(nn.Sequential(norm), company(2), (4, 4))
+
+
+def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path: Path) -> None:
+    inputs, labels = torch.randn(8, 6), torch.randint(0, 3, (8,))
+
+    def trainer() -> Trainer:
+        torch.manual_seed(0)
+        return Trainer(nn.Linear(6, 3), recipe(average_decay=0.75), 4, examples=inputs.numpy())
+
+    one = trainer()
+    mean, step = one.module.weight.clone(), 0
+    for step in range(3):
+        one.step((inputs, labels), step)
+        mean = 0.75 * mean + 0.25 * one.module.weight
+    last = one.module.weight.clone()
+    with one.averaged():
+        torch.testing.assert_close(one.module.weight, mean)
+    assert torch.equal(one.module.weight, last)
+    one.save(tmp_path, History(step=3))
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    other = trainer()
+    other.restore(checkpoint)
+    for together in (one, other):
+        together.step((inputs, labels), 3)
+    with one.averaged(), other.averaged():
+        assert torch.equal(one.module.weight, other.module.weight)
+        assert not torch.equal(one.module.weight, last)
