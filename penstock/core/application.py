@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.core.errors import ApplicationError
-from penstock.core.live import Live, is_sound
+from penstock.core.live import WAV, Live, is_sound
 from penstock.core.sources import modules_beside, refuse_strangers
 from penstock.core.spec import Array, TensorSpec
 
@@ -309,10 +309,18 @@ def describe(application: Application) -> dict[str, Any]:
         "description": application.description,
         "input": application.input.to_json(),
         "output": application.output.to_json(),
-        "accepts": [*application.accepts, "application/json", "application/octet-stream"],
+        "accepts": _accepted(application),
         "max_body_bytes": application.max_body_bytes,
         "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(live, application.input)},
     }
+
+
+def _accepted(application: Application) -> list[str]:
+    raw = "application/octet-stream"
+    if application.live is None:
+        return [*application.accepts, "application/json", raw]
+    # Of a whole recording.
+    return [*WAV, raw] if is_sound(application.live, application.input) else [raw]
 
 
 def reply_of(application: Application) -> Reply:
