@@ -213,7 +213,7 @@ def compared(name: str, world: World) -> Agreement | None:
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(case.batch, 3, 8, 8)).astype(np.float32)
     labels = rng.integers(0, CLASSES, case.batch)
-    trainer = Trainer(module, _recipe(case), 1, world, examples=inputs)
+    trainer = Trainer(module, _recipe(case), 1, world, inputs=inputs)
     masks = _Masks(trainer)
     own = trainer.rows
     share = trainer.step((torch.from_numpy(inputs[own]), torch.from_numpy(labels[own])), 0)

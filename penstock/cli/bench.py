@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(streams)
     bench.command()(training)
     bench.command()(soak)
+    bench.command()(feed)
     app.add_typer(bench, name="bench")
 
 

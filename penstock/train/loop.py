@@ -17,15 +17,19 @@ import torch
 
 from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import TrainError
-from penstock.runtime.bundle import Bundle, library_versions
+from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.train.checkpoint import Checkpoint, newest_checkpoint, state_hash
-from penstock.train.data import batch_indices
+from penstock.train.feed import Feed, first_inputs
 from penstock.train.interrupt import Interrupt
+from penstock.train.layout import EXAMPLES_SEEN
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE, Log, draw_curves
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
+
+# Of a run's time; more than this is worth saying.
+WAITED_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +85,8 @@ def train(
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
     with _deterministic(recipe), Watchdog(world, parent) as watchdog:
-        trainer = Trainer(found.model(), recipe, total, world, examples=data.train.inputs[:8])
+        looked_at = first_inputs(data.train, EXAMPLES_SEEN, on_bad=recipe.bad_examples)
+        trainer = Trainer(found.model(), recipe, total, world, inputs=looked_at)
         checkpoint = _agreed(newest_checkpoint(folder / "checkpoints"), world)
         history = trainer.restore(checkpoint) if checkpoint else History()
         run = _Run(found, folder, recipe, overrides, trainer, data, history, watchdog)
@@ -114,28 +119,38 @@ class _Run:
 
     def steps(self, progress: Progress, interrupt: Interrupt) -> None:
         """Take the steps that are left."""
-        recipe, trainer, history, world = self._recipe, self._trainer, self._history, self._world
-        total = trainer.total_steps
         for sentence in self._sentences():
             progress.say(sentence)
+        history, started = self._history, time.monotonic()
+        with self._trainer.feed(self._data.train, history.step, progress.say) as feed:
+            feed.bad.update(history.bad_examples)
+            self._steps(feed, progress, interrupt)
+        _say_of_feed(feed, time.monotonic() - started, progress)
+
+    def _steps(self, feed: Feed, progress: Progress, interrupt: Interrupt) -> None:
+        recipe, trainer, history, world = self._recipe, self._trainer, self._history, self._world
+        total = trainer.total_steps
         validated_every = max(1, round(recipe.validate_every_epochs * len(self._data.train) / recipe.batch_size))
         saved = started = time.monotonic()
         seconds_before = history.seconds
         while history.step < total:
             self._watchdog.beat(f"step {history.step}")
             due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
-            share = trainer.step(self._batch(history.step), history.step)
+            share = trainer.step(next(feed), history.step)
             history.step += 1
             # The host waits for the device here, once a step. The first process's clock and anybody's wish count.
             loss, asked, due = world.total(share, interrupt.asked, due and world.is_first)
             history.seconds = seconds_before + time.monotonic() - started
+            history.bad_examples = dict(feed.bad)
             if not math.isfinite(loss):
                 raise TrainError(
                     f"the loss is {loss} at step {history.step}; lower the learning rate or check the data."
                 )
             progress.advance(loss, recipe.batch_size)
             if history.step % validated_every == 0 or history.step == total:
-                self._validate(loss)
+                self._watchdog.beat(f"the validation after step {history.step}")
+                with trainer.averaged():
+                    self._validate(loss, feed.waited_s)
                 progress.note(history.best_metrics or {})
             if recipe.checkpoint_every_steps:
                 due = history.step % recipe.checkpoint_every_steps == 0
@@ -151,7 +166,7 @@ class _Run:
 
     def finish(self) -> RunResult:
         """Write the bundle of the best weights."""
-        trainer, history = self._trainer, self._history
+        trainer, history, world = self._trainer, self._history, self._world
         assert history.best_weights is not None, history.step
         assert history.best_metrics is not None, history.step
         self._watchdog.beat("the bundle")
@@ -168,13 +183,14 @@ class _Run:
             parameter_hash=last_hash,
         )
         weights = trainer.whole_state()
+        bad_examples = world.counts(history.bad_examples)
         if self._log is not None:
             self._log.close()
             draw_curves(self._folder)
             whole = self._found.model()
             whole.load_state_dict(weights)
-            examples = self._data.validation.inputs
-            bundle = Bundle.write(self._found, whole, examples, to=self._folder / "bundle", metrics=metrics)
+            golden = first_inputs(self._data.validation, GOLDEN_EXAMPLES, on_bad=self._recipe.bad_examples)
+            bundle = Bundle.write(self._found, whole, golden, to=self._folder / "bundle", metrics=metrics)
             self.write(
                 {
                     "state": "finished",
@@ -182,6 +198,7 @@ class _Run:
                     "metrics": result.metrics,
                     "best_step": result.best_step,
                     "seconds": round(result.seconds, 3),
+                    "bad_examples": bad_examples,
                     "parameter_hash": result.parameter_hash,
                     "bundle": bundle.manifest.content_hash,
                 }
@@ -223,18 +240,7 @@ class _Run:
             return self._trainer.layout.sentences
         return [f"Training on {self._world.describe()}.", *self._trainer.layout.sentences]
 
-    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        recipe, examples = self._recipe, self._data.train
-        indices_B = batch_indices(recipe.seed, step * recipe.batch_size, recipe.batch_size, len(examples))
-        own_B = indices_B[self._trainer.rows]
-        return torch.from_numpy(examples.inputs[own_B]), torch.from_numpy(examples.targets[own_B])
-
-    def _validate(self, train_loss: float) -> None:
-        self._watchdog.beat(f"the validation after step {self._history.step}")
-        with self._trainer.averaged():
-            self._validate_these(train_loss)
-
-    def _validate_these(self, train_loss: float) -> None:
+    def _validate(self, train_loss: float, waited_s: float) -> None:
         recipe, trainer, history = self._recipe, self._trainer, self._history
         metrics = trainer.validate(self._data.validation)
         if self._log is not None:
@@ -242,6 +248,7 @@ class _Run:
                 {
                     "step": history.step,
                     "seconds": round(history.seconds, 3),
+                    "waited_s": round(waited_s, 3),
                     "samples": history.step * recipe.batch_size,
                     "train_loss": train_loss,
                     "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
@@ -250,6 +257,16 @@ class _Run:
             )
         if recipe.is_better(metrics[recipe.best], history.best_value):
             trainer.keep_best(history, metrics)
+
+
+def _say_of_feed(feed: Feed, seconds: float, progress: Progress) -> None:
+    if feed.bad:
+        progress.say(f"{len(feed.bad):,} bad examples or files were replaced, {sum(feed.bad.values()):,} times in all.")
+    if feed.waited_s > WAITED_SHARE * seconds:
+        progress.say(
+            f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
+            f"decode them beforehand ('penstock shard'), or give the recipe more workers."
+        )
 
 
 def _agreed(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
@@ -275,10 +292,10 @@ def _check_inputs(application: Application, data: Data) -> None:
         if part is None:
             continue
         # Of a live application, whole signals are learned from, of any one length.
-        frames = part.inputs.shape[1:2] if application.live is not None else spec.shape[:1]
-        if part.inputs.dtype != spec.numpy_dtype or part.inputs.shape[1:] != (*frames, *spec.shape[1:]):
+        frames = part.input_shape[:1] if application.live is not None else spec.shape[:1]
+        if part.input_dtype != spec.numpy_dtype or part.input_shape != (*frames, *spec.shape[1:]):
             raise TrainError(
-                f"the {name} inputs are {part.inputs.dtype}{list(part.inputs.shape[1:])}; application "
+                f"the {name} inputs are {part.input_dtype}{list(part.input_shape)}; application "
                 f"{application.name!r} declares {spec.describe()}."
             )
 

@@ -19,26 +19,26 @@ from penstock.train.world import World
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropy:
-    """The mean cross-entropy of logits `[n, classes]` and labels `[n]`, for a recipe's `loss`.
+    """The mean cross-entropy of logits `[n, classes]` and labels `[n]`, or shares of classes, for a recipe's `loss`.
 
     It is `torch.nn.functional.cross_entropy`, and what a last layer placed by `"classes"` needs.
 
     Args:
-        label_smoothing: The share of a target that is spread over all classes (Szegedy et al. 2016, section 7).
+        smoothing: The share of a target that is spread evenly over all classes (Szegedy et al. 2016, section 7).
 
     Raises:
         TrainError: It is not from 0 to below 1.
     """
 
-    label_smoothing: float = 0.0
+    smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise TrainError(f"label_smoothing is {self.label_smoothing}; it must be from 0 to below 1.")
+        if not 0 <= self.smoothing < 1:
+            raise TrainError(f"the smoothing is {self.smoothing}; it must be from 0 to below 1.")
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the examples."""
-        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
 
     def over_classes(self, world: World, logits_NC: Tensor, labels_B: Tensor, rows: Sequence[int]) -> Tensor:
         """The mean over this rank's examples, where each rank has its part of the classes for all examples.
@@ -57,7 +57,7 @@ class CrossEntropy:
                 f"a last layer placed by classes needs labels as whole numbers [n], not {labels_B.dtype} "
                 f"{list(labels_B.shape)}."
             )
-        loss_B = cast(Tensor, _OverClasses.apply(world, logits_NC, labels_B, rows, self.label_smoothing))
+        loss_B = cast(Tensor, _OverClasses.apply(world, logits_NC, labels_B, rows, self.smoothing))
         return loss_B.mean()
 
 

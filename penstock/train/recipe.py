@@ -5,41 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
-from penstock.core.spec import Array
+from penstock.train.augment import Augment
+from penstock.train.examples import ArraySet as ArraySet
+from penstock.train.examples import Examples
 from penstock.train.placements import Placements
+from penstock.train.reading import OnBad
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
-Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArraySet:
-    """Examples in memory.
-
-    Args:
-        inputs: Raw inputs as `decode` would give them, `[n, *input.shape]`.
-        targets: What the loss compares the network's outputs with, `[n]` or `[n, ...]`.
-    """
-
-    inputs: Array
-    targets: Array
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
-            raise TrainError(
-                f"the data has {len(self.inputs):,} inputs and {len(self.targets):,} targets; "
-                f"give one target for each input, and at least one."
-            )
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +30,9 @@ class Data:
         test: Held out from that choice too, and run once, at the end; None where there is none.
     """
 
-    train: ArraySet
-    validation: ArraySet
-    test: ArraySet | None = None
+    train: Examples
+    validation: Examples
+    test: Examples | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +68,10 @@ class Recipe:
             Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
         batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
         gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
+        workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
+            not depend on it.
+        bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
+            place, name it, and count it in run.json.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -119,6 +101,8 @@ class Recipe:
     placements: Placements | Literal["auto"] = field(default_factory=dict)
     batch_norm: Literal["local", "synchronised"] = "local"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    workers: int | None = None
+    bad_examples: OnBad = "stop"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -133,6 +117,7 @@ class Recipe:
             "checkpoint_every_steps": 1 if self.checkpoint_every_steps is None else self.checkpoint_every_steps,
             "accumulate": self.accumulate,
             "clip_norm": 1 if self.clip_norm is None else self.clip_norm,
+            "workers": 1 if self.workers is None else self.workers,
         }.items():
             if not value or not 0 < value < math.inf:
                 raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
@@ -147,6 +132,8 @@ class Recipe:
             raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
         if self.placements != "auto" and not isinstance(self.placements, Mapping):
             raise TrainError(f"the recipe has placements {self.placements!r}; give 'auto', or placements by layer.")
+        if self.bad_examples not in ("stop", "skip"):
+            raise TrainError(f"the recipe has bad_examples {self.bad_examples!r}; choose 'stop' or 'skip'.")
         if self.best_mode not in ("max", "min"):
             raise TrainError(f"the recipe has best_mode {self.best_mode!r}; choose 'max' or 'min'.")
         if self.best != "loss" and self.best not in self.metrics:

@@ -1,12 +1,11 @@
 """The one step that moves a network, for one process or many."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,23 +14,29 @@ from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
 from penstock.train.checkpoint import Checkpoint, save_checkpoint
 from penstock.train.collectives import gather_rows
+from penstock.train.data import equal_shares, one_pass, training_order
+from penstock.train.examples import Examples
+from penstock.train.feed import Feed, ReadFeed
 from penstock.train.gradients import Gradients
 from penstock.train.layout import cast_of, lay_out
 from penstock.train.losses import CrossEntropy
-from penstock.train.recipe import ArraySet, Recipe
+from penstock.train.reading import reading_threads
+from penstock.train.recipe import Recipe
+from penstock.train.resident import make_feed
 from penstock.train.state import load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
 from penstock.train.world import World
 
 # B examples of this process
 
 EVALUATED_AT_ONCE = 1024
+EVALUATED_BYTES = 1 << 26
 DROPOUT = 0x5DEECE66D
 RANK = 0xD1B54A32D192ED03
 
 
 @dataclass(slots=True)
 class History:
-    """How far a run is and the best it has seen; of the best weights, each process has its part."""
+    """How far a run is and the best it has seen; of the best weights and of what was bad, each process has its part."""
 
     step: int = 0
     seconds: float = 0.0
@@ -39,6 +44,7 @@ class History:
     best_value: float | None = None
     best_metrics: dict[str, float] | None = None
     best_weights: dict[str, Tensor] | None = None
+    bad_examples: dict[str, int] = field(default_factory=dict)
 
 
 @final
@@ -50,19 +56,19 @@ class Trainer:
         recipe: How it is trained.
         total_steps: How many steps the schedule spans.
         world: The processes.
-        examples: Some raw inputs, `[B, ...]`.
+        inputs: Some raw inputs, `[B, ...]`, to see by what goes where.
 
     Raises:
         TrainError: The recipe does not fit the network or the processes.
     """
 
     def __init__(
-        self, module: nn.Module, recipe: Recipe, total_steps: int, world: World | None = None, *, examples: Array
+        self, module: nn.Module, recipe: Recipe, total_steps: int, world: World | None = None, *, inputs: Array
     ) -> None:
         self.world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
-        self.layout = lay_out(module, recipe, self.world, torch.from_numpy(examples))
+        self.layout = lay_out(module, recipe, self.world, torch.from_numpy(inputs))
         self.placed = self.layout.placed
         self.module = self.placed.module
         self.optimizer = recipe.optimizer(self.module.parameters())
@@ -81,6 +87,16 @@ class Trainer:
         """Which rows of each global batch are this process's."""
         first = sum(self.layout.rows[: self.world.rank]) * self.recipe.accumulate
         return slice(first, first + self.layout.rows[self.world.rank] * self.recipe.accumulate)
+
+    def feed(self, examples: Examples, first_step: int, notice: Callable[[str], object]) -> Feed:
+        """This process's rows of the batches of the steps from one on."""
+        recipe, world = self.recipe, self.world
+        order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
+        on_bad, workers = recipe.bad_examples, self._workers()
+        return make_feed(examples, order, workers=workers, on_bad=on_bad, device=world.device, say=notice)
+
+    def _workers(self) -> int:
+        return self.recipe.workers or reading_threads(self.world.local_size)
 
     def step(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
         """Take one step with this process's rows of the batch.
@@ -131,34 +147,36 @@ class Trainer:
         assert isinstance(self.recipe.loss, CrossEntropy)
         return self.recipe.loss.over_classes(self.world, outputs, targets, self.layout.rows)
 
-    def validate(self, examples: ArraySet) -> dict[str, float]:
+    def validate(self, examples: Examples) -> dict[str, float]:
         """The loss and every metric over a whole set, the same in every process."""
         self.module.eval()
         names = ["loss", *self.recipe.metrics]
         values = [0.0] * len(names)
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-            outputs = self._outputs(examples.inputs)
-            targets = torch.from_numpy(examples.targets)
-            if self.world.is_first:
+            parts = list(self._evaluated(examples))
+            # The first process has them all, the others none.
+            outputs, targets = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (None, None)
+            if outputs is not None and targets is not None:
                 values[0] = self.recipe.loss(outputs, targets).item()
-        if self.world.is_first:
+        if outputs is not None and targets is not None:
             values[1:] = [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
         return dict(zip(names, self.world.of_first(values), strict=True))
 
-    def _outputs(self, inputs: Array) -> Tensor:
-        """The network's outputs for raw inputs, on the CPU; of the first process, the others help."""
-        found: list[Tensor] = []
-        for start in range(0, len(inputs), EVALUATED_AT_ONCE):
-            whole = inputs[start : start + EVALUATED_AT_ONCE]
-            most = -(-len(whole) // self.world.size)
-            # Equally many for each: behind the last one it is computed again, and left out.
-            own = np.arange(self.world.rank * most, (self.world.rank + 1) * most).clip(max=len(whole) - 1)
-            outputs = self.module(torch.from_numpy(whole[own]).to(self.world.device)).float()
-            if self.world.size > 1:
-                outputs = gather_rows(self.world, "the outputs", outputs)[: len(whole)]
-            if self.world.is_first:
-                found.append(outputs.cpu())
-        return torch.cat(found) if found else torch.empty(0)
+    def _evaluated(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        """The network's outputs and the targets, on the CPU; in the first process, the others help."""
+        recipe, world = self.recipe, self.world
+        at_once = world.size * max(1, min(EVALUATED_AT_ONCE, EVALUATED_BYTES // max(1, examples.input_nbytes)))
+        counts = [len(places.indices_B) for places in one_pass(len(examples), at_once)]
+        order = equal_shares(one_pass(len(examples), at_once), world.rank, world.size)
+        workers = 0 if examples.in_memory else self._workers()
+        with ReadFeed(examples, order, workers=workers, on_bad=recipe.bad_examples, device=world.device) as feed:
+            for count, (inputs, targets) in zip(counts, feed, strict=True):
+                outputs = self.module(inputs).float()
+                if world.size > 1:
+                    outputs = gather_rows(world, "the outputs", outputs)[:count]
+                    targets = gather_rows(world, "the targets", targets)[:count]
+                if world.is_first:
+                    yield outputs.cpu(), targets.cpu()
 
     def averaged(self) -> AbstractContextManager[None]:
         """While it is entered, the network has the running mean of its weights, where the recipe asks for one."""
@@ -186,6 +204,7 @@ class Trainer:
             "average": None if self._average is None else self.whole_state(self._average.mean),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
+            "bad_examples": self.world.counts(history.bad_examples),
             "best": {
                 "step": history.best_step,
                 "value": history.best_value,
@@ -216,6 +235,8 @@ class Trainer:
             best_value=best["value"],
             best_metrics=best["metrics"],
             best_weights=None if best["weights"] is None else self._parts_of(best["weights"]),
+            # Counted together, they are the first process's from here on.
+            bad_examples=state.get("bad_examples", {}) if self.world.is_first else {},
         )
 
     def _parts_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,11 +4,13 @@ A world of one process has no process group, and every collective of it gives ba
 the step serves any number of processes.
 """
 
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,6 +65,7 @@ class World:
         device: Where this one computes.
         group: What joins them; None for one alone.
         timeout_s: How long one waits for the others.
+        local_size: How many there are on this machine.
 
     Attributes:
         doing: What this process does now, in words, for the message if it hangs.
@@ -75,6 +78,7 @@ class World:
         device: torch.device | None = None,
         group: dist.ProcessGroup | None = None,
         timeout_s: float = TIMEOUT_S,
+        local_size: int = 1,
     ) -> None:
         assert (size == 1) == (group is None), (size, group)
         self.rank = rank
@@ -82,6 +86,7 @@ class World:
         self.device = device or torch.device("cpu")
         self.group = group
         self.timeout_s = timeout_s
+        self.local_size = local_size
         self.doing = "starting"
 
     @property
@@ -132,6 +137,22 @@ class World:
     def of_first(self, values: Sequence[float]) -> list[float]:
         """The first process's numbers, in every process."""
         return self.total(*(value if self.is_first else 0.0 for value in values))
+
+    def counts(self, own: Mapping[str, int]) -> dict[str, int]:
+        """What all processes counted together, by name."""
+        said = json.dumps(own).encode()
+        sizes = self.total(*(len(said) if rank == self.rank else 0 for rank in range(self.size)))
+        if self.group is None:
+            return dict(own)
+        texts = torch.zeros(self.size, int(max(sizes)), dtype=torch.uint8)
+        texts[self.rank, : len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        texts = texts.to(self.device)
+        with self.operation("the sum of counts"):
+            dist.all_reduce(texts, group=self.group)
+        whole: Counter[str] = Counter()
+        for text, size in zip(texts.cpu(), sizes, strict=True):
+            whole.update(json.loads(bytes(text[: int(size)].tolist())))
+        return dict(whole)
 
     @torch.no_grad()
     def same(self, tensors: Sequence[Tensor], what: str) -> None:
@@ -200,7 +221,7 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
             f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
         ) from None
-    yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s)
+    yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
     # After an error the others may be gone, and leaving would wait for them; this process ends then.
     dist.destroy_process_group()
 

@@ -55,6 +55,11 @@ def test_reading_an_application_loads_no_torch(name: str) -> None:
     assert "torch" not in loaded_by(statement)
 
 
+def test_sharding_loads_no_torch() -> None:
+    modules = ("penstock.cli.shard", "penstock.train.image_folder", "penstock.train.shard_writer")
+    assert "torch" not in loaded_by(f"import {', '.join(modules)}")
+
+
 @pytest.mark.parametrize("name", penstock.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(penstock, name).__name__ == name

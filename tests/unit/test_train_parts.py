@@ -88,7 +88,7 @@ def test_accumulated_parts_give_the_step_of_the_whole() -> None:
     ends: list[Tensor] = []
     for accumulate in (1, 4):
         torch.manual_seed(0)
-        trainer = Trainer(nn.Linear(6, 3), recipe(accumulate=accumulate), 1, examples=inputs.numpy())
+        trainer = Trainer(nn.Linear(6, 3), recipe(accumulate=accumulate), 1, inputs=inputs.numpy())
         loss = trainer.step((inputs, labels), 0)
         ends.append(torch.cat([loss[None], *(parameter.flatten() for parameter in trainer.module.parameters())]))
     torch.testing.assert_close(ends[0], ends[1])
@@ -176,7 +176,7 @@ def test_cross_entropy_is_torchs() -> None:
     logits, labels = torch.randn(5, 4), torch.tensor([0, 3, 2, 2, 1])
     expected = nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
     assert torch.equal(CrossEntropy(0.1)(logits, labels), expected)
-    with pytest.raises(TrainError, match=r"label_smoothing is 1.5; it must be from 0 to below 1"):
+    with pytest.raises(TrainError, match=r"the smoothing is 1.5; it must be from 0 to below 1"):
         CrossEntropy(1.5)
     with pytest.raises(TrainError, match=r"needs labels as whole numbers \[n\], not torch.float32 \[5, 4\]"):
         CrossEntropy().over_classes(World(), logits, torch.zeros(5, 4), (5,))
@@ -213,7 +213,7 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
 
     def trainer() -> Trainer:
         torch.manual_seed(0)
-        return Trainer(nn.Linear(6, 3), recipe(average_decay=0.75), 4, examples=inputs.numpy())
+        return Trainer(nn.Linear(6, 3), recipe(average_decay=0.75), 4, inputs=inputs.numpy())
 
     one = trainer()
     mean, step = one.module.weight.clone(), 0
