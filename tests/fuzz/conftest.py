@@ -49,5 +49,5 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(bundle: Path) -> Iterator[RunningServer]:
     """With a budget that a busy machine keeps too."""
-    with RunningServer(bundle, "--latency-ms", "5000") as server:
+    with RunningServer(bundle) as server:
         yield server

@@ -32,7 +32,7 @@ def test_a_client_that_asks_ahead_for_thousands_of_answers_is_not_answered_in_on
 
 
 def test_without_descriptors_the_server_waits_for_them_and_not_in_a_loop(bundle: Path) -> None:
-    with RunningServer(bundle, "--latency-ms", "5000") as server:
+    with RunningServer(bundle) as server:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
         waiting = [socket.create_connection((server.host, server.port)) for _ in range(2 * DESCRIPTORS)]

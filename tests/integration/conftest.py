@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def server(digits_bundle: Path) -> Iterator[RunningServer]:
     """The digits, with a budget that a busy machine keeps too."""
-    with RunningServer(digits_bundle, "--latency-ms", "500") as server:
+    with RunningServer(digits_bundle) as server:
         yield server
 
 

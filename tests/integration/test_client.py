@@ -60,7 +60,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundle = write_doubler(tmp_path_factory.mktemp("client"))
-    with RunningServer(bundle, "--latency-ms", "500") as server:
+    with RunningServer(bundle) as server:
         yield f"http://127.0.0.1:{server.port}"
 
 

@@ -47,7 +47,7 @@ def queries() -> list[str]:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str, str]]]:
     """The name and labels of everything that a server exposes to Prometheus after one request."""
-    with RunningServer(write_doubler(tmp_path_factory.mktemp("deploy")), "--latency-ms", "500") as server:
+    with RunningServer(write_doubler(tmp_path_factory.mktemp("deploy"))) as server:
         assert server.ask("POST", "/v1/apps/doubler", b"[1, 2, 3, 4]")[0] == 200
         text = server.ask("GET", "/metrics")[2].decode()
     return [(s.name, s.labels) for family in text_string_to_metric_families(text) for s in family.samples]

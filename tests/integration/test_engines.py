@@ -53,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(models: Path) -> Iterator[RunningServer]:
-    options = ("--device", "cpu,cpu", "--frontends", "2", "--latency-ms", "500")
+    options = ("--device", "cpu,cpu", "--frontends", "2")
     with RunningServer(None, "--models", str(models), *options) as server:
         yield server
 
@@ -221,7 +221,7 @@ def test_an_engine_that_cannot_begin_ends_the_start_with_a_sentence(models: Path
 
 
 def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
-    with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--latency-ms", "500", "--verbose") as server:
+    with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--verbose") as server:
         processes = children(server.process.pid)
         assert processes.keys() >= {*ENGINES, "front-end 0"}
         with Crowd(server, clients=12, pause_s=0.0) as crowd:

@@ -63,7 +63,7 @@ def server(bundle: Path, sites: tuple[str, str], tmp_path_factory: pytest.TempPa
     (folder / "keys").write_text(f"anna {ANNA} admin\nben {BEN}\n")
     # A bundle in a model directory finds its application where it was made.
     shutil.copytree(bundle, folder / "models" / "twice")
-    options = ["--api-keys", str(folder / "keys"), "--cors", sites[0], "--latency-ms", "500"]
+    options = ["--api-keys", str(folder / "keys"), "--cors", sites[0]]
     with RunningServer(bundle, *options, "--models", str(folder / "models")) as server:
         (folder / "models" / "broken" / "1").mkdir(parents=True)
         yield server
@@ -196,7 +196,7 @@ def test_only_an_admin_loads_models(server: RunningServer) -> None:
 def narrow(bundle: Path) -> Iterator[RunningServer]:
     """Small limits, every site, and a log of JSON that must parse to its end."""
     options = ["--max-connections", "5", "--max-headers", "24", "--idle-s", "1", "--begun-s", "1", "--cors", "*"]
-    with RunningServer(bundle, *options, "--log-format", "json", "--verbose", "--latency-ms", "500") as server:
+    with RunningServer(bundle, *options, "--log-format", "json", "--verbose") as server:
         yield server
         lines = [json.loads(line) for line in server.log().splitlines()]
         assert {line["process"] for line in lines} == {"penstock"}
@@ -286,9 +286,9 @@ def test_many_headers_a_large_head_and_a_large_body(narrow: RunningServer) -> No
 
 
 def test_readiness_is_false_before_front_ends_of_their_own_end_connections(bundle: Path) -> None:
-    options = ["--frontends", "1", "--log-format", "json", "--verbose", "--latency-ms", "500"]
+    options = ["--frontends", "1", "--log-format", "json", "--verbose"]
     with RunningServer(bundle, *options) as server:
-        kept = [connected(server) for _ in range(40)]
+        kept = [connected(server) for _ in range(150)]
         asks = LIVE.replace(b"live", b"ready")
         server.stop()
         answers: list[bytes] = []

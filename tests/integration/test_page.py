@@ -203,7 +203,7 @@ def test_a_refusal_is_said_and_asked_again(page: Page, watch: Watch) -> None:
 def test_the_server_is_killed_and_comes_back(browser: Browser, digits_bundle: Path, watch: Watch) -> None:
     page = browser.new_page()
     watch.look_at(page)
-    with RunningServer(digits_bundle, "--latency-ms", "500") as server:
+    with RunningServer(digits_bundle) as server:
         page.goto(url_of(server))
         draw(page, DRAWINGS["3"])
         answer_is(page, "3")
@@ -213,7 +213,7 @@ def test_the_server_is_killed_and_comes_back(browser: Browser, digits_bundle: Pa
         button(page, "Clear")
         draw(page, DRAWINGS["7"])
         expect(page.locator(".message")).to_contain_text("No answer")
-    with RunningServer(digits_bundle, "--latency-ms", "500", "--port", str(server.port)):
+    with RunningServer(digits_bundle, "--port", str(server.port)):
         expect(page.locator("#connection")).to_have_text("connected", timeout=15_000)
         expect(page.locator("#notice")).to_be_hidden()
         answer_is(page, "7")

@@ -17,7 +17,7 @@ KEY, OTHER = "anna-0123456789abcdef", "ben-0123456789abcdef"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("doubler")
     (folder / "keys").write_text(f"anna {KEY}\n")
-    with RunningServer(write_doubler(folder), "--latency-ms", "500", "--api-keys", str(folder / "keys")) as server:
+    with RunningServer(write_doubler(folder), "--api-keys", str(folder / "keys")) as server:
         yield server
 
 

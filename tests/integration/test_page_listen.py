@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A live application and one of single requests, for those with a key."""
     loud, other = tmp_path_factory.mktemp("loud"), tmp_path_factory.mktemp("doubler")
     (loud / "keys").write_text(f"anna {KEY}\n")
-    options = ("--latency-ms", "500", "--api-keys", str(loud / "keys"))
+    options = ("--api-keys", str(loud / "keys"))
     with RunningServer(loud_bundle(loud), str(write_doubler(other)), *options) as server:
         yield server
 

@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (folder / "app.py").write_text(APPLICATION)
     found = find_application(str(folder / "app.py"))
     Bundle.write(found, found.model(), np.ones((1, 1, 3), np.float32), to=folder / "bundle")
-    with RunningServer(folder / "bundle", "--latency-ms", "500") as server:
+    with RunningServer(folder / "bundle") as server:
         yield server
 
 

@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[RunningServer]:
-    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500", "--hangs-s", HANGS_S) as server:
+    with RunningServer(bundle, "--frontends", "2", "--hangs-s", HANGS_S) as server:
         yield server
 
 
@@ -47,6 +47,11 @@ def import_s(module: str) -> float:
 def assert_back_in_time(took_s: float, module: str) -> None:
     """Within two seconds besides an import; where other work slows this machine down, it slows both down."""
     assert took_s < RESTART_S + max(import_s(module) for _ in range(2))
+
+
+def at_once(took_s: float, back_s: float) -> bool:
+    """Long before whoever was killed was back; a machine that other work slows down slows down both."""
+    return took_s < max(0.5, back_s / 3)
 
 
 def request(body: bytes) -> bytes:
@@ -103,7 +108,7 @@ def test_a_killed_engine_is_said_at_once_and_soon_replaced(server: RunningServer
         back_s = crowd.until_right(50, since_s=killed_s + 0.1, within_s=60)
     waited = [event for event in crowd.events if event.sent_s < killed_s < event.ended_s]
     assert any(event.outcome == "refused" for event in waited)
-    assert all(event.ended_s - killed_s < 0.5 for event in waited)
+    assert all(at_once(event.ended_s - killed_s, back_s - killed_s) for event in waited)
     assert crowd.outcomes.keys() == {"right", "refused"}
     assert_counts_add_up(server)
     assert children(server.process.pid).keys() == ROLES
@@ -131,7 +136,8 @@ def test_a_killed_front_end_takes_only_its_own_connections_along(server: Running
     assert children(server.process.pid)["engine"] == engine
     closed = [event for event in crowd.events if event.outcome == "closed"]
     assert closed
-    assert all(owners[event.port] == "front-end 0" and event.ended_s - killed_s < 0.5 for event in closed)
+    assert all(owners[event.port] == "front-end 0" for event in closed)
+    assert all(at_once(event.ended_s - killed_s, back_s - killed_s) for event in closed)
     assert crowd.outcomes.keys() == {"right", "closed"}
     assert_counts_add_up(server)
     assert_back_in_time(back_s - killed_s, "penstock.serve.process")
@@ -144,15 +150,16 @@ def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: Run
         # Killed again and again, it is started ever more slowly.
         for _ in range(3):
             kill(server, "front-end 0")
-            eventually(lambda dead=dead: children(server.process.pid).get("front-end 0", dead) != dead, within_s=5)
+            eventually(lambda dead=dead: children(server.process.pid).get("front-end 0", dead) != dead, within_s=15)
             dead = children(server.process.pid)["front-end 0"]
         killed_s = kill(server, "front-end 0")
         crowd.until_right(200, since_s=killed_s + 0.1)
-        eventually(lambda: "front-end 0" in children(server.process.pid), within_s=5)
+        eventually(lambda: "front-end 0" in children(server.process.pid), within_s=15)
+        back_s = time.monotonic()
     # What was under way at a kill breaks; nobody else waits for the next front-end.
     assert crowd.outcomes.keys() <= {"right", "closed"}
     waited_s = max(event.ended_s - event.sent_s for event in crowd.events if event.outcome == "right")
-    assert waited_s < 0.5
+    assert at_once(waited_s, back_s - killed_s)
 
 
 def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> None:
@@ -210,14 +217,14 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) ->
         processes = list(children(server.process.pid).values())
         assert all(tables_of([process]) for process in processes)
         server.process.kill()
-        eventually(lambda: not any(map(exists, processes)), within_s=1)
+        eventually(lambda: not any(map(exists, processes)), within_s=5)
         # A process has ended before its last thread has, which holds its files until then.
-        eventually(lambda: tables_of(processes) == 0 and is_free(server.port), within_s=1)
+        eventually(lambda: tables_of(processes) == 0 and is_free(server.port), within_s=5)
     assert crowd.outcomes.keys() <= {"right", "closed"}
 
 
 def test_no_accepted_request_is_lost_when_front_ends_drain_under_load(bundle: Path) -> None:
-    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500", "--verbose") as server:
+    with RunningServer(bundle, "--frontends", "2", "--verbose") as server:
         processes = list(children(server.process.pid).values())
         with Crowd(server, clients=12, pause_s=0.0) as crowd:
             crowd.until_right(500)
@@ -230,20 +237,20 @@ def test_no_accepted_request_is_lost_when_front_ends_drain_under_load(bundle: Pa
         assert (len(told), sum(told)) == (2, crowd.outcomes["right"])
 
 
-def test_a_second_signal_ends_every_process_at_once(tmp_path: Path) -> None:
-    slow = write_doubler(tmp_path, sleep_s=1.0)
-    with RunningServer(slow, "--frontends", "2", "--latency-ms", "60000", "--max-batch", "1") as server:
+def test_a_second_signal_ends_every_process_at_once(bundle: Path) -> None:
+    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "60000", "--max-batch", "1") as server:
         processes = list(children(server.process.pid).values())
         connections = [socket.create_connection((server.host, server.port)) for _ in range(6)]
         for connection in connections:
-            connection.sendall(request(ONE.tobytes()))
-        time.sleep(0.2)
+            # Its network takes ten seconds.
+            connection.sendall(request(np.full(4, -10, np.float32).tobytes()))
+        eventually(lambda: server.ask("GET", "/v1/stats")[2]["slots"]["in_use"] == 6, within_s=10)
         server.stop()
         time.sleep(0.1)
         second_s = time.monotonic()
         server.stop(signal.SIGINT)
         assert server.process.wait(10) == 0
-        assert time.monotonic() - second_s < 0.5
+        assert time.monotonic() - second_s < 2
         assert not any(map(exists, processes))
         for connection in connections:
             connection.close()

@@ -36,7 +36,7 @@ def kill_some(server: RunningServer, chance: random.Random) -> None:
 def test_whatever_is_killed_when_everything_comes_back(bundle: Path, seed: int) -> None:
     chance = random.Random(seed)
     with (
-        RunningServer(bundle, "--frontends", "2", "--latency-ms", "500") as server,
+        RunningServer(bundle, "--frontends", "2") as server,
         Crowd(server, clients=4) as staying,
         Crowd(server, clients=4, reconnect=True) as changing,
     ):
@@ -59,7 +59,7 @@ def test_whatever_is_killed_when_everything_comes_back(bundle: Path, seed: int) 
 
 @pytest.mark.parametrize("roles", [("engine",), ("front-end 0",), ("engine", "front-end 0", "front-end 1")])
 def test_kills_while_it_drains(bundle: Path, roles: tuple[str, ...]) -> None:
-    with RunningServer(bundle, "--frontends", "2", "--latency-ms", "500") as server:
+    with RunningServer(bundle, "--frontends", "2") as server:
         processes = list(children(server.process.pid).values())
         with Crowd(server, clients=8, pause_s=0.0) as crowd:
             crowd.until_right(50)

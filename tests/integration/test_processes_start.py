@@ -78,7 +78,7 @@ def test_sigterm_while_it_starts(tmp_path: Path, after_s: float) -> None:
         eventually(lambda: len(left_of(tmp_path)) > 1, within_s=30)
         time.sleep(after_s)
         process.terminate()
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
     assert left_of(tmp_path) == []
 

@@ -80,7 +80,7 @@ def test_tls_and_asyncio_and_a_crowd(bundle: Path, tmp_path: Path) -> None:
     made = certificate(tmp_path)
     signals = sounds(30, 3000)
     expected = offline(bundle, signals)
-    with RunningServer(bundle, "--latency-ms", "200", *made.options()) as server:
+    with RunningServer(bundle, *made.options()) as server:
 
         async def crowd() -> list[list[object]]:
             url = url_of(server, "https")

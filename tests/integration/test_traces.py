@@ -84,10 +84,12 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Receiver) -> None:
-    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--latency-ms", "5000", "--max-batch", "3"]
-    with RunningServer(write_doubler(tmp_path, sleep_s=0.1), *options) as server:
-        threads = [threading.Thread(target=server.ask, args=("POST", ASK, b"[1, 2, 3, 4]", JSON)) for _ in range(9)]
+def test_a_span_says_in_which_batch_its_request_was(bundle: Path, receiver: Receiver) -> None:
+    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--max-batch", "3"]
+    # Of which a batch takes a fifth of a second.
+    slow = b"[-0.2, 2, 3, 4]"
+    with RunningServer(bundle, *options) as server:
+        threads = [threading.Thread(target=server.ask, args=("POST", ASK, slow, JSON)) for _ in range(9)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -111,7 +113,7 @@ def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Re
 
 @pytest.mark.parametrize("frontends", ["0", "1"])
 def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, frontends: str) -> None:
-    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--latency-ms", "500", "--frontends", frontends]
+    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--frontends", frontends]
     with RunningServer(bundle, *options) as server:
         assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {**JSON, **SAMPLED})[0] == 200
         assert server.ask("POST", ASK, b"[1]", JSON)[0] == 400
@@ -142,7 +144,7 @@ def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, fronten
 
 def test_a_collector_that_is_not_there_costs_no_answer_and_no_ending(bundle: Path, receiver: Receiver) -> None:
     receiver.close()
-    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--latency-ms", "500", "--log-format", "json"]
+    options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--log-format", "json"]
     with RunningServer(bundle, *options) as server:
         for _ in range(50):
             assert server.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[0] == 200
@@ -169,7 +171,7 @@ def test_without_the_option_nothing_of_it_is_loaded() -> None:
 
 def test_the_log_has_a_line_for_each_request_with_its_clients_name(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"anna {KEY}\n")
-    options = ["--log-requests", "--log-format", "json", "--api-keys", str(tmp_path / "keys"), "--latency-ms", "500"]
+    options = ["--log-requests", "--log-format", "json", "--api-keys", str(tmp_path / "keys")]
     with RunningServer(bundle, *options) as server:
         assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {**JSON, "X-Api-Key": KEY})[0] == 200
         assert server.ask("GET", "/v1/apps")[0] == 401

@@ -16,7 +16,8 @@ import numpy as np
 from penstock.bench.processes import children
 from tests.support.serving import RunningServer
 
-HANGS_S = 5.0
+# Longer than the budget of a test's server.
+HANGS_S = 10.0
 PAUSE_S = 0.01
 
 
