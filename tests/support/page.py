@@ -27,7 +27,7 @@ Stroke = list[Point]
 
 def arc(x: float, y: float, wide: float, high: float, start: float, end: float) -> Stroke:
     """Points along an ellipse around `x, y`, between two angles in degrees, clockwise from the right."""
-    angles = [radians(start + (end - start) * step / 20) for step in range(21)]
+    angles = [radians(start + (end - start) * step / 12) for step in range(13)]
     return [(x + wide * cos(angle), y + high * sin(angle)) for angle in angles]
 
 
@@ -85,7 +85,7 @@ def draw(page: Page, strokes: list[Stroke], *, size: float = 1, left: float = 0,
         page.mouse.move(*points[0])
         page.mouse.down()
         for x, y in points[1:]:
-            page.mouse.move(x, y, steps=3)
+            page.mouse.move(x, y, steps=2)
         page.mouse.up()
 
 
