@@ -1,7 +1,8 @@
 """One gRPC call that streams both ways, on an HTTP/2 connection of its own: a client's side, without sockets.
 
-For load generators: grpcio's client takes several times the processor for a message, and would measure itself. Of what
-a server may do, this understands what a call that is alone on its connection can meet (RFC 9113, and gRPC over HTTP/2).
+For load generators: grpcio's client has threads and a loop of its own between a chunk's moment and its sending, so that
+it would measure itself. Of what a server may do, this understands what a call can meet that is alone on its connection
+(RFC 9113, and gRPC over HTTP/2).
 """
 
 import struct

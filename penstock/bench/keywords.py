@@ -32,11 +32,12 @@ def streamed_word_error(bundle: Path) -> float:
     from penstock.apps.keywords.recipe import keywords, word_error
     from penstock.runtime.load import load, streaming_executor
     from penstock.runtime.streamed import streamed
+    from penstock.train.examples import ArraySet
 
     predictor = load(bundle)
     executor = streaming_executor(predictor.application, predictor.module, slots=ROWS, max_rows=ROWS)
     test = keywords().test
-    assert test is not None
+    assert isinstance(test, ArraySet)
     return word_error(torch.from_numpy(streamed(executor, test.inputs)), torch.from_numpy(test.targets))
 
 

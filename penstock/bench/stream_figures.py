@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
@@ -206,6 +207,8 @@ def played_as(
     """
     if protocol not in PROTOCOLS:
         raise BenchError(f"--protocol is {protocol!r}; it must be {' or '.join(PROTOCOLS)}.")
+    if protocol == "grpc" and find_spec("grpc") is None:
+        raise BenchError("--protocol grpc needs packages that are not there; install penstock[grpc].")
     if model is not None and url is None:
         raise BenchError("--model is of a server that runs; name that by --url.")
     if bundle is not None:

@@ -55,14 +55,13 @@ class _Sequence(Stream):
             self.over(self._call.over)
 
     def close(self) -> None:
-        self.player.leaving -= self._leaving
-        self._leaving = False
+        self._left()
         super().close()
 
     def _heard(self, answer: pb.ModelStreamInferResponse) -> None:
         response = answer.infer_response
         if response.id == END:
-            self.close()
+            self._left()
         elif answer.error_message:
             # What follows a chunk that was refused would be another signal.
             end = self.over if self._taken_in else self.refused
@@ -74,6 +73,10 @@ class _Sequence(Stream):
                 self._taken_in = True
                 self.player.opened += 1
             self.result(int(response.id), response.raw_output_contents[0])
+
+    def _left(self) -> None:
+        self.player.leaving -= self._leaving
+        self._leaving = False
 
 
 def _of_stream(job: StreamJob) -> bytes:

@@ -142,8 +142,13 @@ def _examples(found: "FoundApplication", file: Path | None) -> "tuple[Array, str
             f"random numbers (seed {EXAMPLES_SEED}), because {found.application.name!r} has no recipe with data; "
             f"real inputs are better: --examples FILE.npy"
         )
+    from penstock.runtime.bundle import GOLDEN_EXAMPLES
+    from penstock.train.feed import first_inputs
+
     try:
-        return found.recipe().data().validation.inputs, "from the recipe's validation data"
+        recipe = found.recipe()
+        examples = recipe.data().validation
+        return first_inputs(examples, GOLDEN_EXAMPLES, on_bad=recipe.bad_examples), "from the recipe's validation data"
     except PenstockError:
         raise
     except Exception as error:

@@ -41,7 +41,7 @@ def decode_image(
         warnings.simplefilter("ignore")
         image = _opened(body, max_pixels)
         try:
-            return np.asarray(_resized(_plain(image, mode), size), np.uint8)
+            return np.asarray(_resized(plain_pixels(image, mode), size), np.uint8)
         except Exception as error:
             # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
             raise InvalidInput("The picture is cut short or damaged; send the whole file.") from error
@@ -69,7 +69,8 @@ def _opened(body: bytes, max_pixels: int) -> Any:
     return image
 
 
-def _plain(image: Any, mode: str) -> Any:
+def plain_pixels(image: Any, mode: str) -> Any:
+    """A Pillow image in a mode, upright, without transparency, 8 bits a channel."""
     from PIL import Image, ImageOps
 
     if image.mode.startswith("I"):

@@ -22,7 +22,7 @@ class MLP(nn.Module):
     Args:
         inputs: Numbers of one raw input, all dimensions together.
         hidden: Units of each hidden layer.
-        classes: Outputs.
+        classes: Outputs. There may be a million and more: then nearly all parameters are those of `head`.
         activation: `"tanh"`, `"sigmoid"`, `"relu"` or `"maxout"` (of two pieces, in layers twice as wide).
         scale: What a raw number is divided by, so that inputs are about 0 to 1.
 
@@ -40,11 +40,12 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         for before, units in pairwise((inputs, *hidden)):
             layers += _layer(before, units, activation)
-        self.layers = nn.Sequential(*layers, nn.Linear(hidden[-1] if hidden else inputs, classes))
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(hidden[-1] if hidden else inputs, classes)
 
     def forward(self, raw: Tensor) -> Tensor:
         """Logits `[B, C]` of raw inputs `[B, ...]`."""
-        return self.layers(raw.float().flatten(1) / self.scale)
+        return self.head(self.layers(raw.float().flatten(1) / self.scale))
 
     def predict(self, raw: Tensor) -> Tensor:
         """The probability of each class, `[B, C]`."""

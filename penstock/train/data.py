@@ -2,16 +2,39 @@
 
 Example i of the endless stream is `permutation(seed, i // n)[i % n]`. A step takes the next global batch, so that a run
 resumed from its cursor alone sees the same examples in the same order, whatever the number of devices.
+
+Whatever is done to an example by chance follows from one number that is its own in this epoch, so that it does not
+matter who reads it or when.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-# n examples
+# n examples, B examples of a batch, D draws
 
 Indices = npt.NDArray[np.int64]
+Seeds = npt.NDArray[np.uint64]
+
+# Of splitmix64: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 5.
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ALL_BITS = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """What a batch is made of.
+
+    Args:
+        indices_B: Which examples.
+        seeds_B: The number of each from which all chance of its reading comes.
+    """
+
+    indices_B: Indices
+    seeds_B: Seeds
 
 
 @lru_cache(maxsize=4)
@@ -33,3 +56,68 @@ def batch_indices(seed: int, cursor: int, batch_size: int, examples: int) -> Ind
     epochs, within = np.divmod(places, examples)
     parts = [permutation(seed, int(epoch), examples)[within[epochs == epoch]] for epoch in np.unique(epochs)]
     return np.concatenate(parts)
+
+
+def training_order(
+    seed: int, examples: int, batch_size: int, *, first_step: int = 0, rows: slice = slice(None)
+) -> Iterator[Places]:
+    """The batches of a training, without end.
+
+    Args:
+        seed: The recipe's.
+        examples: How many there are.
+        batch_size: Of a step, over all devices together.
+        first_step: With which step to begin.
+        rows: Those of each global batch that this process takes.
+    """
+    step = first_step
+    while True:
+        cursor = step * batch_size
+        epochs_B = np.arange(cursor, cursor + batch_size) // examples
+        indices_B = batch_indices(seed, cursor, batch_size, examples)
+        yield Places(indices_B=indices_B[rows], seeds_B=example_seeds(seed, epochs_B[rows], indices_B[rows]))
+        step += 1
+
+
+def one_pass(examples: int, batch_size: int) -> Iterator[Places]:
+    """Every example once, in order; the last batch has what is left."""
+    for start in range(0, examples, batch_size):
+        indices_B = np.arange(start, min(start + batch_size, examples))
+        yield Places(indices_B=indices_B, seeds_B=example_seeds(0, np.zeros_like(indices_B), indices_B))
+
+
+def equal_shares(order: Iterator[Places], rank: int, ranks: int) -> Iterator[Places]:
+    """One process's rows of each batch, for all equally many: the last example stands for those that are missing."""
+    for places in order:
+        most = -(-len(places.indices_B) // ranks)
+        own = np.arange(rank * most, (rank + 1) * most).clip(max=len(places.indices_B) - 1)
+        yield Places(indices_B=places.indices_B[own], seeds_B=places.seeds_B[own])
+
+
+def example_seeds(seed: int, epochs_B: Indices, indices_B: Indices) -> Seeds:
+    """A number for each example in its epoch, `[B]`, a function of (seed, epoch, example)."""
+    own_B = _mixed(np.asarray(epochs_B, np.uint64) + np.uint64(_mixed_int(seed)))
+    return _mixed(own_B + np.asarray(indices_B, np.uint64))
+
+
+def chance(seeds_B: Seeds, draws: int) -> npt.NDArray[np.float64]:
+    """Numbers from 0 to below 1, `[B, D]`, evenly spread; each row a function of its seed."""
+    steps_D = np.arange(1, draws + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return (_mixed(seeds_B[:, None] + steps_D) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def another(seed: np.uint64, attempt: int, examples: int) -> int:
+    """Which example is read in place of one that cannot be, after so many attempts."""
+    return _mixed_int(int(seed) ^ _mixed_int(attempt + 1)) % examples
+
+
+def _mixed(numbers: Seeds) -> Seeds:
+    mixed = numbers + np.uint64(_GOLDEN)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _mixed_int(number: int) -> int:
+    # NumPy's scalars warn where they wrap around; its arrays do not.
+    return int(_mixed(np.array([number & _ALL_BITS], np.uint64))[0])

@@ -5,40 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
-from penstock.core.spec import Array
+from penstock.train.augment import Augment
+from penstock.train.examples import ArraySet as ArraySet
+from penstock.train.examples import Examples
+from penstock.train.placements import Placements
+from penstock.train.reading import OnBad
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
-Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArraySet:
-    """Examples in memory.
-
-    Args:
-        inputs: Raw inputs as `decode` would give them, `[n, *input.shape]`.
-        targets: What the loss compares the network's outputs with, `[n]` or `[n, ...]`.
-    """
-
-    inputs: Array
-    targets: Array
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
-            raise TrainError(
-                f"the data has {len(self.inputs):,} inputs and {len(self.targets):,} targets; "
-                f"give one target for each input, and at least one."
-            )
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +30,9 @@ class Data:
         test: Held out from that choice too, and run once, at the end; None where there is none.
     """
 
-    train: ArraySet
-    validation: ArraySet
-    test: ArraySet | None = None
+    train: Examples
+    validation: Examples
+    test: Examples | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +58,20 @@ class Recipe:
         validate_every_epochs: How often the validation set is run.
         checkpoint_every_s: Seconds between checkpoints.
         checkpoint_every_steps: Steps between checkpoints, instead of seconds.
+        accumulate: In how many parts each process computes its share of a batch, one after the other.
+        clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
+        average_decay: Validate and keep a running mean of the weights, of which a step keeps this share (0.999, say);
+            None for the weights themselves.
+        deterministic: Compute the same bits each time, so that a resumed run ends exactly as an undisturbed one. Some
+            operations have no such algorithm on GPUs; False takes what there is.
+        placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
+            Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
+        batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
+        gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
+        workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
+            not depend on it.
+        bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
+            place, name it, and count it in run.json.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -101,6 +94,15 @@ class Recipe:
     validate_every_epochs: float = 1.0
     checkpoint_every_s: float = 30.0
     checkpoint_every_steps: int | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    average_decay: float | None = None
+    deterministic: bool = True
+    placements: Placements | Literal["auto"] = field(default_factory=dict)
+    batch_norm: Literal["local", "synchronised"] = "local"
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    workers: int | None = None
+    bad_examples: OnBad = "stop"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -113,13 +115,25 @@ class Recipe:
             "validate_every_epochs": self.validate_every_epochs,
             "checkpoint_every_s": self.checkpoint_every_s,
             "checkpoint_every_steps": 1 if self.checkpoint_every_steps is None else self.checkpoint_every_steps,
+            "accumulate": self.accumulate,
+            "clip_norm": 1 if self.clip_norm is None else self.clip_norm,
+            "workers": 1 if self.workers is None else self.workers,
         }.items():
             if not value or not 0 < value < math.inf:
                 raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
-        if self.precision not in ("fp32", "bf16"):
-            raise TrainError(f"the recipe has precision {self.precision!r}; choose 'fp32' or 'bf16'.")
+        for name, value in {"precision": self.precision, "gradient_precision": self.gradient_precision}.items():
+            if value not in ("fp32", "bf16"):
+                raise TrainError(f"the recipe has {name} {value!r}; choose 'fp32' or 'bf16'.")
+        if self.average_decay is not None and not 0 <= self.average_decay < 1:
+            raise TrainError(f"the recipe has average_decay {self.average_decay}; it must be from 0 to below 1.")
+        if self.batch_norm not in ("local", "synchronised"):
+            raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
+        if self.placements != "auto" and not isinstance(self.placements, Mapping):
+            raise TrainError(f"the recipe has placements {self.placements!r}; give 'auto', or placements by layer.")
+        if self.bad_examples not in ("stop", "skip"):
+            raise TrainError(f"the recipe has bad_examples {self.bad_examples!r}; choose 'stop' or 'skip'.")
         if self.best_mode not in ("max", "min"):
             raise TrainError(f"the recipe has best_mode {self.best_mode!r}; choose 'max' or 'min'.")
         if self.best != "loss" and self.best not in self.metrics:

@@ -100,7 +100,7 @@ def misbehaving() -> Iterator[tuple[Misbehaving, int]]:
     handler = grpc.method_handlers_generic_handler(
         service, {method: grpc.stream_stream_rpc_method_handler(servicer.answers)}
     )
-    server = grpc.server(ThreadPoolExecutor(2 * STREAMS), handlers=(handler,))
+    server = grpc.server(ThreadPoolExecutor(2 * STREAMS), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield servicer, port

@@ -66,9 +66,10 @@ def test_addresses() -> None:
     ],
 )
 def test_what_is_missing_or_told_twice_is_said(told: dict[str, Any], said: str) -> None:
-    nothing = dict.fromkeys(("bundle", "url", "model", "rate_hz", "frames", "tolerance"))
+    options: dict[str, Any] = dict.fromkeys(("bundle", "url", "model", "rate_hz", "frames", "tolerance"))
+    options |= {"protocol": "websocket", "seconds": 1.0}
     with pytest.raises(BenchError, match=said):
-        played_as(**(nothing | {"protocol": "websocket", "seconds": 1.0} | told))
+        played_as(**options | told)
 
 
 def test_penstocks_line_stands_beside_the_best_peers() -> None:

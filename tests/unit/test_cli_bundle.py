@@ -23,14 +23,15 @@ from tests.support.small import APP_PY, examples, network, write_app, written
 RECIPE = """
 from types import SimpleNamespace
 import numpy as np
+from penstock.train.recipe import ArraySet
 
 def data():
     {}
-    held_out = SimpleNamespace(inputs=np.full((50, 4), 0.25, np.float32), targets=np.zeros(50))
+    held_out = ArraySet(inputs=np.full((50, 4), 0.25, np.float32), targets=np.zeros(50))
     return SimpleNamespace(train=held_out, validation=held_out)
 
 import dataclasses
-app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data))
+app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data, bad_examples="stop"))
 """
 
 

@@ -61,11 +61,13 @@ class Wire:
         self.ended = "abort"
 
 
-def answered(name: str = "nobody", access: Access | None = None, **changed: str | None) -> Response:
+def answered(
+    name: str = "nobody", access: Access | None = None, changed: dict[str, str | None] | None = None
+) -> Response:
     """What a server that only loads the model `late` answers to a page."""
     models = Models(cast(Any, None), loading=False)
     models.tell((ModelState(name="late", version="1", state="LOADING"),))
-    headers = {key: value for key, value in (HANDSHAKE | changed).items() if value is not None}
+    headers = {key: value for key, value in (HANDSHAKE | (changed or {})).items() if value is not None}
     answers: list[Response] = []
     head = Head("GET", f"/v1/apps/{name}/stream", headers, keep_alive=False)
     Routes(models, access or Access(), uptime_s=lambda: 1.0).handle(Request(head, b""), answers.append)
@@ -112,15 +114,15 @@ def test_a_page_is_told_when_to_come_back() -> None:
     ],
 )
 def test_everybody_else_and_pages_of_other_sites_are_told_by_http(changed: dict[str, str | None]) -> None:
-    answer = answered(**changed)
+    answer = answered(changed=changed)
     assert isinstance(answer, Refusal)
     assert answer.status == 404
 
 
 def test_pages_of_this_server_and_of_listed_sites_are_told() -> None:
     listed = Access(origins=(SITE,))
-    for answer in (answered(origin="https://here.example"), answered(access=listed, origin=SITE)):
-        assert told(answer, Wire()).code == 4404
+    for access, origin in ((None, "https://here.example"), (listed, SITE)):
+        assert told(answered(access=access, changed={"origin": origin}), Wire()).code == 4404
 
 
 def test_the_client_closes_first_and_what_it_said_before_is_dropped() -> None:

@@ -103,8 +103,8 @@ def test_a_message_that_is_not_taken_waits() -> None:
         (b"\x09\x80abcd", "control frame"),
         (b"\x89\xfe\x00\x80", "control frame"),
         (b"\x80\x80abcd", "continues no message"),
-        (sent(TEXT, b"a", fin=False) + sent(TEXT, b"b"), "within another"),
-        (sent(TEXT, b"a", fin=False) + sent(BINARY, b"b"), "within another"),
+        (b"\x01\x81abcde" + b"\x81\x81abcde", "within another"),
+        (b"\x01\x81abcde" + b"\x82\x81abcde", "within another"),
     ],
 )
 def test_what_is_no_frame_of_a_client_is_refused(data: bytes, said: str) -> None:

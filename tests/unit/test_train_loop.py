@@ -59,7 +59,7 @@ def test_an_interrupted_run_goes_on_to_the_undisturbed_end(
     found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = run(found, tmp_path / "undisturbed", checkpoint_every_steps=7)
-    asked = iter([False] * 45 + [True] * 999)
+    asked = iter([False] * 24 + [True] * 999)
     with monkeypatch.context() as patch:
         patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
         with pytest.raises(KeyboardInterrupt):
@@ -94,6 +94,7 @@ def test_a_metric_that_is_nan_and_inputs_of_another_spec_are_refused(found: Foun
     with pytest.raises(TrainError, match="the metric 'q', by which the best weights are chosen, is NaN"):
         run(found, tmp_path / "nan", metrics={"q": lambda outputs, targets: float("nan")}, best="q")
     data = found.recipe().data()
+    assert isinstance(data.train, ArraySet)
     doubles = ArraySet(inputs=data.train.inputs.astype(np.float64), targets=data.train.targets)
     with pytest.raises(
         TrainError, match=r"train inputs are float64\[8\]; application 'interrupted' declares float32\[8\]"

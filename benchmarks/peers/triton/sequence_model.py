@@ -29,6 +29,12 @@ class TritonPythonModel:
         self._free = list(range(slots))
 
     def execute(self, requests: list[Any]) -> list[Any]:
+        # By the direct strategy, a slot without a chunk comes as a request of no sequence.
+        real = [request for request in requests if request.correlation_id()]
+        answers = iter(self._answers(real))
+        return [next(answers) if request.correlation_id() else triton.InferenceResponse([]) for request in requests]
+
+    def _answers(self, requests: list[Any]) -> list[Any]:
         flags_B = np.array([request.flags() for request in requests])
         fresh_B, last_B = flags_B & START != 0, flags_B & END != 0
         ids = [request.correlation_id() for request in requests]

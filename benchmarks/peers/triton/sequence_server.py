@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--preferred", type=int, default=0, help="the preferred batch, of oldest; 0 for none")
     parser.add_argument("--max-wait-ms", type=float, default=0.0)
     parser.add_argument("--least-share", type=float, default=0.0, help="of the slots, that end the wait; of direct")
-    parser.add_argument("--grpc-threads", type=int, default=2)
+    parser.add_argument("--pool", type=int, default=8, help="messages of gRPC that are kept to be used again")
     given = parser.parse_args()
     manifest = read_bundle(given.bundle).manifest
     strategy = STRATEGIES[given.strategy].format(
@@ -68,7 +68,7 @@ def main() -> None:
         repository_of(manifest.name, config, HERE / "sequence_model.py"),
         "--grpc-address=127.0.0.1",
         f"--grpc-port={given.port}",
-        f"--grpc-infer-thread-count={given.grpc_threads}",
+        f"--grpc-infer-allocation-pool-size={given.pool}",
         "--allow-http=false",
     )
 

@@ -13,6 +13,7 @@ from penstock.apps.digits.app import app, decode, reply
 from penstock.apps.digits.model import DigitsNet, Prepare
 from penstock.apps.digits.recipe import augment, digits
 from penstock.core.application import find_application
+from penstock.train.examples import ArraySet, Examples
 from penstock.train.loop import train
 
 RNG = np.random.default_rng(0)
@@ -60,8 +61,13 @@ def test_preparation_does_not_care_for_place_or_polarity() -> None:
     assert (here - prepare(255 - strokes())).abs().max() < 1e-5
 
 
+def arrays(part: Examples | None) -> ArraySet:
+    assert isinstance(part, ArraySet)
+    return part
+
+
 def test_augmentation_is_a_function_of_its_generator_and_stays_in_range() -> None:
-    pixels = torch.from_numpy(digits().train.inputs[:50])
+    pixels = torch.from_numpy(arrays(digits().train).inputs[:50])
     labels = torch.zeros(50)
     one, other, third = (augment(pixels, labels, torch.Generator().manual_seed(seed))[0] for seed in (1, 1, 2))
     assert torch.equal(one, other)
@@ -72,12 +78,12 @@ def test_augmentation_is_a_function_of_its_generator_and_stays_in_range() -> Non
 
 def test_the_held_out_third_is_never_learned_from_or_chosen_by() -> None:
     data = digits()
-    assert data.test is not None
-    seen = {image.tobytes() for part in (data.train, data.validation) for image in part.inputs}
-    assert len(data.test) == 599
-    assert len(data.train) + len(data.validation) + len(data.test) == 1797
-    assert sum(image.tobytes() in seen for image in data.test.inputs) == 0
-    counts = np.bincount(data.test.targets)
+    train, validation, test = arrays(data.train), arrays(data.validation), arrays(data.test)
+    seen = {image.tobytes() for part in (train, validation) for image in part.inputs}
+    assert len(test) == 599
+    assert len(train) + len(validation) + len(test) == 1797
+    assert sum(image.tobytes() in seen for image in test.inputs) == 0
+    counts = np.bincount(test.targets)
     assert counts.max() - counts.min() <= 4
 
 

@@ -1,0 +1,102 @@
+"""`penstock shard`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.core.errors import TrainError
+
+if TYPE_CHECKING:
+    from penstock.train.image_folder import ImageFolder
+
+NAMED = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(shard)
+
+
+def shard(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[SOURCE]", help="A folder that holds a folder of pictures for each class.")
+    ] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Where the shards go; not there yet.")] = None,
+    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of the pictures, in pixels.")] = "256x256",
+    grey: Annotated[bool, typer.Option("--grey", help="Grey pictures instead of colour.")] = False,
+    app: Annotated[
+        str | None, typer.Option(metavar="APP", help="Decode as this application does, to its size, instead.")
+    ] = None,
+    shard_mb: Annotated[int, typer.Option(help="Megabytes of a shard at most.")] = 512,
+    workers: Annotated[int | None, typer.Option(help="Threads that decode; all cores but one by default.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and name them.")
+    ] = False,
+    check: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Verify every byte of shards instead.")] = None,
+) -> None:
+    """Decode a folder of pictures once, into shards that training reads without decoding."""
+    if check is not None:
+        if source is not None:
+            raise TrainError("a check reads shards that are there; give --check FOLDER alone.")
+        _check(check)
+        return
+    if source is None or out is None:
+        raise TrainError("say what to read and where to write: 'penstock shard SOURCE OUT', or '--check FOLDER'.")
+    if shard_mb < 1 or (workers is not None and workers < 1):
+        raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
+    _write(_pictures(source, size, grey, app), out, shard_mb, workers, skip_bad)
+
+
+def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFolder":
+    from penstock.core.application import find_application
+    from penstock.core.spec import TensorSpec
+    from penstock.train.image_folder import ImageFolder
+
+    if app is not None:
+        application = find_application(app).application
+        return ImageFolder(source, application.input, decode=application.decode)
+    height, _, width = size.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise TrainError(f"--size is {size!r}; give height and width in pixels, such as 256x256.")
+    shape = (int(height), int(width)) if grey else (int(height), int(width), 3)
+    return ImageFolder(source, TensorSpec(dtype="uint8", shape=shape, meaning="a picture"), share=1.0)
+
+
+def _write(pictures: "ImageFolder", out: Path, shard_mb: int, workers: int | None, skip_bad: bool) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from penstock.train.shard_writer import write_shards
+
+    console = Console(soft_wrap=True, highlight=False)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Decoding", total=len(pictures))
+        left_out = write_shards(
+            pictures,
+            out,
+            classes=pictures.classes,
+            shard_bytes=shard_mb << 20,
+            workers=workers,
+            on_bad="skip" if skip_bad else "stop",
+            progress=lambda seen: bar.update(task, completed=seen),
+        )
+    for error in left_out[:NAMED]:
+        console.print(f"Left out: {error}")
+    if len(left_out) > NAMED:
+        console.print(f"... and {len(left_out) - NAMED:,} more.")
+    count = len(pictures) - len(left_out)
+    console.print(f"{count:,} examples of {len(pictures.classes):,} classes, {len(left_out):,} left out: {out}")
+
+
+def _check(folder: Path) -> None:
+    from penstock.train.shards import Shards
+
+    shards = Shards(folder, verify=False)
+    damaged = shards.verify()
+    if damaged:
+        raise TrainError(
+            f"{len(damaged):,} of {len(shards.index.shards):,} shards are damaged. {' '.join(damaged[:NAMED])}"
+        )
+    typer.echo(f"{len(shards):,} examples in {len(shards.index.shards):,} shards are as they were written.")

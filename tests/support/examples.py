@@ -1,0 +1,64 @@
+"""Sets of examples that know what was asked of them."""
+
+import threading
+import time
+from typing import Any, final
+
+import numpy as np
+
+from penstock.core.errors import BadExample
+from penstock.core.spec import Array
+from penstock.train.data import Indices, Seeds, chance
+from penstock.train.examples import Examples
+
+
+@final
+class Counted(Examples):
+    """Example i is `[i, a number of its seed]`, its target 10 i; some are bad, and reading takes a varying time."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        bad: tuple[int, ...] = (),
+        varies: bool = True,
+        slow_s: float = 0.0,
+        raises: Exception | None = None,
+    ) -> None:
+        self.count, self.bad, self._varies, self.slow_s, self.raises = count, bad, varies, slow_s, raises
+        self.threads: set[str] = set()
+        self.reads = 0
+
+    @property
+    def input_dtype(self) -> np.dtype[Any]:
+        return np.dtype("float64")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (2,)
+
+    @property
+    def input_nbytes(self) -> int:
+        # As large as a photograph, so that a batch is read in several pieces.
+        return 1 << 18
+
+    @property
+    def varies(self) -> bool:
+        return self._varies
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices_B: Indices, seeds_B: Seeds, inputs_B: Array) -> Array:
+        self.threads.add(threading.current_thread().name)
+        self.reads += 1
+        if self.raises is not None:
+            raise self.raises
+        if self.slow_s:
+            time.sleep(self.slow_s * float(chance(seeds_B[:1], 1)[0, 0]))
+        for index in indices_B.tolist():
+            if index in self.bad:
+                raise BadExample(f"example {index} is bad.", index=index, name=f"{index}.jpg")
+        inputs_B[:, 0] = indices_B
+        inputs_B[:, 1] = chance(seeds_B, 1)[:, 0] if self._varies else 0.0
+        return indices_B * 10

@@ -1,0 +1,67 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.core.errors import TrainError
+from penstock.train.augment import Augment, cross_entropy, in_turn, mixup, random_flip
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batch(count: int = 64) -> tuple[Tensor, Tensor]:
+    pixels = torch.arange(count * 2 * 3 * 1).reshape(count, 2, 3, 1).remainder(251).to(torch.uint8)
+    return pixels, torch.arange(count) % 5
+
+
+@pytest.mark.parametrize("augment", [mixup(5), random_flip(), in_turn(random_flip(), mixup(5))])
+def test_all_chance_comes_from_the_generator(augment: Augment) -> None:
+    torch.manual_seed(1)
+    first = augment(*batch(), generator())
+    torch.manual_seed(2)
+    again = augment(*batch(), generator())
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(augment(*batch(), generator(1))[0], first[0])
+
+
+def test_mixup_mixes_inputs_and_targets_alike() -> None:
+    # One-hot pictures: what is mixed of the target can be read from the input.
+    inputs = F.one_hot(torch.arange(200) % 5, 5).view(200, 5, 1) * 100
+    mixed, targets = mixup(5, alpha=1.0)(inputs, torch.arange(200) % 5, generator())
+    assert targets.shape == (200, 5)
+    torch.testing.assert_close(mixed[:, :, 0], 100 * targets)
+    torch.testing.assert_close(targets.sum(1), torch.ones(200))
+    # Of Beta(1, 1) all shares are as likely, and each example has a share of its own.
+    own = targets[torch.arange(200), torch.arange(200) % 5]
+    assert len(own.unique()) > 150
+    assert 0.2 < (own < 0.5).float().mean() < 0.5
+    again, twice = mixup(5)(mixed, targets, generator())
+    torch.testing.assert_close(again[:, :, 0], 100 * twice)
+
+
+def test_a_flip_mirrors_half_and_nothing_else() -> None:
+    pixels, targets = batch(400)
+    flipped, same = random_flip()(pixels, targets, generator())
+    mirrored = (flipped == pixels.flip(2)).flatten(1).all(1)
+    assert ((flipped == pixels).flatten(1).all(1) ^ mirrored).all()
+    assert 0.4 < mirrored.float().mean() < 0.6
+    assert flipped.dtype == torch.uint8
+    assert same is targets
+
+
+def test_smoothed_targets_are_spread_over_all_classes() -> None:
+    logits, targets = torch.randn(6, 5), torch.arange(6) % 5
+    spread = F.one_hot(targets, 5) * 0.9 + 0.1 / 5
+    wanted = -(spread * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(cross_entropy(0.1)(logits, targets), wanted)
+    torch.testing.assert_close(cross_entropy(0.1)(logits, F.one_hot(targets, 5).float()), wanted)
+    torch.testing.assert_close(cross_entropy()(logits, targets), F.cross_entropy(logits, targets))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(TrainError, match=r"smoothing is 1.0; it must be from 0"):
+        cross_entropy(1.0)
+    with pytest.raises(TrainError, match="alpha 0; it must be above 0"):
+        mixup(3, alpha=0)

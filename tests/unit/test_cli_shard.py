@@ -1,0 +1,106 @@
+"""`penstock shard` and `penstock bench feed`, as they are typed."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import build, main
+from penstock.train.shards import Shards
+from tests.support.pictures import picture_folder
+
+
+def typed(*words: object) -> str:
+    """What a command that succeeds prints."""
+    result = CliRunner().invoke(build(), [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The sentence on stderr of a command that is refused with status 2."""
+
+    def run(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("penstock: ")
+        return said
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return picture_folder(tmp_path_factory.mktemp("data") / "photos")
+
+
+def test_pictures_are_sharded_and_checked(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    out = tmp_path / "shards"
+    said = typed("shard", root, out, "--size", "24x32", "--workers", 2)
+    assert said == f"12 examples of 3 classes, 0 left out: {out}\n"
+    shards = Shards(out)
+    assert (len(shards), shards.input_shape, shards.classes) == (12, (24, 32, 3), ("cats", "dogs", "eels"))
+    assert shards.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert typed("shard", "--check", out) == "12 examples in 1 shards are as they were written.\n"
+    content = bytearray((out / "00000.npy").read_bytes())
+    content[500] ^= 255
+    (out / "00000.npy").write_bytes(content)
+    damaged = refused("shard", "--check", out)
+    assert "1 of 1 shards are damaged" in damaged
+    assert "00000.npy is altered" in damaged
+
+
+def test_what_cannot_be_read_is_left_out_only_when_asked(tmp_path: Path, refused: Callable[..., str]) -> None:
+    root = picture_folder(tmp_path / "photos")
+    (root / "dogs" / "1.jpg").write_bytes(b"")
+    assert "dogs/1.jpg cannot be read" in refused("shard", root, tmp_path / "out", "--grey")
+    assert not (tmp_path / "out").exists()
+    said = typed("shard", root, tmp_path / "out", "--grey", "--skip-bad")
+    assert "dogs/1.jpg cannot be read" in said
+    assert "11 examples of 3 classes, 1 left out" in said
+    assert Shards(tmp_path / "out").input_shape == (256, 256)
+
+
+def test_an_applications_decode_may_be_used(root: Path, tmp_path: Path) -> None:
+    from penstock.apps.digits.app import decode
+
+    typed("shard", root, tmp_path / "out", "--app", "digits")
+    shards = Shards(tmp_path / "out")
+    inputs = shards.empty(1)
+    shards.read(np.array([5]), np.array([0], np.uint64), inputs)
+    np.testing.assert_array_equal(inputs[0], decode((root / "dogs" / "1.jpg").read_bytes(), "image/jpeg"))
+
+
+def test_reading_is_measured(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    typed("shard", root, tmp_path / "shards", "--size", "32x32")
+    for source in (root, tmp_path / "shards"):
+        said = typed(
+            *("bench", "feed", source, "--size", "16x16", "--workers", 2),
+            *("--batch-size", 20, "--batches", 2, "--repeat", 2),
+        )
+        assert said.startswith("2 threads: ")
+    assert "above 0" in refused("bench", "feed", root, "--batches", 0)
+
+
+def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "there").mkdir()
+    mistakes: list[tuple[tuple[object, ...], str]] = [
+        ((), "say what to read and where to write"),
+        ((root,), "say what to read and where to write"),
+        ((root, tmp_path / "there"), "is there already"),
+        ((tmp_path / "none", tmp_path / "x"), "there is no folder"),
+        ((root, tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
+        ((root, tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),
+        ((root, tmp_path / "x", "--app", "keywords"), "pictures are read as int16"),
+        ((root, "--check", tmp_path / "there"), "give --check FOLDER alone"),
+        (("--check", tmp_path / "there"), "cannot be read"),
+    ]
+    for arguments, sentence in mistakes:
+        assert sentence in refused("shard", *arguments), arguments

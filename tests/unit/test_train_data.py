@@ -1,0 +1,141 @@
+"""Training from pictures on disk: the same whoever reads them, and what is damaged is named and counted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.core.application import Application, FoundApplication
+from penstock.core.errors import BadExample, TrainError
+from penstock.core.spec import TensorSpec
+from penstock.runtime.load import as_found
+from penstock.train.augment import cross_entropy, in_turn, mixup, random_flip
+from penstock.train.checkpoint import newest_checkpoint
+from penstock.train.examples import Examples
+from penstock.train.image_folder import ImageFolder
+from penstock.train.interrupt import Interrupt
+from penstock.train.loop import RunResult, train
+from penstock.train.recipe import Data, Recipe, accuracy
+from penstock.train.report import read_metrics
+from penstock.train.schedules import warm_up_cosine
+from penstock.train.shard_writer import write_shards
+from penstock.train.shards import Shards
+from tests.support.pictures import COLOUR, picture_folder
+
+SCORES = TensorSpec(dtype="float32", shape=(3,), meaning="scores", name="scores")
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16 * 20 * 3, 3)
+
+    def forward(self, pixels_BHWC: Tensor) -> Tensor:
+        return self.layer(pixels_BHWC.float().flatten(1) / 255)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return picture_folder(tmp_path / "photos", per_class=6)
+
+
+def recipe_of(examples: Examples, held_out: Examples, **changes: Any) -> Recipe:
+    fields: dict[str, Any] = {
+        "data": lambda: Data(train=examples, validation=held_out),
+        "loss": cross_entropy(0.1),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9),
+        "schedule": warm_up_cosine(0.1),
+        "metrics": {"accuracy": accuracy},
+        "augment": in_turn(random_flip(), mixup(3)),
+        "batch_size": 10,
+        "steps": 12,
+        "threads": 1,
+    }
+    return Recipe(**(fields | changes))
+
+
+def run(folder: Path, recipe: Recipe) -> RunResult:
+    application = Application(name="animals", input=COLOUR, output=SCORES, model=Linear)
+    found: FoundApplication = as_found(application)
+    return train(found, folder, recipe, overrides={}, quiet=True)
+
+
+def pictures(root: Path) -> tuple[ImageFolder, ImageFolder]:
+    return ImageFolder(root, COLOUR, random=True), ImageFolder(root, COLOUR)
+
+
+def fields(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_what_is_learned_does_not_depend_on_the_workers(root: Path, tmp_path: Path) -> None:
+    runs = [run(tmp_path / str(workers), recipe_of(*pictures(root), workers=workers)) for workers in (1, 4)]
+    assert runs[0].parameter_hash == runs[1].parameter_hash
+    assert runs[0].metrics == runs[1].metrics
+    lines = read_metrics(tmp_path / "4")
+    assert all(0 <= line["waited_s"] <= line["seconds"] + 1 for line in lines)
+    assert fields(tmp_path / "4")["bad_examples"] == {}
+
+
+def test_a_damaged_picture_stops_the_run_or_is_replaced(root: Path, tmp_path: Path) -> None:
+    (root / "dogs" / "3.jpg").write_bytes(b"\xff\xd8 not a picture")
+    examples, held_out = pictures(root)
+    with pytest.raises(BadExample, match=r"dogs/3.jpg cannot be read"):
+        run(tmp_path / "stopped", recipe_of(examples, held_out))
+    results = [
+        run(tmp_path / str(workers), recipe_of(examples, held_out, workers=workers, bad_examples="skip"))
+        for workers in (1, 3)
+    ]
+    assert results[0].parameter_hash == results[1].parameter_hash
+    counted = fields(tmp_path / "1")["bad_examples"]
+    assert counted == fields(tmp_path / "3")["bad_examples"]
+    assert list(counted) == ["dogs/3.jpg"]
+    assert counted["dogs/3.jpg"] >= 12 * 10 // 18
+
+
+def test_a_run_that_goes_on_counts_on(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "dogs" / "3.jpg").unlink()
+    (root / "dogs" / "3.jpg").symlink_to("nowhere")
+    recipe = recipe_of(*pictures(root), bad_examples="skip", checkpoint_every_steps=4)
+    whole = run(tmp_path / "whole", recipe)
+    asked = iter([False] * 8 + [True] * 999)
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "run", recipe)
+    checkpoint = newest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert checkpoint is not None
+    assert 0 < checkpoint.step < 12
+    resumed = run(tmp_path / "run", recipe)
+    assert resumed.parameter_hash == whole.parameter_hash
+    assert fields(tmp_path / "run")["bad_examples"] == fields(tmp_path / "whole")["bad_examples"] != {}
+
+
+def test_shards_teach_what_the_pictures_would_have(root: Path, tmp_path: Path) -> None:
+    held_out = ImageFolder(root, COLOUR)
+    write_shards(held_out, tmp_path / "shards", classes=held_out.classes, shard_bytes=5000)
+    shards = Shards(tmp_path / "shards")
+    results = [run(tmp_path / name, recipe_of(part, part)) for name, part in (("files", held_out), ("shards", shards))]
+    assert results[0].parameter_hash == results[1].parameter_hash
+    (tmp_path / "shards" / "00001.npy").unlink()
+    damaged = Shards(tmp_path / "shards")
+    run(tmp_path / "skipped", recipe_of(damaged, held_out, bad_examples="skip"))
+    assert list(fields(tmp_path / "skipped")["bad_examples"]) == ["00001.npy"]
+
+
+def test_pictures_of_another_spec_than_the_applications_are_refused(root: Path, tmp_path: Path) -> None:
+    grey = ImageFolder(root, TensorSpec(dtype="uint8", shape=(16, 20), meaning="grey"))
+    with pytest.raises(TrainError, match=r"the train inputs are uint8\[16, 20\]; application 'animals' declares"):
+        run(tmp_path / "run", recipe_of(grey, grey))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"), [({"workers": 0}, "workers 0"), ({"bad_examples": "hide"}, "bad_examples 'hide'; choose")]
+)
+def test_a_recipe_says_only_what_can_be_done(root: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TrainError, match=sentence):
+        replace(recipe_of(*pictures(root)), **changes)
