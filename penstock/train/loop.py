@@ -127,7 +127,7 @@ class Trainer:
         recipe = self.recipe
         order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step)
         workers = recipe.workers or reading_threads()
-        return make_feed(examples, order, workers=workers, on_bad=recipe.bad_examples, say=notice)
+        return make_feed(examples, order, workers=workers, on_bad=recipe.bad_examples, notice=notice)
 
     def step(self, batch: Batch, step: int) -> Tensor:
         """Take one step, a function of its number and batch alone; returns the loss, a scalar still on its device."""
