@@ -8,6 +8,8 @@ BIN := .venv/bin
 ARGS ?=
 # Where the generated modules go: make proto OUT=elsewhere
 OUT ?= .
+# Set-up leaves compiling to the first import; where nothing compiled is kept, every process compiles torch anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test browser lint types imports docs unit property integration drills gpu format serve-docs constraints proto clean

@@ -1,4 +1,4 @@
-"""The network that every peer serves: loaded from the same bundle, on one thread, from raw bytes to raw bytes."""
+"""The network that every peer serves: loaded from the same bundle, on one thread."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.peers.contestants import CACHE
 from penstock.core.spec import Array
-from penstock.runtime.executor import Batch
+from penstock.runtime.executor import Batch, Mask, Rows
 from penstock.runtime.serving import Execution, make_runnable
 
 
@@ -48,6 +48,33 @@ class Network:
         chunks = np.frombuffer(bytearray().join(bodies), self._dtype).reshape(len(bodies), *self._shape)
         outputs = self.predict(chunks).tobytes()
         return [outputs[start : start + self._reply_nbytes] for start in range(0, len(outputs), self._reply_nbytes)]
+
+
+@final
+class StreamNetwork:
+    """The network of a live bundle and the states of its streams, each in a slot, a chunk of some of them at a time.
+
+    Args:
+        bundle: The bundle's folder.
+        slots: How many streams there may be.
+
+    Raises:
+        BundleError: It is damaged, or its answers are not the recorded ones.
+    """
+
+    def __init__(self, bundle: str | Path, slots: int) -> None:
+        runnable = make_runnable(
+            Path(bundle), app=None, accept_changed=False, how=Execution(cache=CACHE, cores=1), slots=lambda _: slots
+        )
+        self._executor = runnable.executor
+
+    def step(self, slots_B: Rows, chunk_B: Array, fresh_B: Mask, last_B: Mask) -> tuple[Array, Rows]:
+        """One whole chunk of each of some streams: the outputs, and how many frames of each are valid."""
+        length_B = np.full(len(chunk_B), chunk_B.shape[1])
+        batch = Batch(slots_B=slots_B, chunk_B=chunk_B, length_B=length_B, fresh_B=fresh_B, last_B=last_B)
+        result = self._executor.step(batch)
+        assert result.length_B is not None, self._executor
+        return result.output_B, result.length_B
 
 
 def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

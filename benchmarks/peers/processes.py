@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.peers.contestants import ROOT, Contestant
 from penstock.core.errors import BenchError
@@ -56,8 +57,26 @@ def make_environment(contestant: Contestant, say: Callable[[str], None]) -> None
     stamp.write_text(digest)
 
 
+class Started(Protocol):
+    """What `running` needs to know of a server."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        ...
+
+    @property
+    def environment(self) -> Path:
+        """Its virtual environment; its log lies beside it."""
+        ...
+
+    def command(self, model: str, bundle: Path, port: int) -> list[str]:
+        """What starts it on a bundle."""
+        ...
+
+
 @contextmanager
-def running(contestant: Contestant, model: str, bundle: Path, core: int) -> Generator[int]:
+def running(contestant: Started, model: str, bundle: Path, core: int) -> Generator[int]:
     """Run a server on one core until the block ends; gives its port when it answers.
 
     Args:
@@ -115,7 +134,7 @@ def _busy_share(seconds: float) -> float:
     return 1 - (later_idle - idle) / max(later_total - total, 1)
 
 
-def _wait_until_it_listens(contestant: Contestant, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_it_listens(contestant: Started, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     given_up_s = time.monotonic() + START_S
     while time.monotonic() < given_up_s:
         if process.poll() is not None:

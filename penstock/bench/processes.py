@@ -28,7 +28,7 @@ class Use:
 
 
 def children(supervisor: int) -> dict[str, int]:
-    """The process of each role, `engine` or `front-end N`; ones that have ended are left out."""
+    """The process of each role, `engine`, `engine N on DEVICE` or `front-end N`; ones that have ended are left out."""
     found: dict[str, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
 from penstock.bench.results import Peer, append, line_of
+from penstock.bench.stream_sender import PROTOCOLS
 from penstock.bench.stream_server import StreamServer, serving
-from penstock.bench.streams import Played, StreamsMeasured, described, measure_streams, most_streams
+from penstock.bench.streams import Played, StreamsMeasured, described, measure_streams, most_streams, played_for
 from penstock.core.errors import BenchError
 
 # No more streams than this are tried.
@@ -43,7 +45,7 @@ class Trials:
 
     Args:
         played: What the streams send.
-        bundle: What is served.
+        bundle: What is served; None where `url` is given.
         seconds: How long each is measured.
         processes: Processes that play.
         cpus: Their cores; None for any.
@@ -57,7 +59,7 @@ class Trials:
     """
 
     played: Played
-    bundle: Path
+    bundle: Path | None
     seconds: float
     processes: int
     cpus: frozenset[int] | None
@@ -131,8 +133,10 @@ class Trials:
 
     def record(self, found: Found, id: str | None) -> None:
         """Keep a line of it."""
-        chunks = f"chunks of {self.played.period_s * 1e3:g} ms over WebSockets in real time"
-        workload = f"{self.played.name}, {chunks}, server {' '.join(self.options)}"
+        over = {"websocket": "WebSockets", "grpc": "gRPC"}[self.played.protocol]
+        chunks = f"chunks of {self.played.period_s * 1e3:g} ms over {over} in real time"
+        server = "another server" if self.url else f"server {' '.join(self.options)}"
+        workload = f"{self.played.model}, {chunks}, {server}"
         device = _gpu_name()
         if device and "cuda" in self.options:
             workload += f" on one {device}"
@@ -154,7 +158,7 @@ class Trials:
         if self.url is None:
             server.begin()
         measured = measure_streams(
-            played.at(server.url), count, seconds=self.seconds, processes=self.processes, cpus=self.cpus
+            played.at(server.streams_at), count, seconds=self.seconds, processes=self.processes, cpus=self.cpus
         )
         self.done.append(measured)
         self.say(described(measured))
@@ -167,10 +171,55 @@ class Trials:
     @contextmanager
     def _server(self, *more: str) -> Generator[StreamServer]:
         if self.url is not None:
-            yield StreamServer(self.url, self.played.name)
+            yield StreamServer(self.url, self.played.model)
             return
-        with serving(self.bundle, [*self.options, *more], self.server_cpus) as server:
+        assert self.bundle is not None
+        grpc = self.played.protocol == "grpc"
+        with serving(self.bundle, [*self.options, *more], self.server_cpus, grpc=grpc) as server:
             yield server
+
+
+def played_as(
+    bundle: Path | None,
+    *,
+    protocol: str,
+    url: str | None,
+    model: str | None,
+    rate_hz: float | None,
+    frames: int | None,
+    seconds: float,
+    tolerance: float | None,
+) -> Played:
+    """What streams play, as it is told on the command line.
+
+    Args:
+        bundle: Its network says what is right; None where nobody does.
+        protocol: Of `PROTOCOLS`.
+        url: Of a server that runs already.
+        model: What that one calls the model.
+        rate_hz: Without a bundle, frames of the signal in a second.
+        frames: Without a bundle, frames of a chunk, where the server takes any.
+        seconds: How long is measured.
+        tolerance: The largest difference of a right output; by default the bundle's own.
+
+    Raises:
+        BenchError: Something is missing, or is told twice.
+    """
+    if protocol not in PROTOCOLS:
+        raise BenchError(f"--protocol is {protocol!r}; it must be {' or '.join(PROTOCOLS)}.")
+    if protocol == "grpc" and find_spec("grpc") is None:
+        raise BenchError("--protocol grpc needs packages that are not there; install penstock[grpc].")
+    if model is not None and url is None:
+        raise BenchError("--model is of a server that runs; name that by --url.")
+    if bundle is not None:
+        if rate_hz is not None or frames is not None:
+            raise BenchError("the bundle says what --rate-hz and --frames are; leave them out.")
+        return played_for(bundle, seconds=seconds, tolerance=tolerance, protocol=protocol, model=model)
+    if url is None or model is None or rate_hz is None or protocol != "grpc":
+        raise BenchError("without a bundle, give --protocol grpc, --url, --model and --rate-hz.")
+    from penstock.bench.stream_metadata import played_to
+
+    return played_to(url, model, rate_hz=rate_hz, frames=frames, seconds=seconds)
 
 
 def _gpu_name() -> str | None:

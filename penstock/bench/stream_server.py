@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
+from urllib.parse import urlsplit
 
 from penstock.bench.processes import children
 from penstock.core.errors import BenchError
@@ -60,10 +61,15 @@ class StreamServer:
         url: Its address.
         name: Of the model that it serves.
         process: Of its supervisor, None where it was started by somebody else.
+        grpc: The address of its gRPC, where streams go there.
+
+    Attributes:
+        streams_at: Where streams go.
     """
 
-    def __init__(self, url: str, name: str, process: int | None = None) -> None:
+    def __init__(self, url: str, name: str, process: int | None = None, grpc: str | None = None) -> None:
         self.url = url
+        self.streams_at = grpc or url
         self._name = name
         self._process = process
         self._gpu: _Gpu | None = None
@@ -109,18 +115,23 @@ class StreamServer:
 
 
 @contextmanager
-def serving(bundle: Path, options: Sequence[str], cpus: frozenset[int] | None = None) -> Generator[StreamServer]:
+def serving(
+    bundle: Path, options: Sequence[str], cpus: frozenset[int] | None = None, *, grpc: bool = False
+) -> Generator[StreamServer]:
     """Serve a bundle for as long as this lasts.
 
     Args:
         bundle: Its folder.
         options: Of `penstock serve`.
         cpus: The cores on which the server runs; None for any.
+        grpc: Whether streams go to its gRPC.
 
     Raises:
         BenchError: It did not start.
     """
     command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *options]
+    if grpc:
+        command += ["--grpc-port", "0"]
     if cpus is not None:
         command = ["taskset", "-c", ",".join(map(str, sorted(cpus))), *command]
     with (
@@ -133,7 +144,9 @@ def serving(bundle: Path, options: Sequence[str], cpus: frozenset[int] | None = 
             if "http://" not in said:
                 log.seek(0)
                 raise BenchError(f"the server did not start: {' '.join(log.read().split())[-300:]}")
-            yield StreamServer(said.split()[-1].rstrip("/"), said.split()[1], process.pid)
+            url, name = said.split()[-1].rstrip("/"), said.split()[1]
+            address = f"{urlsplit(url).hostname}:{process.stdout.readline().split()[-1]}" if grpc else None
+            yield StreamServer(url, name, process.pid, address)
         finally:
             process.terminate()
             try:

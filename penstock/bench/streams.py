@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from penstock.bench.client import Floats, meet
 from penstock.bench.load import READY_S
-from penstock.bench.stream_sender import StreamJob, StreamsSent, run_stream_job
+from penstock.bench.stream_player import StreamJob, StreamsSent
+from penstock.bench.stream_sender import run_stream_job
+from penstock.core.application import Application
 from penstock.core.errors import BenchError
 from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
@@ -35,21 +39,23 @@ class Played:
     """What the streams send and must get.
 
     Args:
-        url: The server's.
-        name: The application's.
+        url: The server's, or its `"host:port"`.
+        model: What it calls the model.
+        input: One chunk.
         sounds: `[s, frames]`, as long as a stream plays.
-        chunk: Frames of a chunk.
         period_s: From one chunk to the next.
+        protocol: Of `PROTOCOLS`.
         expected: `[s, U, ...]`, what the sounds give offline; None to check nothing.
         tolerance: The largest difference of a right output.
-        flop_a_second: What the network multiplies and adds for a second of one stream.
+        flop_a_second: What the network multiplies and adds for a second of one stream; 0 where there is no GPU.
     """
 
     url: str
-    name: str
+    model: str
+    input: TensorSpec
     sounds: Array
-    chunk: int
     period_s: float
+    protocol: str = "websocket"
     expected: Array | None = None
     tolerance: float = 1e-4
     flop_a_second: float = 0.0
@@ -100,21 +106,24 @@ class StreamsMeasured:
         return self.opened == self.streams and not (self.lost or self.repeated or self.broken)
 
 
-def played_for(bundle: Path, *, seconds: float, tolerance: float | None) -> Played:
+def played_for(
+    bundle: Path, *, seconds: float, tolerance: float | None, protocol: str = "websocket", model: str | None = None
+) -> Played:
     """What streams of a live application's bundle play for so many measured seconds, and must get.
 
     Args:
         bundle: The folder.
         seconds: How long is measured.
+        protocol: Of `PROTOCOLS`.
+        model: What the server calls it; by default the application's name.
         tolerance: The largest difference of a right output; by default the bundle's own.
 
     Raises:
         BenchError: It is not live.
     """
-    from torch.utils.flop_counter import FlopCounterMode
+    import torch
 
-    from penstock.runtime.load import load, streaming_executor
-    from penstock.runtime.streamed import streamed
+    from penstock.runtime.load import load
 
     predictor = load(bundle)
     application, live = predictor.application, predictor.application.live
@@ -122,19 +131,32 @@ def played_for(bundle: Path, *, seconds: float, tolerance: float | None) -> Play
         raise BenchError(f"{application.name} is not live; measure it by penstock bench serve.")
     period_s = live.chunk_s(application.input)
     sounds = sounds_for(application.input, live, seconds + WARM_UP_S + LONGEST_OPENING_S)
-    one = streaming_executor(application, predictor.module, slots=1, max_rows=1)
-    with FlopCounterMode(display=False) as counted:
-        streamed(one, sounds[:1, : application.input.shape[0]])
     return Played(
         url="",
-        name=application.name,
+        model=model or application.name,
+        input=application.input,
         sounds=sounds,
-        chunk=application.input.shape[0],
         period_s=period_s,
+        protocol=protocol,
         expected=predictor.predict(sounds),
         tolerance=predictor.files.golden.tolerance if tolerance is None else tolerance,
-        flop_a_second=counted.get_total_flops() / period_s,
+        # Counting takes seconds, and is compared with what a GPU can do.
+        flop_a_second=_chunk_flop(application, predictor.module, sounds) / period_s
+        if torch.cuda.is_available()
+        else 0.0,
     )
+
+
+def _chunk_flop(application: Application, network: Any, sounds: Array) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from penstock.runtime.load import streaming_executor
+    from penstock.runtime.streamed import streamed
+
+    one = streaming_executor(application, network, slots=1, max_rows=1)
+    with FlopCounterMode(display=False) as counted:
+        streamed(one, sounds[:1, : application.input.shape[0]])
+    return counted.get_total_flops()
 
 
 def sounds_for(input: TensorSpec, live: Live, seconds: float, count: int = SOUNDS, seed: int = 0) -> Array:
@@ -195,7 +217,7 @@ def measure_streams(
             )
             for process in range(min(processes, streams))
         ]
-        sent = list(pool.map(run_stream_job, jobs))
+        sent = list(pool.map(partial(run_stream_job, protocol=played.protocol), jobs))
     measured = _summed(streams, sent)
     if not measured.difference <= played.tolerance:
         raise BenchError(
@@ -259,15 +281,30 @@ def described(measured: StreamsMeasured) -> str:
     return f"{measured.streams:,} streams: {times} ms" + (f"; {', '.join(faults)}" if faults else "")
 
 
+def address_of(url: str) -> tuple[str, int]:
+    """The host and port of a URL or of `"host:port"`.
+
+    Raises:
+        BenchError: It names none.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else None)
+    except ValueError:
+        host = port = None
+    if host is None or port is None:
+        raise BenchError(f"--url is {url!r}; it must be HOST:PORT, or http://HOST:PORT.")
+    return host, port
+
+
 def _job(played: Played, **fields: object) -> StreamJob:
-    parts = urlsplit(played.url)
-    assert parts.hostname is not None, played.url
+    host, port = address_of(played.url)
     return StreamJob(
-        host=parts.hostname,
-        port=parts.port or 80,
-        path=f"/v1/apps/{played.name}/stream",
+        host=host,
+        port=port,
+        model=played.model,
+        input=played.input,
         sounds=played.sounds,
-        chunk=played.chunk,
         period_s=played.period_s,
         stragglers_s=STRAGGLERS_S,
         expected=played.expected,

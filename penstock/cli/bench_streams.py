@@ -9,8 +9,18 @@ from penstock.core.errors import BenchError
 
 
 def streams(
-    bundle: Annotated[Path, typer.Argument(help="A live application's bundle; its network says what is right.")],
-    url: Annotated[str | None, typer.Option(help="A running server's; by default one is started for this.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="A live application's bundle; its network says what is right.")
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option(help="websocket, or grpc: sequences of the Open Inference Protocol, of any server.")
+    ] = "websocket",
+    url: Annotated[
+        str | None, typer.Option(help="A running server's, HOST:PORT; by default one is started for this.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="What the server at --url calls the model.")] = None,
+    rate_hz: Annotated[float | None, typer.Option(help="Without a bundle: frames of the signal in a second.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Without a bundle: frames of a chunk.")] = None,
     server: Annotated[str, typer.Option(help="Options of the server that is started, in one string.")] = "",
     count: Annotated[list[int] | None, typer.Option(help="Streams at once; may be given several times.")] = None,
     find: Annotated[bool, typer.Option(help="Search the most streams that keep the budget.")] = False,
@@ -28,21 +38,31 @@ def streams(
     figure: Annotated[str | None, typer.Option(help="The id of the target that this answers.")] = None,
     record: Annotated[bool, typer.Option(help="Append the measurement to benchmarks/results.")] = False,
 ) -> None:
-    """Play live streams in real time over WebSockets, each with a phase of its own, and compare every result's time.
+    """Play live streams in real time, each with a phase of its own on a connection of its own, and time every result.
 
-    The streams' outputs are compared with those of the network over the whole signals.
+    The streams' outputs are compared with those of the network over the whole signals, where there is a bundle.
     """
     import shlex
 
-    from penstock.bench.stream_figures import Trials
-    from penstock.bench.streams import played_for
+    from penstock.bench.stream_figures import Trials, played_as
 
     if not find and not count:
         raise BenchError("say how many streams by --count, or --find the most.")
     if naive and (url or not find):
         raise BenchError("--naive compares the most that two servers carry; give it with --find and without --url.")
+    if sameness and bundle is None:
+        raise BenchError("--sameness compares outputs with those of a bundle's network; name the bundle.")
     trials = Trials(
-        played=played_for(bundle, seconds=seconds, tolerance=tolerance),
+        played=played_as(
+            bundle,
+            protocol=protocol,
+            url=url,
+            model=model,
+            rate_hz=rate_hz,
+            frames=frames,
+            seconds=seconds,
+            tolerance=tolerance,
+        ),
         bundle=bundle,
         seconds=seconds,
         processes=processes,

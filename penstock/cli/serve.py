@@ -30,7 +30,13 @@ def serve(
     executor: Annotated[
         str, typer.Option(help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU where there is one.")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE[,DEVICE...]",
+            help="cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each. auto: a GPU where there is one.",
+        ),
+    ] = "auto",
     precision: Annotated[str, typer.Option(help="fp32; on a GPU also bf16 or fp16.")] = "fp32",
     exact: Annotated[
         bool, typer.Option(help="Fill all batches to one size: answers are bitwise the same in any company.")
@@ -41,7 +47,7 @@ def serve(
     app: Annotated[str | None, typer.Option(metavar="REF", help="Where the application is now, if it moved.")] = None,
     accept_changed_app: Annotated[bool, typer.Option(help="Take an application whose sources changed.")] = False,
     frontends: Annotated[
-        int | None, typer.Option(help="Front-end processes; 0 shares the engine's own. By the cores, if not given.")
+        int | None, typer.Option(help="Front-end processes; 0 shares the only engine's. By the cores, if not given.")
     ] = None,
     drain_s: Annotated[float, typer.Option(help="How long accepted requests may take after SIGTERM.")] = 10.0,
     api_keys: Annotated[

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.core.errors import ApplicationError
-from penstock.core.live import Live, is_sound
+from penstock.core.live import WAV, Live, is_sound
 from penstock.core.sources import modules_beside, refuse_strangers
 from penstock.core.spec import Array, TensorSpec
 
@@ -269,19 +269,21 @@ def _module_from_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
     # Named by its content too: a file that is edited and found again is another module, not the old one.
-    digest = hashlib.sha256(str(file).encode() + b"\0" + file.read_bytes()).hexdigest()
+    source = file.read_bytes()
+    digest = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
     name = f"penstock_user_{file.stem}_{digest[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ApplicationError(f"{file} is not a Python file; give the path of an app.py.")
     refuse_strangers(modules_beside(file, "", ()))
     module = importlib.util.module_from_spec(spec)
     _put_first(str(file.parent))
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: what it compiled before it takes for the same where size and second of the edit are.
+        exec(compile(source, file, "exec", dont_inherit=True), vars(module))
     except Exception as error:
         del sys.modules[name]
         if isinstance(error, ApplicationError):
@@ -309,10 +311,18 @@ def describe(application: Application) -> dict[str, Any]:
         "description": application.description,
         "input": application.input.to_json(),
         "output": application.output.to_json(),
-        "accepts": [*application.accepts, "application/json", "application/octet-stream"],
+        "accepts": _accepted(application),
         "max_body_bytes": application.max_body_bytes,
         "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(live, application.input)},
     }
+
+
+def _accepted(application: Application) -> list[str]:
+    raw = "application/octet-stream"
+    if application.live is None:
+        return [*application.accepts, "application/json", raw]
+    # Of a whole recording.
+    return [*WAV, raw] if is_sound(application.live, application.input) else [raw]
 
 
 def reply_of(application: Application) -> Reply:

@@ -9,6 +9,9 @@ from penstock.core.spec import Array, TensorSpec
 
 # U frames of an output
 
+# The content types by which a whole recording of sound comes.
+WAV = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
+
 # `events(output_U, memory, last)`: what the client gets of one result, and what the next call is given as memory.
 Events = Callable[[Array, Any, bool], tuple[Any, Any]]
 

@@ -38,6 +38,7 @@ def gpu_executor(
     slots: int,
     max_rows: int | None = None,
     exact: bool = False,
+    sharing: int = 1,
 ) -> tuple[Predictor, GraphedExecutor, int]:
     """Verify a bundle on the CPU and on the GPU, and give what runs it there.
 
@@ -50,6 +51,7 @@ def gpu_executor(
         slots: How many streams or requests there may be.
         max_rows: A limit of the batch; None for no other than the GPU's.
         exact: Fill every batch up to one size, see `StreamingExecutor`.
+        sharing: Engines on this GPU, of whose free memory each has its part.
 
     Returns:
         The bundle, what runs it, and how many slots its memory has room for.
@@ -89,7 +91,7 @@ def gpu_executor(
         golden.tolerance,
     )
     most = EXACT_ROWS if exact else min(max_rows or MOST_ROWS, MOST_ROWS)
-    slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0])
+    slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0] // sharing)
     executor = GraphedExecutor(module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=exact)
     return predictor, executor, slots
 

@@ -64,6 +64,7 @@ class Execution:
     Args:
         cache: The folder where exported graphs are kept.
         cores: That a network may use.
+        sharing: Engines on the device, of whose free memory each has its part.
         choice: On a CPU, `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
         device: `"cpu"`, `"cuda"` or `"cuda:N"`.
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
@@ -74,6 +75,7 @@ class Execution:
 
     cache: Path
     cores: int
+    sharing: int = 1
     choice: Choice = "auto"
     device: str = "cpu"
     precision: str = "fp32"
@@ -114,6 +116,7 @@ def make_runnable(
             slots=slots(found.application),
             max_rows=how.max_rows,
             exact=how.exact,
+            sharing=how.sharing,
         )
         return Runnable(application=predictor.application, files=predictor.files, executor=executor, slots=room)
     if how.precision != "fp32":
@@ -195,7 +198,7 @@ def _with_states(bundle: Path, app: str | None, accept_changed: bool, how: Execu
 
     predictor = load(bundle, app=app, accept_changed=accept_changed)
     application = predictor.application
-    slots = affordable_slots(streaming_of(application, predictor.module), slots, _free_bytes())
+    slots = affordable_slots(streaming_of(application, predictor.module), slots, _free_bytes() // how.sharing)
     most = EXACT_ROWS if how.exact else min(slots, MOST_STREAMS_A_STEP)
     executor = streaming_executor(application, predictor.module, slots=slots, max_rows=most, exact=how.exact)
 

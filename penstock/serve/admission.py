@@ -22,6 +22,22 @@ def admits(streams: int, chunk_s: float, costs: Costs, budget_ns: int, share: fl
     return cycle is not None and 2 * cycle <= budget_ns
 
 
+def most_streams(chunk_s: float, costs: Costs, budget_ns: int, share: float = 1.0) -> float:
+    """About how many streams can be answered in time: as many as bring a measured batch while it runs.
+
+    Args:
+        chunk_s: Seconds of the signal in a chunk.
+        costs: The measured time of every batch size.
+        budget_ns: As for `admits`.
+        share: Of the engine's time that is this table's.
+
+    Returns:
+        1 at least: an idle server always tries.
+    """
+    times = ((rows, costs.of(rows) / share) for rows in costs.rows)
+    return max([1.0, *(rows * chunk_s * 1e9 / ns for rows, ns in times if 0 < 2 * ns <= budget_ns)])
+
+
 def cycle_ns(streams: int, chunk_s: float, costs: Costs, share: float = 1.0) -> float | None:
     """The time of a batch once it has settled, in nanoseconds; None where it never does.
 

@@ -1,22 +1,31 @@
 """The tables that a front-end works on: attached when a model is ready, let go of when nobody waits for it any more."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from penstock.core.application import find_application
-from penstock.core.bundle import read_manifest
+from penstock.core.application import Application, find_application
+from penstock.core.bundle import Manifest, read_manifest
 from penstock.core.errors import BundleError
 from penstock.serve.frames import RESTART
 from penstock.serve.frontend import Frontend
-from penstock.serve.messages import Loaded
+from penstock.serve.messages import Loaded, Order
 from penstock.serve.models import Models
-from penstock.serve.served import Served
+from penstock.serve.served import Replica, Served, refusal_of
 from penstock.serve.slots import ANSWERED, SlotTable, TableLayout
+from penstock.serve.streams import Streams
 
 # How often a front-end looks whether the last client of a retired model got its answer.
 LOOK_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    model: int
+    served: Served
+    replica: Replica
 
 
 @final
@@ -29,9 +38,9 @@ class Attachments:
         idle_ns: For so long nothing may come of a sequence.
         margin_ns: How much later than predicted an answer may come, since reading goes on.
         index: Which of the front-ends this is.
-        wake: Called when there is something new for the engine.
+        wakes: Of each engine, called when there is something new for it.
         arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
-        now_ns: The engine's clock.
+        now_ns: The engines' clock.
     """
 
     def __init__(
@@ -42,7 +51,7 @@ class Attachments:
         idle_ns: int,
         margin_ns: int,
         index: int,
-        wake: Callable[[], None],
+        wakes: Sequence[Callable[[], None]],
         arrived: Callable[[int], int],
         now_ns: Callable[[], int],
     ) -> None:
@@ -51,91 +60,85 @@ class Attachments:
         self._idle_ns = idle_ns
         self._margin_ns = margin_ns
         self._index = index
-        self._wake = wake
+        self._wakes = wakes
         self._arrived = arrived
         self._now_ns = now_ns
+        # By the key of the table, and the models by the number that their replicas share.
+        self._attached: dict[int, _Attached] = {}
         self._served: dict[int, Served] = {}
+        self._frontends: list[Frontend] = []
         self._answered_before = 0
-        # Whose engine is gone, until another table has their names.
+        # Whose last engine is gone, by the key of its table, until another table has their names.
         self._lost: dict[int, Served] = {}
 
     @property
     def answered(self) -> int:
         """Requests that got an answer, of all tables that were ever attached."""
-        return self._answered_before + sum(served.counts[ANSWERED] for served in self._served.values())
+        return self._answered_before + sum(frontend.counts[ANSWERED] for frontend in self._frontends)
 
     @property
     def in_use(self) -> int:
         """Requests that wait for their answers."""
-        return sum(served.frontend.in_use for served in self._served.values())
+        return sum(frontend.in_use for frontend in self._frontends)
 
     def attach(self, loaded: Loaded, memory: SlotTable | int) -> None:
         """Let a model that is ready answer to its name, and again where another one took it meanwhile.
 
         Args:
-            loaded: What the engine said of it.
+            loaded: What an engine said of it. What another engine said of it before makes this one a replica.
             memory: Its table, or the descriptor of its memory.
 
         Raises:
             PenstockError: The bundle or its application are not what the engine loaded.
         """
         order = loaded.order
-        known = self._served.get(order.key)
-        if known is not None:
-            self._models.put(known)
+        attached = self._attached.get(order.key)
+        if attached is not None:
+            self._models.put(attached.served)
             return
-        manifest = read_manifest(Path(order.bundle))
+        served = self._served.get(order.model)
+        manifest = read_manifest(Path(order.bundle)) if served is None else served.manifest
         if manifest.content_hash != loaded.bundle_hash:
             raise BundleError(f"{order.bundle} was replaced while it was loaded; load it again.")
-        application = find_application(loaded.application).application
-        if isinstance(memory, int):
-            layout = TableLayout(
-                slots=loaded.slots,
-                chunks=application.chunks,
-                input=application.input,
-                output=application.output,
-                frontends=loaded.frontends,
-            )
-            memory = SlotTable.attached(layout, memory)
-        frontend = Frontend(
-            memory, budget_ns=self._budget_ns, wake=self._wake, index=self._index, margin_ns=self._margin_ns
-        )
-        served = Served(
-            name=order.name,
-            version=order.version,
-            application=application,
-            manifest=manifest,
-            frontend=frontend,
-            table=memory,
-            budget_ns=self._budget_ns,
-            idle_ns=self._idle_ns,
-            arrived=self._arrived,
-            now_ns=self._now_ns,
-        )
-        self._served[order.key] = served
-        self._lost = {key: lost for key, lost in self._lost.items() if lost.name != order.name}
-        self._models.put(served)
+        application = find_application(loaded.application).application if served is None else served.application
+        replica = self._replica(loaded, application, memory)
+        if served is None:
+            served = self._served[order.model] = self._named(order, manifest, application, replica)
+        else:
+            served.join(replica)
+        self._attached[order.key] = _Attached(order.model, served, replica)
+        self._list_frontends()
 
     async def retire(self, key: int) -> None:
         """Put nothing more into a table; returns when nobody waits for it any more."""
-        served = self._served.get(key) or self._lost.pop(key, None)
-        if served is None:
+        lost = self._lost.pop(key, None)
+        if lost is not None:
+            self._models.take_out(lost)
+        attached = self._attached.get(key)
+        if attached is None:
             return
-        self._models.take_out(served)
-        if served.streams is not None:
-            served.streams.finish(RESTART, "Another version is served now, or none; open another stream.")
-        while served.frontend.in_use and not served.engine_lost:
+        served, replica = attached.served, attached.replica
+        if not served.part(replica):
+            self._models.take_out(served)
+        if replica.streams is not None:
+            replica.streams.finish(RESTART, "Another version is served now, or none; open another stream.")
+        while replica.frontend.in_use and key in self._attached:
             await asyncio.sleep(LOOK_S)
-        if self._served.pop(key, None) is not None:
-            self._answered_before += served.counts[ANSWERED]
+        if key in self._attached:
+            self._answered_before += replica.frontend.counts[ANSWERED]
+            self._let_go(key)
 
-    def lose_engine(self) -> None:
-        """The engine is gone: whoever waits is told; the models stay known until their next tables come."""
-        lost, self._served = self._served, {}
-        self._lost |= lost
-        for served in lost.values():
-            served.lose_engine()
-            self._answered_before += served.counts[ANSWERED]
+    def lose_engine(self, engine: int) -> None:
+        """An engine is gone: whoever waits for it is told; what no other has stays known until its next table comes."""
+        for key, attached in list(self._attached.items()):
+            served, replica = attached.served, attached.replica
+            if replica.engine != engine:
+                continue
+            self._let_go(key)
+            served.lose(replica)
+            if served.engine_lost:
+                self._lost[key] = served
+                self._answered_before += replica.frontend.counts[ANSWERED]
 
     def sweep(self) -> None:
         """End the sequences of which nothing came for too long."""
@@ -152,15 +155,74 @@ class Attachments:
 
     def frontend(self, key: int) -> Frontend | None:
         """The front-end's side of a table."""
-        served = self._served.get(key)
-        return None if served is None else served.frontend
+        attached = self._attached.get(key)
+        return None if attached is None else attached.replica.frontend
 
     def collect(self) -> int:
         """Hand out the results of every table; gives how many there were."""
         count = 0
-        for served in list(self._served.values()):
-            taken = served.frontend.collect()
+        for frontend in self._frontends:
+            taken = frontend.collect()
             if taken:
-                served.frontend.refresh()
+                frontend.refresh()
                 count += taken
         return count
+
+    def _named(self, order: Order, manifest: Manifest, application: Application, replica: Replica) -> Served:
+        served = Served(
+            name=order.name,
+            version=order.version,
+            application=application,
+            manifest=manifest,
+            replica=replica,
+            several=len(self._wakes) > 1,
+            budget_ns=self._budget_ns,
+            idle_ns=self._idle_ns,
+            arrived=self._arrived,
+            now_ns=self._now_ns,
+        )
+        self._lost = {key: lost for key, lost in self._lost.items() if lost.name != order.name}
+        self._models.put(served)
+        return served
+
+    def _replica(self, loaded: Loaded, application: Application, memory: SlotTable | int) -> Replica:
+        if isinstance(memory, int):
+            layout = TableLayout(
+                slots=loaded.slots,
+                chunks=application.chunks,
+                input=application.input,
+                output=application.output,
+                frontends=loaded.frontends,
+            )
+            memory = SlotTable.attached(layout, memory)
+        budget_ns = self._budget_ns
+        frontend = Frontend(
+            memory,
+            budget_ns=budget_ns,
+            wake=self._wakes[loaded.engine],
+            index=self._index,
+            margin_ns=self._margin_ns,
+        )
+        streams = None
+        if application.live is not None:
+            streams = Streams(
+                name=loaded.order.name,
+                application=application,
+                frontend=frontend,
+                table=memory,
+                budget_ns=budget_ns,
+                arrived=self._arrived,
+                now_ns=self._now_ns,
+                why=lambda status, own_ns: refusal_of(status, budget_ns if own_ns is None else own_ns),
+            )
+        return Replica(engine=loaded.engine, device=loaded.device, frontend=frontend, table=memory, streams=streams)
+
+    def _let_go(self, key: int) -> None:
+        model = self._attached.pop(key).model
+        if all(attached.model != model for attached in self._attached.values()):
+            del self._served[model]
+        self._list_frontends()
+
+    def _list_frontends(self) -> None:
+        # Another list each time: it may be changed while it is gone over.
+        self._frontends = [attached.replica.frontend for attached in self._attached.values()]

@@ -29,7 +29,7 @@ class Child:
     """One role and the process that plays it now.
 
     Args:
-        role: `engine` or `front-end N`.
+        role: `engine`, of several `engine N on DEVICE`, or `front-end N`.
         settings: What it is told.
         descriptors: What it inherits, in the order in which its role expects them.
         heard: Called with each message of it.

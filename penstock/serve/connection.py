@@ -67,11 +67,15 @@ Take = Callable[[asyncio.Transport, bytes, set[Peer]], None]
 class Switched(Response):
     """The last response of a connection that goes on in another protocol.
 
+    Its status is for logs and traces; 101 is what is sent.
+
     Args:
         take: Goes on with it.
+        error: Where the other protocol is only there to say why a request got no result: why.
     """
 
     take: Take
+    error: RequestError | None = None
 
 
 @final

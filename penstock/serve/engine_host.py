@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
@@ -34,12 +35,17 @@ class EngineHost:
     Args:
         settings: How they are served.
         shared: Whether front-ends are processes of their own, so that tables must be in shared memory.
+        index: Which of the engines this is.
     """
 
-    def __init__(self, settings: Settings, *, shared: bool) -> None:
+    def __init__(self, settings: Settings, *, shared: bool, index: int = 0) -> None:
         self._settings = settings
         self._shared = shared
-        self._device = resolved_device(settings.device, as_choice(settings.executor))
+        self._index = index
+        device = settings.devices[index]
+        self._device = resolved_device(device, as_choice(settings.executor))
+        # Engines of one device, which is one machine's CPU mostly, have a part of it each.
+        self._sharing = settings.devices.count(device)
         self.engines = Engines(time.monotonic_ns)
         self.by_key: dict[int, Engine] = {}
 
@@ -73,7 +79,9 @@ class EngineHost:
         self.engines.add(order.key, engine)
         manifest = runnable.files.manifest
         loaded = Loaded(
-            order=Order(key=order.key, name=name, version=order.version, bundle=order.bundle),
+            order=replace(order, name=name),
+            engine=self._index,
+            device=self._device,
             slots=layout.slots,
             frontends=layout.frontends,
             bundle_hash=manifest.content_hash,
@@ -109,7 +117,8 @@ class EngineHost:
             accept_changed=settings.accept_changed_app,
             how=Execution(
                 cache=settings.cache,
-                cores=len(os.sched_getaffinity(0)),
+                cores=max(1, len(os.sched_getaffinity(0)) // self._sharing),
+                sharing=self._sharing,
                 choice=as_choice(settings.executor),
                 device=self._device,
                 precision=settings.precision,

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: tables in shared memory, a wake-up for it and one for each front-end."""
+"""An engine in a process of its own: tables in shared memory, a wake-up for it and one for each front-end."""
 
 import asyncio
 import gc
@@ -27,15 +27,16 @@ class EngineProcess:
     Args:
         settings: How to serve.
         end: The socket to the supervisor.
+        index: Which of the engines this is.
         own: The eventfd that wakes this process.
         frontends: The eventfds that wake the front-ends, in their order.
     """
 
-    def __init__(self, settings: Settings, end: socket.socket, own: int, frontends: list[int]) -> None:
+    def __init__(self, settings: Settings, end: socket.socket, index: int, own: int, frontends: list[int]) -> None:
         loop = asyncio.get_running_loop()
         self._own = own
         self._frontends = frontends
-        self._host = EngineHost(settings, shared=True)
+        self._host = EngineHost(settings, shared=True, index=index)
         self._tables: dict[int, SlotTable] = {}
         self._turns = Turns(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
         self._over = asyncio.Event()

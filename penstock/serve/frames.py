@@ -18,6 +18,8 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 # Close codes, as docs/reference/streams.md explains them.
 DONE, GOING_AWAY, BROKEN, UNSUPPORTED, NO_CODE = 1000, 1001, 1002, 1003, 1005
 INVALID, POLICY, TOO_BIG, FAILED, RESTART, TRY_LATER, IDLE = 1007, 1008, 1009, 1011, 1012, 1013, 4408
+# Added to an HTTP status for which WebSocket has no code.
+OF_STATUS = 4000
 
 FIN = 0x80
 _MASKED = 0x80
@@ -48,6 +50,19 @@ class FrameReader:
         # Of a message in fragments, of which the first says what it is.
         self._parts = bytearray()
         self._kind = 0
+
+    def alone(self, data: bytes) -> bytes | None:
+        """What a binary message carries, if these bytes are its frame and nothing else; None says: `feed` them."""
+        there = len(data)
+        if self._at != len(self._data) or self._kind or there < 8 or data[0] != _WHOLE_BINARY:
+            return None
+        size, body = data[1] - _MASKED, 6
+        if size == 126:
+            size, body = data[2] << 8 | data[3], 8
+        # Also where it is not masked, or too long, which `next` refuses.
+        if body + size != there or size > self.most_bytes:
+            return None
+        return apply_mask(data[body:], data[body - 4 : body])
 
     def feed(self, data: bytes) -> None:
         """Take bytes in."""
@@ -136,10 +151,13 @@ def close_frame(code: int, reason: str) -> bytes:
     """The frame that ends a connection; of a reason, as much as fits."""
     if code == NO_CODE:
         return frame(CLOSE, b"")
-    said = reason.encode()
-    if len(said) > MOST_REASON_BYTES:
-        said = said[: MOST_REASON_BYTES - 3].decode(errors="ignore").encode() + "…".encode()
-    return frame(CLOSE, code.to_bytes(2, "big") + said)
+    return frame(CLOSE, code.to_bytes(2, "big") + shortened(reason, MOST_REASON_BYTES).encode())
+
+
+def shortened(text: str, most_bytes: int) -> str:
+    """A text, or as much of it as fits into so many bytes of UTF-8 with an ellipsis where it is cut."""
+    said = text.encode()
+    return text if len(said) <= most_bytes else said[: most_bytes - 3].decode(errors="ignore") + "…"
 
 
 def close_code(payload: bytes) -> int:

@@ -5,7 +5,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import final
 
@@ -40,7 +40,7 @@ class Front:
         listener: The socket that clients connect to.
         repository: Loads and unloads models when a client asks.
         index: Which of the front-ends this is.
-        wake: Called when there is something new for the engine.
+        wakes: Of each engine, called when there is something new for it.
         arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
 
     Raises:
@@ -54,7 +54,7 @@ class Front:
         repository: Repository,
         *,
         index: int,
-        wake: Callable[[], None],
+        wakes: Sequence[Callable[[], None]],
         arrived: Callable[[int], int],
     ) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class Front:
             # What a poll may read before the next turn, it has read half of on the average.
             margin_ns=settings.longest_read_ns // 2,
             index=index,
-            wake=wake,
+            wakes=wakes,
             arrived=arrived,
             now_ns=time.monotonic_ns,
         )
@@ -101,9 +101,9 @@ class Front:
         # What a head was found to mean holds the table.
         self._http.forget_heads()
 
-    def lose_engine(self) -> None:
-        """The engine is gone, see `Attachments.lose_engine`."""
-        self.attachments.lose_engine()
+    def lose_engine(self, engine: int) -> None:
+        """An engine is gone, see `Attachments.lose_engine`."""
+        self.attachments.lose_engine(engine)
         self._http.forget_heads()
 
     async def listen(self) -> None:

@@ -32,13 +32,15 @@ class Ticket:
     """A stream's place in the table.
 
     Args:
-        slot: Its row.
+        frontend: Whose row it is.
+        slot: That row.
         done: Called with each result: its status, its valid output as a flat view that lives only during the call, and
             whether it is the last one. None once the client is gone.
         ended: Whether its last chunk is in.
         background: Whether it is of the second class.
     """
 
+    frontend: "Frontend"
     slot: int
     done: Done | None
     ended: bool = False
@@ -112,6 +114,18 @@ class Frontend:
         stands = self.refusing and now_ns < self._stands_until_ns and left_ns < self._standing_ns
         return self._standing if stands else None
 
+    def prospect(self, rows: int, budget_ns: int, background: bool) -> tuple[int, int]:
+        """What would become of a request of so many rows.
+
+        Returns:
+            When the last of them would be answered, in nanoseconds from now, for ever where it cannot be taken in at
+            all; and how many rows are answered before that.
+        """
+        waiting = self._waiting(background) + rows - 1
+        if len(self._free) < rows or budget_ns < self._least_ns[0]:
+            return FOR_EVER_NS, waiting
+        return self._finish_ns(waiting), waiting
+
     def submit(
         self,
         chunk: Array | bytes,
@@ -170,7 +184,7 @@ class Frontend:
         slot = self._free.pop()
         self._generation[slot] += 1
         self._held[background] += 1
-        ticket = self._tickets[slot] = Ticket(slot, done, False, background)
+        ticket = self._tickets[slot] = Ticket(self, slot, done, False, background)
         return ticket
 
     def room(self, ticket: Ticket) -> int:
@@ -189,8 +203,8 @@ class Frontend:
         arrival_ns: int,
         flags: int = PATIENT,
         length: int | None = None,
-    ) -> None:
-        """Put in the stream's next chunk; there must be room for it.
+    ) -> bool:
+        """Put in the stream's next chunk, if there is room for it.
 
         Args:
             ticket: The stream.
@@ -199,11 +213,18 @@ class Frontend:
             arrival_ns: When it came.
             flags: `FIRST`, `LAST`, `PATIENT`, `BACKGROUND`.
             length: How much of the chunk is valid along its first dimension; all of it by default.
+
+        Returns:
+            Whether there was.
         """
-        assert self.room(ticket) > 0, ticket
         assert not ticket.ended, ticket
+        slot = ticket.slot
+        # As in `room`, which would be one more call of every chunk of every stream.
+        if self._submitted[slot] - self._consumed[slot] + self._busy[slot] >= self._chunks:
+            return False
         ticket.ended = flags & LAST != 0
-        self._put(ticket.slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
+        self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
+        return True
 
     def cancel(self, ticket: Ticket) -> None:
         """The client is gone: what has not started does not run, and what comes is dropped."""
@@ -250,6 +271,8 @@ class Frontend:
         """
         self._stretch = 1 / (1 - min(reading_share, 0.5))
         self._costs = Costs.published(self._table)
+        # What they say until then, by the rows that wait: with several engines each is asked for every request.
+        self._own_ns: dict[int, int] = {}
         self._surely = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= self._surely_ns), default=0)
 
     def _put(
@@ -283,7 +306,7 @@ class Frontend:
             if idle:
                 self._free.append(slot)
             else:
-                self._tickets[slot] = Ticket(slot, None, True)
+                self._tickets[slot] = Ticket(self, slot, None, True)
                 self._held[0] += 1
                 self._cancel_deadlines(slot)
 
@@ -339,7 +362,9 @@ class Frontend:
         return waiting
 
     def _finish_ns(self, waiting: int) -> int:
-        own_ns = int(self._costs.finish_ns(waiting) * self._stretch)
+        own_ns = self._own_ns.get(waiting)
+        if own_ns is None:
+            own_ns = self._own_ns[waiting] = int(self._costs.finish_ns(waiting) * self._stretch)
         share, rivals_ns = self._rivals_share[0], self._rivals_ns[0]
         if share or rivals_ns:
             # The engine's other tables get no more of its time than this one; what they had lately, they will want.

@@ -23,16 +23,18 @@ ALIVE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """To the engine: make a model ready.
+    """To an engine: make a model ready.
 
     Args:
         key: Names its table in all processes, for as long as the server runs.
+        model: Names what it is a replica of: the same for the tables of one version of a model, one of each engine.
         name: What requests call it; empty takes the application's own.
         version: Of the model directory.
         bundle: Its folder.
     """
 
     key: int
+    model: int
     name: str
     version: str
     bundle: str
@@ -40,10 +42,12 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """From the engine, and on to the front-ends: a model is ready. Its table's memory comes along.
+    """From an engine, and on to the front-ends: a model is ready. Its table's memory comes along.
 
     Args:
         order: What was asked, with its name filled in.
+        engine: Which engine it was.
+        device: Where that runs networks.
         slots: Of the table.
         frontends: That share it.
         bundle_hash: The content of what was loaded.
@@ -51,6 +55,8 @@ class Loaded:
     """
 
     order: Order
+    engine: int
+    device: str
     slots: int
     frontends: int
     bundle_hash: str
@@ -75,7 +81,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unload:
-    """To the engine: forget a model."""
+    """To an engine: forget a model."""
 
     key: int
 
@@ -103,7 +109,9 @@ class Unfit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lose:
-    """To a front-end: the engine is gone, with all its tables."""
+    """To a front-end: an engine is gone, with all its tables."""
+
+    engine: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

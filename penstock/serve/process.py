@@ -1,4 +1,4 @@
-"""What a child of the supervisor runs: `python -m penstock.serve.process`, the engine or a front-end."""
+"""What a child of the supervisor runs: `python -m penstock.serve.process`, an engine or a front-end."""
 
 import asyncio
 import ctypes
@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, final
 
 import uvloop
@@ -60,7 +61,7 @@ def main() -> None:
     set_up_logging(settings, role)
     end = socket.socket(fileno=channel)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        play = _engine if role == "engine" else _front
+        play = _engine if role.startswith("engine") else _front
         try:
             runner.run(play(role, settings, end, descriptors))
         except PenstockError as error:
@@ -72,31 +73,31 @@ async def _engine(role: str, settings: Settings, end: socket.socket, wakes: list
     # The only one of the two that loads torch.
     from penstock.serve.engine_process import EngineProcess
 
-    await EngineProcess(settings, end, wakes[0], wakes[1:]).run()
+    await EngineProcess(settings, end, number_of(role), wakes[0], wakes[1:]).run()
 
 
 async def _front(role: str, settings: Settings, end: socket.socket, descriptors: list[int]) -> None:
-    engine, own, listener = descriptors
-    index = int(role.rpartition(" ")[2])
-    await _FrontProcess(settings, end, index, engine, own, socket.socket(fileno=listener)).run()
+    *engines, own, listener = descriptors
+    await _FrontProcess(settings, end, number_of(role), engines, own, socket.socket(fileno=listener)).run()
 
 
 @final
 class _FrontProcess:
     def __init__(
-        self, settings: Settings, end: socket.socket, index: int, engine: int, own: int, listener: socket.socket
+        self, settings: Settings, end: socket.socket, index: int, engines: list[int], own: int, listener: socket.socket
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._engine = engine
         self._own = own
-        self._submitted = 0
+        # What wakes the engines for which there is something new.
+        self._asleep: set[int] = set()
         self._turns = Turns(
             self._work,
             call_soon=loop.call_soon,
             clock_ns=time.monotonic_ns,
             longest_read_ns=settings.longest_read_ns,
         )
-        self._front = Front(settings, listener, self, index=index, wake=self._wake, arrived=self._turns.arrived)
+        wakes = [partial(self._wake, engine) for engine in engines]
+        self._front = Front(settings, listener, self, index=index, wakes=wakes, arrived=self._turns.arrived)
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,8 +127,8 @@ class _FrontProcess:
         finally:
             del self._changes[token]
 
-    def _wake(self) -> None:
-        self._submitted += 1
+    def _wake(self, engine: int) -> None:
+        self._asleep.add(engine)
         self._turns.wake()
 
     def _woken(self) -> None:
@@ -135,11 +136,11 @@ class _FrontProcess:
         self._turns.wake()
 
     def _work(self) -> int:
-        # One wake-up for all that this poll brought.
-        submitted, self._submitted = self._submitted, 0
-        if submitted:
-            os.eventfd_write(self._engine, 1)
-        return submitted + self._front.attachments.collect()
+        # One wake-up of each engine for all that this poll brought.
+        woken = len(self._asleep)
+        while self._asleep:
+            os.eventfd_write(self._asleep.pop(), 1)
+        return woken + self._front.attachments.collect()
 
     def _heard(self, message: Message, descriptors: list[int]) -> None:
         front = self._front
@@ -148,8 +149,8 @@ class _FrontProcess:
                 self._attach(message, descriptors[0])
             case Retire(key=key):
                 self._run(self._retire(key))
-            case Lose():
-                front.lose_engine()
+            case Lose(engine=engine):
+                front.lose_engine(engine)
             case States(models=models):
                 front.models.tell(models)
             case Listen():
@@ -193,6 +194,12 @@ class _FrontProcess:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def number_of(role: str) -> int:
+    """Which of its kind plays a role: 1 for `front-end 1` and `engine 1 on cuda:1`, 0 for `engine`."""
+    words = role.split()
+    return int(words[1]) if len(words) > 1 else 0
 
 
 def _refusal(failed: Failed) -> RequestError:

@@ -1,17 +1,19 @@
-"""Which models a server has: found in folders, loaded by the engine, handed to the front-ends, replaced and let go.
+"""Which models a server has: found in folders, loaded by the engines, handed to the front-ends, replaced and let go.
 
 A model directory has a folder for each model, which is a bundle or holds numbered versions, each a bundle:
 
     models/digits/manifest.json ...        the model `digits`
     models/speech/3/manifest.json ...      the model `speech`, of which the highest version is served
 
-A new version takes over only when it is ready everywhere; the old one goes when its last client has its answer.
+Each engine has a replica of each model. A new version takes over only when it is ready everywhere; the old one goes
+when its last client has its answer.
 """
 
 import asyncio
 import itertools
 import logging
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
 
@@ -25,6 +27,8 @@ from penstock.serve.slots import SlotTable
 log = logging.getLogger(__name__)
 
 Memory = SlotTable | int
+# The same model in several engines, by engine.
+Replicas = dict[int, tuple[Loaded, Memory]]
 
 # A model that was served is tried again so long after it failed to load, and then after twice the time, up to:
 FIRST_PAUSE_S = 1.0
@@ -32,10 +36,15 @@ LONGEST_PAUSE_S = 60.0
 
 
 class EngineSide(Protocol):
-    """What the repository asks of the engine."""
+    """What the repository asks of the engines."""
 
-    async def load(self, order: Order) -> tuple[Loaded, Memory]:
-        """Make a model ready; gives its table, or the descriptor of its memory.
+    @property
+    def engines(self) -> tuple[int, ...]:
+        """Those that are not being started again now."""
+        ...
+
+    async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
+        """Make a model ready in one engine; gives its table, or the descriptor of its memory.
 
         Raises:
             EngineLost: The engine's process ended meanwhile.
@@ -44,7 +53,7 @@ class EngineSide(Protocol):
         ...
 
     async def unload(self, key: int) -> None:
-        """Forget a model."""
+        """Let the engine that has a table forget it."""
         ...
 
 
@@ -116,6 +125,23 @@ def _stands_in_a_folder(name: str) -> bool:
     return name != "" and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
 
 
+@dataclass(slots=True)
+class _Model:
+    """A model that answers, or did until its last engine died.
+
+    Args:
+        found: Where it came from, under the name that it answers to.
+        number: What its replicas share, see `Order`.
+        replicas: By engine.
+        keys: Of their tables; of the last one that there was, where no engine is left.
+    """
+
+    found: Found
+    number: int
+    replicas: Replicas
+    keys: list[int]
+
+
 @final
 class ModelRepository:
     """Loads, replaces and unloads models, one change at a time.
@@ -123,29 +149,29 @@ class ModelRepository:
     Args:
         bundles: Served from the start.
         directory: A model directory, or None.
-        engine: Makes them ready.
+        engines: Make them ready.
         frontends: Answer for them.
     """
 
     def __init__(
-        self, bundles: tuple[Path, ...], directory: Path | None, engine: EngineSide, frontends: FrontendSide
+        self, bundles: tuple[Path, ...], directory: Path | None, engines: EngineSide, frontends: FrontendSide
     ) -> None:
         self._bundles = bundles
         self._directory = directory
-        self._engine = engine
+        self._engines = engines
         self._frontends = frontends
-        self._keys = itertools.count()
+        self._keys, self._numbers = itertools.count(), itertools.count()
         self._one_at_a_time = asyncio.Lock()
-        self._loaded: dict[str, tuple[Loaded, Memory]] = {}
-        # What answered until the engine died, and must again.
-        self._lost: dict[str, Loaded] = {}
+        self._models: dict[str, _Model] = {}
+        # What is handed to the front-ends now.
+        self._coming: Replicas = {}
         self._states: dict[str, ModelState] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
     @property
     def loaded(self) -> list[tuple[Loaded, Memory]]:
-        """Every model that answers, with its table."""
-        return list(self._loaded.values())
+        """Every replica of a model that answers, with its table."""
+        return [replica for model in self._models.values() for replica in model.replicas.values()]
 
     @property
     def states(self) -> tuple[ModelState, ...]:
@@ -165,37 +191,51 @@ class ModelRepository:
             for each in found:
                 await self._take_in(each)
 
-    def lose(self) -> None:
-        """The engine is gone, and with it every model until `restore`."""
-        self._lost |= {name: loaded for name, (loaded, _) in self._loaded.items()}
-        self._loaded.clear()
-        for name, loaded in self._lost.items():
-            self._set_state(name, loaded.order.version, "LOADING", RESTARTING)
+    def lose(self, engine: int) -> None:
+        """An engine is gone, and with it its replica of every model until `restore`."""
+        self._coming.pop(engine, None)
+        for name, model in self._models.items():
+            model.replicas.pop(engine, None)
+            if model.replicas:
+                model.keys = _keys_of(model.replicas)
+            else:
+                self._set_state(name, model.found.version, "LOADING", RESTARTING)
 
-    async def restore(self) -> None:
-        """Load again what was loaded, on an engine that was started anew; what fails is tried again and again."""
+    async def restore(self, engine: int) -> None:
+        """Load what is served in an engine that was started anew; what fails is tried again and again."""
         pause_s = FIRST_PAUSE_S
-        while self._lost:
-            for name in list(self._lost):
+        while missing := await self._missing(engine):
+            for name in missing:
                 try:
-                    await self._restore(name)
+                    await self._restore(name, engine)
                 except EngineLost:
-                    return  # the next engine's start calls this anew
+                    return  # the engine's next start calls this anew
                 except PenstockError as error:
                     log.error("%s is not served now, and tried again in %g s: %s", name, pause_s, error)
-            if self._lost:
+            if await self._missing(engine):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _restore(self, name: str) -> None:
+    async def _missing(self, engine: int) -> list[str]:
+        # A change that is under way may have begun when that engine was not there.
         async with self._one_at_a_time:
-            if name in self._lost:
-                order = self._lost[name].order
-                try:
-                    await self._take_in(Found(order.name, order.version, Path(order.bundle)))
-                except PenstockError as error:
-                    self._set_state(name, order.version, "LOADING", f"{RESTARTING}: {error}")
-                    raise
+            return [name for name, model in self._models.items() if engine not in model.replicas]
+
+    async def _restore(self, name: str, engine: int) -> None:
+        async with self._one_at_a_time:
+            model = self._models.get(name)
+            if model is None or engine in model.replicas:
+                return
+            try:
+                replicas = await self._made(model.found, model.number, (engine,))
+                await self._hand_out(replicas, None)
+            except PenstockError as error:
+                if not model.replicas:
+                    self._set_state(name, model.found.version, "LOADING", f"{RESTARTING}: {error}")
+                raise
+            model.replicas |= replicas
+            model.keys = _keys_of(model.replicas)
+            self._set_state(name, model.found.version, "READY")
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model; the one before it answers until then.
@@ -203,12 +243,12 @@ class ModelRepository:
         Raises:
             UnknownRoute: There is none of that name.
             InvalidInput: It cannot be loaded.
-            Overloaded: The engine is being started again.
+            Overloaded: No engine is there, or one was lost meanwhile.
         """
         assert self._directory is not None, "front-ends refuse this"
         async with self._one_at_a_time:
             found = find_model(self._directory, name)
-            there = name in self._loaded or name in self._lost
+            there = name in self._models
             if not there:
                 self._set_state(name, found.version, "LOADING")
             try:
@@ -230,46 +270,79 @@ class ModelRepository:
             UnknownRoute: It is not loaded.
         """
         async with self._one_at_a_time:
-            if name in self._lost:
-                loaded = self._lost.pop(name)
-            elif name in self._loaded:
-                loaded, _ = self._loaded.pop(name)
-            else:
+            model = self._models.pop(name, None)
+            if model is None:
                 raise UnknownRoute(f"There is no model {name!r} to unload.")
-            self._set_state(name, loaded.order.version, "UNLOADING")
-            await self._let_go(loaded)
-            self._set_state(name, loaded.order.version, "UNAVAILABLE", "unloaded")
+            self._set_state(name, model.found.version, "UNLOADING")
+            await self._let_go(model.keys)
+            self._set_state(name, model.found.version, "UNAVAILABLE", "unloaded")
 
     async def _take_in(self, found: Found) -> None:
-        order = Order(key=next(self._keys), name=found.name, version=found.version, bundle=str(found.bundle))
-        loaded, memory = await self._engine.load(order)
-        name = loaded.order.name
-        if not found.name and name in self._loaded:
-            await self._engine.unload(order.key)
+        engines = self._engines.engines
+        if not engines:
+            raise EngineLost("the engine's process is being started again.")
+        number = next(self._numbers)
+        replicas = await self._made(found, number, engines)
+        name = next(loaded.order.name for loaded, _ in replicas.values())
+        if not found.name and name in self._models:
+            await self._forget(_keys_of(replicas))
             raise ServeError(
                 f"two bundles are of application {name!r}; put them into a model directory, where folders name them."
             )
-        before = self._loaded.get(name)
-        try:
-            await self._frontends.attach(loaded, memory)
-        except PenstockError:
-            # Some front-ends may have taken it, and given its name to it.
-            if before is not None:
-                await self._frontends.attach(*before)
-            await self._let_go(loaded)
-            raise
-        self._lost.pop(name, None)
-        self._loaded[name] = loaded, memory
+        before = self._models.get(name)
+        await self._hand_out(replicas, before)
+        found = replace(found, name=name)
+        self._models[name] = _Model(found, number, replicas, _keys_of(replicas))
         self._set_state(name, found.version, "READY")
-        if before is not None:
-            task = asyncio.get_running_loop().create_task(self._let_go(before[0]))
+        if before is not None and before.replicas:
+            task = asyncio.get_running_loop().create_task(self._let_go(_keys_of(before.replicas)))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    async def _let_go(self, loaded: Loaded) -> None:
-        await self._frontends.retire(loaded.order.key)
-        await self._engine.unload(loaded.order.key)
+    async def _made(self, found: Found, number: int, engines: tuple[int, ...]) -> Replicas:
+        """A model made ready in all of some engines."""
+        orders = [
+            Order(key=next(self._keys), model=number, name=found.name, version=found.version, bundle=str(found.bundle))
+            for _ in engines
+        ]
+        loads = (self._engines.load(order, engine) for order, engine in zip(orders, engines, strict=True))
+        done = await asyncio.gather(*loads, return_exceptions=True)
+        failures = [each for each in done if isinstance(each, BaseException)]
+        if failures:
+            await self._forget([order.key for order in orders])
+            # What is wrong with the model says more than that an engine ended.
+            raise min(failures, key=lambda error: isinstance(error, EngineLost))
+        made = zip(engines, done, strict=True)
+        return {engine: each for engine, each in made if not isinstance(each, BaseException)}
+
+    async def _hand_out(self, replicas: Replicas, before: _Model | None) -> None:
+        """Let the front-ends take replicas in, all or none."""
+        self._coming = dict(replicas)
+        try:
+            for replica in replicas.values():
+                await self._frontends.attach(*replica)
+            if len(self._coming) < len(replicas):
+                raise EngineLost("the engine's process ended when it had loaded; its log says why.")
+        except PenstockError:
+            # Some front-ends may have taken it, and given its name to it.
+            for replica in [] if before is None else list(before.replicas.values()):
+                with suppress(EngineLost):
+                    await self._frontends.attach(*replica)
+            await self._let_go(_keys_of(replicas))
+            raise
+
+    async def _let_go(self, keys: list[int]) -> None:
+        await asyncio.gather(*(self._frontends.retire(key) for key in keys))
+        await self._forget(keys)
+
+    async def _forget(self, keys: list[int]) -> None:
+        for key in keys:
+            await self._engines.unload(key)
 
     def _set_state(self, name: str, version: str, state: str, reason: str = "") -> None:
         self._states[name] = ModelState(name=name, version=version, state=state, reason=reason)
         self._frontends.tell(self.states)
+
+
+def _keys_of(replicas: Replicas) -> list[int]:
+    return [loaded.order.key for loaded, _ in replicas.values()]

@@ -21,7 +21,7 @@ from penstock.serve.models import Models
 from penstock.serve.protocols import inference_v2, plain, recording
 from penstock.serve.protocols.described import model_config, model_metadata
 from penstock.serve.served import Served
-from penstock.serve.upgrade import stream_of
+from penstock.serve.upgrade import no_stream_of, stream_of
 from penstock.serve.wire import MAX_HEAD_BYTES, Head, Request, Response, decompressed
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Routes:
         except RequestError as error:
             if plan is not None and plan.served is not None:
                 plan.served.count_refusal(error)
-            refusal = refused(error)
+            refusal = no_stream_of(error, self._access, request) or refused(error)
         except Exception:
             log.exception("%s %r failed", request.method, request.path)
             refusal = refused(ComputeFailed("The server failed on this request; its log says how."))

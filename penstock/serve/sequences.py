@@ -18,6 +18,7 @@ from penstock.core.errors import InvalidInput, Overloaded, RequestError
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.feed import Chunk, Feed
 from penstock.serve.slots import OK
+from penstock.serve.spread import SpreadStreams
 from penstock.serve.streams import Streams
 
 # U frames of an output
@@ -58,7 +59,7 @@ class Sequences:
         most_frames: Frames of the longest chunk.
     """
 
-    def __init__(self, streams: Streams, *, idle_ns: int) -> None:
+    def __init__(self, streams: Streams | SpreadStreams, *, idle_ns: int) -> None:
         spec = streams.application.input
         self.idle_ns = idle_ns
         self.frame = frame_of(spec)
@@ -130,9 +131,9 @@ class Sequences:
         # Whoever is told so may start it too, before anything else is done.
         while (before := self._open.get(key)) is not None:
             # Who is refused keeps the sequence that there is.
-            streams.refuse_replacement(budget_ns, busy=before.waiting > 0)
+            streams.refuse_replacement(before, budget_ns, busy=before.waiting > 0)
             before.end(InvalidInput(f"{_named(key)} was started anew before this request was answered."))
-        sequence = streams.take_in(lambda: _Sequence(streams, forget, background=background), budget_ns)
+        sequence = streams.take_in(lambda taking: _Sequence(taking, forget, background=background), budget_ns)
         self._open[key] = sequence
         return sequence
 

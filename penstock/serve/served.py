@@ -1,6 +1,7 @@
 """What a front-end knows of one served model: how to put a chunk in, and what to say when its result comes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -22,9 +23,11 @@ from penstock.serve.slots import (
     OFFERED,
     OK,
     REFUSED,
+    STREAMS_OPEN,
     TOO_LATE,
     SlotTable,
 )
+from penstock.serve.spread import SpreadRequests, SpreadStreams
 from penstock.serve.streams import Streams
 from penstock.serve.wire import serialised
 
@@ -32,6 +35,25 @@ from penstock.serve.wire import serialised
 VAGUE_NS = 5_000_000
 # An engine that was lost is back after about this time: what torch takes to import.
 RESTART_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Replica:
+    """A model as one engine serves it.
+
+    Args:
+        engine: Which engine.
+        device: Where that runs networks.
+        frontend: Puts chunks in and takes results out.
+        table: For the statistics.
+        streams: The live streams there; None where the model is not live.
+    """
+
+    engine: int
+    device: str
+    frontend: Frontend
+    table: SlotTable
+    streams: Streams | None
 
 
 @final
@@ -43,16 +65,19 @@ class Served:
         version: Of the model directory; `"1"` where there is none.
         application: What it is.
         manifest: Of the bundle that is served.
-        frontend: Puts chunks in and takes results out.
-        table: For the statistics.
+        replica: The first engine's.
+        several: Whether there are more engines.
         budget_ns: The latency budget of a request that names none.
         idle_ns: For so long nothing may come of a sequence.
         arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
         now_ns: That clock.
 
     Attributes:
+        replicas: Those that take something in; at the end the last one that did.
+        frontend: Takes requests: of the only engine there can be, or of all, and then chooses.
         counts: Of this front-end's requests, by what became of them.
-        engine_lost: Whether its engine is gone, and a new table comes with the next one.
+        most_rows: The most rows that one request may have.
+        engine_lost: Whether no engine is left, and a new table comes with the next one.
         streams: Its live streams; None where it is not live.
         sequences: Those of them whose chunks are requests; None where it is not live.
     """
@@ -64,8 +89,8 @@ class Served:
         version: str,
         application: Application,
         manifest: Manifest,
-        frontend: Frontend,
-        table: SlotTable,
+        replica: Replica,
+        several: bool,
         budget_ns: int,
         idle_ns: int,
         arrived: Callable[[int], int],
@@ -75,31 +100,35 @@ class Served:
         self.version = version
         self.application = application
         self.manifest = manifest
-        self.frontend = frontend
-        self.table = table
         self.budget_ns = budget_ns
         self.reply: Reply = reply_of(application)
-        self.counts = frontend.counts
         self.engine_lost = False
         self._refused: Overloaded | None = None
         self._refusal = b""
         self._shape = application.output.shape
         self._arrived = arrived
         self._now_ns = now_ns
-        self.streams: Streams | None = None
-        self.sequences: Sequences | None = None
-        if application.live is not None:
-            self.streams = Streams(
-                name=name,
-                application=application,
-                frontend=frontend,
-                table=table,
-                budget_ns=budget_ns,
-                arrived=arrived,
-                now_ns=now_ns,
-                why=self.why,
-            )
-            self.sequences = Sequences(self.streams, idle_ns=idle_ns)
+        # Of each replica; what chooses looks at these.
+        self._frontends: list[Frontend] = []
+        self._streams: list[Streams] = []
+        self._use((replica,))
+        self.frontend = SpreadRequests(self._frontends, budget_ns) if several else replica.frontend
+        self.streams = replica.streams
+        if several and replica.streams is not None:
+            self.streams = SpreadStreams(self._streams)
+        self.sequences = None if self.streams is None else Sequences(self.streams, idle_ns=idle_ns)
+
+    def join(self, replica: Replica) -> None:
+        """Another engine serves it too."""
+        assert isinstance(self.frontend, SpreadRequests), self.name
+        self._use(tuple(sorted((*self.replicas, replica), key=lambda each: each.engine)))
+
+    def part(self, replica: Replica) -> bool:
+        """Put nothing more into a replica, if there is another one; gives whether there is."""
+        left = tuple(each for each in self.replicas if each is not replica)
+        if left:
+            self._use(left)
+        return bool(left)
 
     def refusal(self, heard: Heard | None) -> bytes | None:
         """The whole answer to a request with the usual budget, where one that had no less time was just refused.
@@ -129,8 +158,11 @@ class Served:
         budget_ns: int | None = None,
         background: bool = False,
         heard: Heard | None = None,
+        frontend: Frontend | None = None,
     ) -> Ticket:
         """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says, `heard` for how long it is here.
+
+        Where `frontend` is given, it is put in there.
 
         Raises:
             RequestError: It is refused.
@@ -142,7 +174,7 @@ class Served:
             arrival_ns = max(arrival_ns, read_ns - heard())
         # Once more, since a batch may have been run meanwhile.
         now_ns = self._now_ns()
-        return self.frontend.submit(
+        return (frontend or self.frontend).submit(
             chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
         )
 
@@ -159,6 +191,11 @@ class Served:
         Raises:
             RequestError: They are refused.
         """
+        frontend = self.frontend
+        if isinstance(frontend, SpreadRequests):
+            now_ns = self._now_ns()
+            left_ns = self._arrived(now_ns) + (budget_ns or self.budget_ns) - now_ns
+            frontend = frontend.chosen(left_ns, budget_ns, rows=len(chunks), background=background)
         outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
         left, failure = len(chunks), OK
         tickets: list[Ticket] = []
@@ -179,7 +216,7 @@ class Served:
                 def done(status: int, output: Array, last: bool, index: int = index) -> None:
                     finish_one(index, status, output)
 
-                tickets.append(self.put(chunk, done, budget_ns, background, heard))
+                tickets.append(self.put(chunk, done, budget_ns, background, heard, frontend))
         except RequestError:
             self.cancel(tickets)
             raise
@@ -188,12 +225,16 @@ class Served:
     def cancel(self, tickets: list[Ticket]) -> None:
         """The client is gone: none of these needs to run."""
         for ticket in tickets:
-            self.frontend.cancel(ticket)
+            ticket.frontend.cancel(ticket)
 
-    def lose_engine(self) -> None:
-        """The engine is gone: whoever waits is told, and nobody else is taken in."""
-        self.engine_lost = True
-        self.frontend.fail(ENGINE_LOST)
+    def lose(self, replica: Replica) -> None:
+        """An engine is gone: whoever waits for it is told, and nobody else is taken in there."""
+        self.engine_lost = not self.part(replica)
+        replica.frontend.fail(ENGINE_LOST)
+        if not self.engine_lost:
+            # What was counted there would be missing in the sum.
+            for column, count in enumerate(replica.frontend.counts):
+                self.counts[column] += count if column != STREAMS_OPEN else 0
 
     def refuse_lost(self) -> None:
         """Say that nothing can be put in, where that is so.
@@ -204,14 +245,16 @@ class Served:
         if self.engine_lost:
             raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
 
-    @property
-    def most_rows(self) -> int:
-        """The most rows that one request may have."""
-        return max(1, self.table.layout.slots_each // 4)
-
     def total(self, column: int) -> int:
         """What all front-ends counted."""
-        return int(self.table.counts[:, column].sum())
+        return sum(int(replica.table.counts[:, column].sum()) for replica in self.replicas)
+
+    def _use(self, replicas: tuple[Replica, ...]) -> None:
+        self.replicas = replicas
+        self._frontends[:] = [replica.frontend for replica in replicas]
+        self._streams[:] = [replica.streams for replica in replicas if replica.streams is not None]
+        self.counts = replicas[0].frontend.counts
+        self.most_rows = max(1, min(replica.table.layout.slots_each for replica in replicas) // 4)
 
     def count_refusal(self, error: RequestError) -> None:
         """Count a request that got no result by what was the matter."""
@@ -219,14 +262,18 @@ class Served:
 
     def why(self, status: int, budget_ns: int | None) -> RequestError:
         """The refusal that a result's status means."""
-        if status == EXPIRED:
-            budget_ms = (self.budget_ns if budget_ns is None else budget_ns) / 1e6
-            return TooLate(f"No answer was possible within {budget_ms:g} ms; come back later.", 1.0)
-        if status == ENGINE_LOST:
-            return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
-        if status == FAILED:
-            return ComputeFailed("The application's network failed on this input; the server's log says how.")
-        return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")
+        return refusal_of(status, self.budget_ns if budget_ns is None else budget_ns)
+
+
+def refusal_of(status: int, budget_ns: int) -> RequestError:
+    """The refusal that the status of a result means which was asked for within a budget."""
+    if status == EXPIRED:
+        return TooLate(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
+    if status == ENGINE_LOST:
+        return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
+    if status == FAILED:
+        return ComputeFailed("The application's network failed on this input; the server's log says how.")
+    return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")
 
 
 def column_of(error: RequestError) -> int:

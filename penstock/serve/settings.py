@@ -14,9 +14,10 @@ _PATHS = ("cache", "models", "api_keys", "tls_certificate", "tls_key")
 # Up to so many cores, a process of its own for the front-end costs more than it gains.
 CORES_SHARED = 2
 MOST_FRONTENDS = 64
+MOST_ENGINES = 64
 # Of the budget: reading for so long, then running what was read.
 READING_SHARE = 0.1
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?")
 # What a browser sends as Origin: lower case, no path, no port that goes without saying.
 _ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\sA-Z@]+")
 
@@ -34,13 +35,15 @@ class Settings:
         latency_ms: The budget of a request that names none, in milliseconds.
         max_batch: A limit of the batch below what the budget allows; None for no other.
         executor: What runs the networks on a CPU: `"auto"`, `"onnx"` or `"torch"`.
-        device: Where networks run: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
+        device: Where networks run: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`; or several of the last three with commas
+            between them, each with an engine of its own.
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
         exact: Whether an answer must be the same, bit for bit, whatever else is in its batch.
         cache: The folder where exported graphs are kept.
         app: Where the application is now, if it moved; for one bundle alone.
         accept_changed_app: Take an application whose sources changed, as long as the golden examples agree.
-        frontends: Front-end processes; 0 for one that shares the engine's process, None for what suits the machine.
+        frontends: Front-end processes; 0 for one that shares the only engine's process, None for what suits the
+            machine.
         drain_s: How long accepted requests may take after SIGTERM, in seconds.
         api_keys: A file of the clients' keys; None lets everybody ask.
         cors: The sites whose pages may ask; `"*"` for all.
@@ -99,15 +102,24 @@ class Settings:
                 f"--latency-ms is {self.latency_ms:g}; it must be above 0, to 600,000.",
             ),
             (
-                _DEVICE.fullmatch(self.device),
-                f"--device is {self.device!r}; it must be auto, cpu, cuda or cuda:N.",
+                self.device == "auto" or all(map(_DEVICE.fullmatch, self.devices)),
+                f"--device is {self.device!r}; it must be auto, cpu, cuda or cuda:N, or several such as cuda:0,cuda:1.",
+            ),
+            (
+                len(self.devices) <= MOST_ENGINES,
+                f"--device names {len(self.devices)} devices; it must be {MOST_ENGINES} at most.",
+            ),
+            (
+                len(self.devices) == 1 or self.frontends != 0,
+                f"--frontends is 0, and each of the {len(self.devices)} devices of --device has a process of its own; "
+                f"take at least 1, or leave it out.",
             ),
             (
                 self.precision in ("fp32", "bf16", "fp16"),
                 f"--precision is {self.precision!r}; it must be fp32, bf16 or fp16.",
             ),
             (
-                self.device in ("auto", "cpu") or self.executor == "auto",
+                {*self.devices} <= {"auto", "cpu"} or self.executor == "auto",
                 f"--executor {self.executor} is for a CPU, and --device is {self.device}; leave one of them out.",
             ),
             (self.max_batch is None or self.max_batch >= 1, f"--max-batch is {self.max_batch}; it must be at least 1."),
@@ -156,6 +168,11 @@ class Settings:
         return int(self.latency_ms * 1e6)
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Where the networks of each engine run."""
+        return tuple(self.device.split(","))
+
+    @property
     def longest_read_ns(self) -> int:
         """How long a poll may read sockets before what it brought is run, in nanoseconds."""
         return int(self.budget_ns * READING_SHARE)
@@ -166,7 +183,9 @@ class Settings:
         if self.frontends is not None:
             return self.frontends
         cores = len(os.sched_getaffinity(0))
-        return 0 if cores <= CORES_SHARED else min(4, cores // 2)
+        if cores <= CORES_SHARED:
+            return 0 if len(self.devices) == 1 else 1
+        return min(4, cores // 2)
 
     def to_json(self) -> str:
         """All of it, for another process."""

@@ -56,7 +56,7 @@ class _Single:
             listener,
             self._repository,
             index=0,
-            wake=self._turns.wake,
+            wakes=[self._turns.wake],
             arrived=self._turns.arrived,
         )
         self._stop = asyncio.Event()
@@ -97,7 +97,12 @@ class _Single:
         frontend.refresh(self._turns.reading_share)
         return answered
 
-    async def load(self, order: Order) -> tuple[Loaded, Memory]:
+    @property
+    def engines(self) -> tuple[int, ...]:
+        """`EngineSide`'s."""
+        return (0,)
+
+    async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
         """`EngineSide`'s."""
         try:
             loaded, table, _ = await self._host.load(order)

@@ -1,6 +1,6 @@
 """What the server says of itself: `/metrics` for Prometheus, `/v1/stats` for the page.
 
-Both read the table's histogram columns, which the engine fills once a batch; nothing is observed once a request.
+Both read the tables' histogram columns, which the engines fill once a batch; nothing is observed once a request.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from penstock.serve.served import Served
+from penstock.serve.served import Replica, Served
 from penstock.serve.slots import (
     ANSWERED,
     BATCH_EDGES,
@@ -48,19 +48,38 @@ _EVERY = 4
 
 
 def stats(served: Served, uptime_s: float) -> dict[str, Any]:
-    """The counts that the page draws, cumulative since the start."""
-    table = served.table
+    """The counts that the page draws, cumulative since the start: of all engines together, then of each."""
     upper_ms = [*(TIME_EDGES_NS / 1e6).round(4).tolist(), None]
+    engines = [_of_engine(replica) for replica in served.replicas]
+
+    def counts(column: str) -> list[int]:
+        return _added(served, column).tolist()
+
     return {
         "uptime_s": uptime_s,
         "latency_ms": served.budget_ns / 1e6,
-        "slots": {"total": table.slots, "in_use": int(table.held.sum())},
+        "slots": {key: sum(engine["slots"][key] for engine in engines) for key in ("total", "in_use")},
         **{outcome: served.total(column) for outcome, column in OUTCOMES.items()},
         **({} if served.streams is None else {"streams": _streams(served)}),
-        "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": table.batch_counts.tolist()},
-        "latency": {"upper_ms": upper_ms, "counts": table.latency_counts.tolist()},
-        "queue": {"upper_ms": upper_ms, "counts": table.queue_counts.tolist()},
-        "compute": {"upper_ms": upper_ms, "counts": table.compute_counts.tolist()},
+        "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": counts("batch_counts")},
+        "latency": {"upper_ms": upper_ms, "counts": counts("latency_counts")},
+        "queue": {"upper_ms": upper_ms, "counts": counts("queue_counts")},
+        "compute": {"upper_ms": upper_ms, "counts": counts("compute_counts")},
+        "costs": engines[0]["costs"],
+        "engines": engines,
+    }
+
+
+def _of_engine(replica: Replica) -> dict[str, Any]:
+    table = replica.table
+    streams = {} if replica.streams is None else {"streams_open": replica.streams.open_everywhere}
+    return {
+        "engine": replica.engine,
+        "device": replica.device,
+        "slots": {"total": table.slots, "in_use": int(table.held.sum())},
+        **streams,
+        "rows": int(table.sums[0]),
+        "batches": int(table.batch_counts.sum()),
         "costs": {
             "rows": _used(table.cost_rows),
             "ms": [ns / 1e6 for ns in _used(table.cost_ns)],
@@ -75,7 +94,7 @@ def _streams(served: Served) -> dict[str, int]:
 
 def model_statistics(served: Served) -> dict[str, Any]:
     """A model's entry of the Open Inference Protocol's statistics."""
-    rows, queue_ns, compute_ns, latency_ns = served.table.sums.tolist()
+    rows, queue_ns, compute_ns, latency_ns = _added(served, "sums").tolist()
 
     def entry(ns: int) -> dict[str, int]:
         return {"count": rows, "ns": ns}
@@ -85,7 +104,7 @@ def model_statistics(served: Served) -> dict[str, Any]:
         "name": served.name,
         "version": served.version,
         "inference_count": rows,
-        "execution_count": int(served.table.batch_counts.sum()),
+        "execution_count": int(_added(served, "batch_counts").sum()),
         "inference_stats": {
             "success": entry(latency_ns),
             "fail": {"count": served.total(BROKEN), "ns": 0},
@@ -110,34 +129,51 @@ class _TableCollector(Collector):
         self._applications = applications
 
     def collect(self) -> Iterable[Metric]:
-        """Every metric with a sample for each application."""
+        """Every metric.
+
+        What front-ends count is told of each application: it outlives an engine as long as there is another one. What
+        engines write is told of each engine of it, since it does not.
+        """
+        return [*self._of_applications(), *self._of_engines()]
+
+    def _of_applications(self) -> list[Metric]:
         requests = CounterMetricFamily(
             "penstock_requests", "Requests by what became of them.", labels=["app", "outcome"]
         )
-        misses = CounterMetricFamily("penstock_deadline_misses", "Answered, but after the deadline.", labels=["app"])
-        slots = GaugeMetricFamily("penstock_slots_in_use", "Slots that a request holds.", labels=["app"])
-        total = GaugeMetricFamily("penstock_slots", "Slots in all.", labels=["app"])
+        engines = GaugeMetricFamily("penstock_engines", "Engines that serve it.", labels=["app"])
         budget = GaugeMetricFamily("penstock_latency_budget_seconds", "Of a request that names none.", labels=["app"])
-        batch = HistogramMetricFamily("penstock_batch_rows", "Rows of each batch.", labels=["app"])
-        queue = HistogramMetricFamily("penstock_queue_seconds", "From arrival to its batch.", labels=["app"])
-        compute = HistogramMetricFamily("penstock_compute_seconds", "Of the batch of each request.", labels=["app"])
-        latency = HistogramMetricFamily("penstock_latency_seconds", "From arrival to its result.", labels=["app"])
         streams = {
-            name: (GaugeMetricFamily if name == "open" else CounterMetricFamily)(
-                f"penstock_streams_{name}", what, labels=["app"]
-            )
+            name: CounterMetricFamily(f"penstock_streams_{name}", what, labels=["app"])
             for name, (_, what) in STREAM_COUNTS.items()
+            if name != "open"
         }
         for served in self._applications:
-            for column, count in _streams(served).items() if served.streams is not None else ():
-                streams[column].add_metric([served.name], count)
-            name, table = [served.name], served.table
             for outcome, column in OUTCOMES.items():
-                requests.add_metric([*name, outcome], served.total(column))
+                requests.add_metric([served.name, outcome], served.total(column))
+            engines.add_metric([served.name], 0 if served.engine_lost else len(served.replicas))
+            budget.add_metric([served.name], served.budget_ns / 1e9)
+            if served.streams is not None:
+                for name, family in streams.items():
+                    family.add_metric([served.name], served.total(STREAM_COUNTS[name][0]))
+        return [requests, engines, budget, *(family for family in streams.values() if family.samples)]
+
+    def _of_engines(self) -> list[Metric]:
+        each = ["app", "engine"]
+        misses = CounterMetricFamily("penstock_deadline_misses", "Answered, but after the deadline.", labels=each)
+        slots = GaugeMetricFamily("penstock_slots_in_use", "Slots that a request holds.", labels=each)
+        total = GaugeMetricFamily("penstock_slots", "Slots in all.", labels=each)
+        streams = GaugeMetricFamily("penstock_streams_open", STREAM_COUNTS["open"][1], labels=each)
+        batch = HistogramMetricFamily("penstock_batch_rows", "Rows of each batch.", labels=each)
+        queue = HistogramMetricFamily("penstock_queue_seconds", "From arrival to its batch.", labels=each)
+        compute = HistogramMetricFamily("penstock_compute_seconds", "Of the batch of each request.", labels=each)
+        latency = HistogramMetricFamily("penstock_latency_seconds", "From arrival to its result.", labels=each)
+        for app, replica in [(served.name, replica) for served in self._applications for replica in served.replicas]:
+            name, table = [app, str(replica.engine)], replica.table
             misses.add_metric(name, int(table.outcomes[4]))
             slots.add_metric(name, int(table.held.sum()))
             total.add_metric(name, table.slots)
-            budget.add_metric(name, served.budget_ns / 1e9)
+            if replica.streams is not None:
+                streams.add_metric(name, replica.streams.open_everywhere)
             rows, queue_ns, compute_ns, latency_ns = table.sums.tolist()
             batch.add_metric(name, _buckets(BATCH_EDGES.tolist(), table.batch_counts, 1), rows)
             for family, column, sum_ns in (
@@ -146,14 +182,18 @@ class _TableCollector(Collector):
                 (latency, table.latency_counts, latency_ns),
             ):
                 family.add_metric(name, _buckets((TIME_EDGES_NS / 1e9).tolist(), column, _EVERY), sum_ns / 1e9)
-        told = [family for family in streams.values() if family.samples]
-        return [requests, misses, slots, total, budget, batch, queue, compute, latency, *told]
+        return [misses, slots, total, batch, queue, compute, latency, *([streams] if streams.samples else [])]
 
 
 def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, float]]:
     below = counts.cumsum()
     kept = [(f"{edges[index]:.6g}", int(below[index])) for index in range(0, len(edges), every)]
     return [*kept, ("+Inf", int(below[-1]))]
+
+
+def _added(served: Served, column: str) -> Counts:
+    """What the engines wrote, together."""
+    return np.sum([getattr(replica.table, column) for replica in served.replicas], 0)
 
 
 def _used(column: Counts) -> list[int]:

@@ -5,31 +5,21 @@ import logging
 from collections.abc import Callable
 from typing import final
 
-from penstock.core.errors import (
-    ComputeFailed,
-    DeadlineImpossible,
-    InvalidInput,
-    Overloaded,
-    RequestError,
-    TooLarge,
-    UnsupportedContent,
-)
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.serve.closing import LINGER_S, code_of, reason_of
 from penstock.serve.connection import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.frames import (
+    BINARY,
     BROKEN,
     CLOSE,
     DONE,
-    FAILED,
     GOING_AWAY,
     IDLE,
-    INVALID,
     PING,
     POLICY,
     PONG,
     TEXT,
     TOO_BIG,
-    TRY_LATER,
-    UNSUPPORTED,
     FrameReader,
     close_code,
     close_frame,
@@ -40,23 +30,7 @@ from penstock.serve.streams import Stream
 
 log = logging.getLogger(__name__)
 
-# How long a client may take to close its side, once it is told.
-LINGER_S = 2.0
 GOING_DOWN = "The server is going down; open another stream."
-
-_CODES: tuple[tuple[type[RequestError], int], ...] = (
-    (TooLarge, TOO_BIG),
-    (UnsupportedContent, UNSUPPORTED),
-    (DeadlineImpossible, POLICY),
-    (InvalidInput, INVALID),
-    (Overloaded, TRY_LATER),
-    (ComputeFailed, FAILED),
-)
-
-
-def code_of(error: RequestError) -> int:
-    """The close code that says what was the matter."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
 @final
@@ -92,9 +66,20 @@ class StreamSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: the client sent something."""
-        if not self._deaf:
-            self._reader.feed(data)
-            self._pull()
+        if self._deaf:
+            return
+        free = not (self._backlog or self._pulling or self._resting or self._closing)
+        if free and (payload := self._reader.alone(data)) is not None:
+            # Nearly every message of a stream that keeps time.
+            try:
+                self._received(BINARY, payload)
+            except RequestError as error:
+                self.fail(error)
+            if self._backlog:
+                self._pause()
+            return
+        self._reader.feed(data)
+        self._pull()
 
     def eof_received(self) -> bool:
         """asyncio's: the client sends no more, and a WebSocket has no half-closed connections."""
@@ -130,10 +115,7 @@ class StreamSocket(asyncio.Protocol):
 
     def fail(self, error: RequestError) -> None:
         """`Port`'s."""
-        sentence = str(error)
-        if isinstance(error, Overloaded):
-            sentence += f" Retry after {max(1, round(error.retry_after_s))} s."
-        self._end(code_of(error), sentence, broken=True)
+        self._end(code_of(error), reason_of(error), broken=True)
 
     def resume(self) -> None:
         """`Port`'s."""

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar, final
 from penstock.core.application import Application
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
 from penstock.core.spec import Array
-from penstock.serve.admission import admits
+from penstock.serve.admission import admits, most_streams
 from penstock.serve.costs import Costs
 from penstock.serve.frontend import Frontend, Ticket
 from penstock.serve.protocols.live import Session, State, Terms
@@ -103,15 +103,33 @@ class Streams:
         # What a front-end that was here before left there.
         self.counts[STREAMS_OPEN] = 0
 
+    def __contains__(self, stream: Member) -> bool:
+        return stream in self._open
+
+    @property
+    def open_everywhere(self) -> int:
+        """The streams that are open, of all front-ends."""
+        return int(self._table.counts[:, STREAMS_OPEN].sum())
+
+    @property
+    def least_ns(self) -> int:
+        """The shortest time that the network took for one row, in nanoseconds."""
+        return int(self._table.least_ns[0])
+
+    @property
+    def retry_after_s(self) -> float:
+        """When to come back, in seconds: a place is free when somebody leaves it."""
+        return min(max(self._between_s or RETRY_S, SOONEST_S), LATEST_S)
+
     def open(self) -> "Stream":
         """Take a stream of a WebSocket in, see `take_in`."""
-        return self.take_in(lambda: Stream(self), self.budget_ns)
+        return self.take_in(Stream, self.budget_ns)
 
-    def take_in(self, make: Callable[[], M], budget_ns: int) -> M:
+    def take_in(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
         """Take a stream in; it holds a slot until it leaves.
 
         Args:
-            make: Makes it, once it is admitted; raises `Overloaded` where no slot is free.
+            make: Makes it of these streams, once it is admitted; raises `Overloaded` where no slot is free.
             budget_ns: The latency budget that it must be carried under.
 
         Raises:
@@ -120,19 +138,20 @@ class Streams:
         """
         try:
             self.admit(budget_ns, newcomers=1)
-            stream = make()
+            stream = make(self)
         except Overloaded as error:
             self.counts[STREAMS_REFUSED] += 1
-            raise Overloaded(str(error), self._retry_after_s()) from None
+            raise Overloaded(str(error), self.retry_after_s) from None
         self._open.add(stream)
         self.counts[STREAMS] += 1
         self.counts[STREAMS_OPEN] += 1
         return stream
 
-    def refuse_replacement(self, budget_ns: int, *, busy: bool) -> None:
+    def refuse_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
         """See whether a stream could be taken in in the place of another one, before that is ended.
 
         Args:
+            before: The other one, of these streams.
             budget_ns: As for `take_in`.
             busy: Whether the other one's slot is not free as soon as it is ended.
 
@@ -143,7 +162,7 @@ class Streams:
         try:
             self.admit(budget_ns, newcomers=0)
             if busy and self.frontend.next_slot is None:
-                raise Overloaded("All slots are in use; come back later.", self._retry_after_s())
+                raise Overloaded("All slots are in use; come back later.", self.retry_after_s)
         except Overloaded:
             self.counts[STREAMS_REFUSED] += 1
             raise
@@ -155,16 +174,20 @@ class Streams:
             Overloaded: They cannot.
             DeadlineImpossible: Nobody can have that budget.
         """
-        costs = Costs.published(self._table)
         self.refuse_impossible(budget_ns)
-        streams = int(self._table.counts[:, STREAMS_OPEN].sum())
-        # The engine's other tables get no more of its time than this one.
-        share = 1 - min(int(self._table.rivals_share[0]), 500) / 1000
+        if not self.carries(budget_ns, newcomers):
+            count = self.open_everywhere
+            raise Overloaded(f"{count:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s)
+
+    def carries(self, budget_ns: int, newcomers: int = 1) -> bool:
+        """Whether so many more streams can be carried under a budget."""
+        streams = self.open_everywhere + newcomers
         # An idle server always tries: only what runs can show that a prediction was too dark.
-        if streams + newcomers > 1 and not admits(streams + newcomers, self._chunk_s, costs, budget_ns, share):
-            raise Overloaded(
-                f"{streams:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", self._retry_after_s()
-            )
+        return streams <= 1 or admits(streams, self._chunk_s, Costs.published(self._table), budget_ns, self._share)
+
+    def most(self, budget_ns: int) -> float:
+        """About how many streams can be carried under a budget, those that are open included."""
+        return most_streams(self._chunk_s, Costs.published(self._table), budget_ns, self._share)
 
     def refuse_impossible(self, budget_ns: int) -> None:
         """See whether anybody can have a budget.
@@ -197,9 +220,10 @@ class Streams:
         for stream in list(self._open):
             stream.finish(code, reason)
 
-    def _retry_after_s(self) -> float:
-        # A place is free when somebody leaves it.
-        return min(max(self._between_s or RETRY_S, SOONEST_S), LATEST_S)
+    @property
+    def _share(self) -> float:
+        # The engine's other tables get no more of its time than this one.
+        return 1 - min(int(self._table.rivals_share[0]), 500) / 1000
 
 
 @final
@@ -284,30 +308,27 @@ class Stream:
             self._streams.left(self, broken=broken)
 
     def _put(self, chunk: bytes | memoryview, frames: int, last: bool) -> None:
-        ticket = self._ticket
-        if ticket is None:
-            return
-        if self.backlog or self._frontend.room(ticket) < 1:
+        if self._ticket is not None and (self.backlog or not self._pushed(chunk, frames, last)):
             self.backlog.append((chunk, frames, last))
-        else:
-            self._push(chunk, frames, last)
 
-    def _push(self, chunk: bytes | memoryview, frames: int, last: bool) -> None:
+    def _pushed(self, chunk: bytes | memoryview, frames: int, last: bool) -> bool:
+        """Put a chunk in, or drop it where the stream is over; False where there is no room."""
         # First of all: a batch may be run here, and its results handed out.
         arrival_ns = self._arrived(self._now_ns())
         if self._ticket is None:
-            return
-        flags = self._flags | LAST if last else self._flags
-        self._flags = PATIENT
-        self._counts[CHUNKS] += 1
-        self._frontend.push(
+            return True
+        pushed = self._frontend.push(
             self._ticket,
             chunk,
             deadline_ns=arrival_ns + self._budget_ns,
             arrival_ns=arrival_ns,
-            flags=flags,
+            flags=self._flags | LAST if last else self._flags,
             length=frames,
         )
+        if pushed:
+            self._flags = PATIENT
+            self._counts[CHUNKS] += 1
+        return pushed
 
     def _done(self, status: int, output: Array, last: bool) -> None:
         port = self._port
@@ -323,8 +344,8 @@ class Stream:
             return
         backlog = self.backlog
         if backlog:
-            while backlog and self._ticket is not None and self._frontend.room(self._ticket) > 0:
-                self._push(*backlog.popleft())
+            while backlog and self._pushed(*backlog[0]):
+                backlog.popleft()
             if not backlog:
                 port.resume()
 

@@ -1,8 +1,8 @@
-"""Starts the engine and the front-ends, watches them, starts again what dies, and drains at the end. It loads no torch.
+"""Starts engines and front-ends, watches them, starts again what dies, and drains at the end. It loads no torch.
 
-    supervisor ── pair of sockets ── engine          torch, the networks, the tables' engine columns
+    supervisor ── pair of sockets ── engines         torch, the networks, the tables' engine columns
         └──────── pair of sockets ── front-ends      sockets, parsing, decode, reply
-    engine ══ slot tables in shared memory, and a wake-up for each ══ front-ends
+    engines ══ slot tables in shared memory, and a wake-up for each ══ front-ends
 
 The listening sockets are the supervisor's, so that what waits in them outlives a front-end. A child is killed by the
 kernel when the supervisor is gone, however it went, and shared memory dies with the last process that holds it.
@@ -75,8 +75,8 @@ class _Supervisor:
         self._settings = settings
         self._sockets = sockets
         count = len(sockets)
-        # What wakes the engine, then what wakes each front-end; all made here, so that they outlive who uses them.
-        self._wakes = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count + 1)]
+        # What wakes each engine and each front-end; all made here, so that they outlive who uses them.
+        engine_wakes, wakes = _eventfds(len(settings.devices)), _eventfds(count)
         self._repository = ModelRepository(settings.bundles, settings.models, self, self)
         self._stop = asyncio.Event()
         self._failed = ""
@@ -88,13 +88,17 @@ class _Supervisor:
         # Who takes a dead front-end's connections, by the dead one's index.
         self._stand_ins: dict[int, Child] = {}
         self._tables: dict[int, tuple[Loaded, int]] = {}
-        self._retired: set[int] = set()
-        self._engine = Child("engine", settings, self._wakes, self._heard, self._engine_lost, self._engine_back)
+        # Of these tables, those that front-ends work on.
+        self._shown: set[int] = set()
+        self._engines = [
+            Child(role, settings, [wake, *wakes], self._heard, self._engine_lost, self._engine_back)
+            for role, wake in zip(engine_roles(settings.devices), engine_wakes, strict=True)
+        ]
         self._frontends = [
             Child(
                 f"front-end {index}",
                 settings,
-                [self._wakes[0], self._wakes[index + 1], sockets[index].fileno()],
+                [*engine_wakes, wakes[index], sockets[index].fileno()],
                 self._heard,
                 self._frontend_lost,
                 self._frontend_back,
@@ -106,7 +110,7 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        for child in (self._engine, *self._frontends):
+        for child in (*self._engines, *self._frontends):
             child.start()
         loading = loop.create_task(self._first_load())
         stopping = loop.create_task(self._stop.wait())
@@ -128,7 +132,7 @@ class _Supervisor:
             listener.listen(BACKLOG)
         for child in self._frontends:
             child.send(Listen())
-        names = ", ".join(loaded.order.name for loaded, _ in self._repository.loaded)
+        names = ", ".join(dict.fromkeys(loaded.order.name for loaded, _ in self._repository.loaded))
         print(f"Serving {names} at {url_of(self._sockets[0], self._settings.tls_certificate is not None)}", flush=True)
         if self._settings.grpc_port is not None:
             print(f"Serving {names} by gRPC on port {self._settings.grpc_port}", flush=True)
@@ -137,7 +141,7 @@ class _Supervisor:
         # A socket of ours that nobody accepts from would still be given connections.
         for listener in self._sockets:
             listener.close()
-        for child in (self._engine, *self._frontends):
+        for child in (*self._engines, *self._frontends):
             child.wanted = False
         for child in self._frontends:
             child.send(Drain())
@@ -145,9 +149,10 @@ class _Supervisor:
         ends = [asyncio.create_task(child.ended()) for child in self._frontends]
         hurried = asyncio.create_task(self._hurried())
         await asyncio.wait((asyncio.gather(*ends), hurried), timeout=allowed_s, return_when=asyncio.FIRST_COMPLETED)
-        self._engine.close()
-        ended = asyncio.create_task(self._engine.ended())
-        await asyncio.wait((ended, hurried), timeout=ENGINE_ENDS_S, return_when=asyncio.FIRST_COMPLETED)
+        for engine in self._engines:
+            engine.close()
+        ends = [asyncio.create_task(engine.ended()) for engine in self._engines]
+        await asyncio.wait((asyncio.gather(*ends), hurried), timeout=ENGINE_ENDS_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _hurried(self) -> None:
         while self._signals < 2:
@@ -155,19 +160,24 @@ class _Supervisor:
 
     def kill(self) -> None:
         """Leave no child behind."""
-        for child in (*self._frontends, self._engine):
+        for child in (*self._frontends, *self._engines):
             child.wanted = False
             child.kill()
 
-    async def load(self, order: Order) -> tuple[Loaded, Memory]:
+    @property
+    def engines(self) -> tuple[int, ...]:
         """`EngineSide`'s."""
-        engine = self._engine
-        if not engine.alive:
+        return tuple(index for index, child in enumerate(self._engines) if child.alive)
+
+    async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
+        """`EngineSide`'s."""
+        child = self._engines[engine]
+        if not child.alive:
             raise EngineLost("the engine's process is being started again.")
-        starts = engine.starts
-        answer, descriptors = await self._ask(engine, order, order.key)
+        starts = child.starts
+        answer, descriptors = await self._ask(child, order, order.key)
         assert isinstance(answer, Loaded), answer
-        if not engine.alive or engine.starts != starts:
+        if not child.alive or child.starts != starts:
             os.close(descriptors[0])
             raise EngineLost("the engine's process ended when it had loaded; its log says why.")
         self._tables[order.key] = answer, descriptors[0]
@@ -175,11 +185,10 @@ class _Supervisor:
 
     async def unload(self, key: int) -> None:
         """`EngineSide`'s."""
-        self._retired.discard(key)
+        self._shown.discard(key)
         if key in self._tables:
-            self._engine.send(Unload(key=key))
-        _, memory = self._tables.pop(key, (None, -1))
-        if memory >= 0:
+            loaded, memory = self._tables.pop(key)
+            self._engines[loaded.engine].send(Unload(key=key))
             os.close(memory)
 
     async def attach(self, loaded: Loaded, memory: Memory) -> None:
@@ -187,6 +196,7 @@ class _Supervisor:
         assert isinstance(memory, int), memory
         key = loaded.order.key
         if key in self._tables:
+            self._shown.add(key)
             asked = [self._ask(child, loaded, key, (memory,)) for child in self._frontends if child.alive]
             await asyncio.gather(*asked)
         if key not in self._tables:
@@ -194,7 +204,7 @@ class _Supervisor:
 
     async def retire(self, key: int) -> None:
         """`FrontendSide`'s."""
-        self._retired.add(key)
+        self._shown.discard(key)
         await asyncio.gather(*(self._ask(child, Retire(key=key), key) for child in self._frontends if child.alive))
 
     def tell(self, states: tuple[ModelState, ...]) -> None:
@@ -225,12 +235,13 @@ class _Supervisor:
             case Retired(key=key):
                 self._answer(child, Retire, key, message, [])
             case Failed(key=key, error=error):
-                asked = Order if child is self._engine else Loaded
+                asked = Order if child in self._engines else Loaded
                 future = self._waiting.pop((child, asked, key), None)
                 if future is None or future.done():
                     log.error("%s does not serve a model: %s", child.role, error)
                 else:
-                    future.set_exception(ServeError(error))
+                    which = f"{child.role}: " if len(self._engines) > 1 and asked is Order else ""
+                    future.set_exception(ServeError(which + error))
             case Unfit(error=error):
                 child.why = error
             case _:
@@ -267,14 +278,17 @@ class _Supervisor:
         self._arrange_stand_ins()
 
     def _engine_lost(self, child: Child) -> None:
+        engine = self._engines.index(child)
         for frontend in self._frontends:
-            frontend.send(Lose())
+            frontend.send(Lose(engine=engine))
         for _, future in self._forgotten(child):
             future.set_exception(EngineLost("the engine's process ended while it loaded; its log says why."))
-        for _, memory in self._tables.values():
-            os.close(memory)
-        self._tables.clear()
-        self._repository.lose()
+        for key, (loaded, memory) in list(self._tables.items()):
+            if loaded.engine == engine:
+                os.close(memory)
+                del self._tables[key]
+                self._shown.discard(key)
+        self._repository.lose(engine)
         self._fail_start(child)
 
     def _forgotten(self, child: Child) -> list[tuple[int, asyncio.Future[tuple[Message, list[int]]]]]:
@@ -305,13 +319,13 @@ class _Supervisor:
                 self._stand_ins[index] = there[0]
 
     def _engine_back(self, child: Child) -> None:
-        self._run(self._repository.restore())
+        self._run(self._repository.restore(self._engines.index(child)))
 
     def _frontend_back(self, child: Child) -> None:
         # All at once, before anything that happens from now on: it hears of that in its order.
         child.send(States(models=self._repository.states))
         for key, (loaded, memory) in self._tables.items():
-            if key not in self._retired:
+            if key in self._shown:
                 child.send(loaded, (memory,))
         child.send(Listen())
 
@@ -323,3 +337,12 @@ class _Supervisor:
     def _signalled(self) -> None:
         self._signals += 1
         self._stop.set()
+
+
+def engine_roles(devices: tuple[str, ...]) -> list[str]:
+    """What the engines are called, in processes and in logs."""
+    return ["engine"] if len(devices) == 1 else [f"engine {index} on {name}" for index, name in enumerate(devices)]
+
+
+def _eventfds(count: int) -> list[int]:
+    return [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.serve.connection import Answer, Handler, Refusal
+from penstock.serve.connection import Answer, Handler, Refusal, Switched
 from penstock.serve.served import Served, column_of
 from penstock.serve.slots import SlotTable
 from penstock.serve.statistics import OUTCOMES
@@ -105,9 +105,9 @@ class Traces:
             _end(span, response, bool(model))
             answer(response)
 
-        coming = _Place.next(self._models, model) if route.endswith(("/infer", "/apps/{name}")) else None
+        coming = _Place.next(self._models, model) if route.endswith(("/infer", "/apps/{name}")) else []
         cancel = self._handle(request, answered)
-        place = None if coming is None else coming.taken()
+        place = next(filter(_Place.taken, coming), None)
 
         def left() -> None:
             span.set_attribute("penstock.outcome", "cancelled")
@@ -133,23 +133,25 @@ class _Place:
     generation: int
 
     @classmethod
-    def next(cls, models: Iterable[Served], name: str) -> "_Place | None":
-        """The place that a model's next request gets."""
-        for served in models:
-            slot = served.frontend.next_slot
-            if served.name == name and slot is not None:
-                return cls(served.table, slot, int(served.table.generation[slot]) + 1)
-        return None
+    def next(cls, models: Iterable[Served], name: str) -> "list[_Place]":
+        """The places of which a model's next request gets one."""
+        tables = [
+            (replica.table, replica.frontend.next_slot)
+            for served in models
+            if served.name == name
+            for replica in served.replicas
+        ]
+        return [cls(table, slot, int(table.generation[slot]) + 1) for table, slot in tables if slot is not None]
 
-    def taken(self) -> "_Place | None":
-        """Itself, if a request lives there now."""
-        return self if self.table.generation[self.slot] == self.generation else None
+    def taken(self) -> bool:
+        """Whether a request lives there now."""
+        return bool(self.table.generation[self.slot] == self.generation)
 
     def describe(self, span: Span) -> None:
         """Say how the result came about, unless somebody else has the place by now."""
         table, slot = self.table, self.slot
         entry = (int(table.produced[slot]) - 1) % table.chunks
-        if self.taken() is not None and table.batch_rows[slot, entry]:
+        if self.taken() and table.batch_rows[slot, entry]:
             span.set_attribute("penstock.queue_ms", int(table.queue_ns[slot, entry]) / 1e6)
             span.set_attribute("penstock.batch_rows", int(table.batch_rows[slot, entry]))
 
@@ -209,7 +211,7 @@ def _end(span: Span, response: Response, asked_model: bool) -> None:
     status = response.status
     span.set_attribute("http.response.status_code", status)
     span.set_attribute("http.response.body.size", len(response.body))
-    error = response.error if isinstance(response, Refusal) else None
+    error = response.error if isinstance(response, Refusal | Switched) else None
     if asked_model:
         span.set_attribute("penstock.outcome", "answered" if error is None else _OUTCOMES[column_of(error)])
     if error is not None and status >= 500:

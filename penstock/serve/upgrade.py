@@ -1,4 +1,4 @@
-"""`GET /v1/apps/{name}/stream`: whether a request may become a live stream, and the answer that makes it one."""
+"""`GET /v1/apps/{name}/stream`: whether a request may become a live stream, and what answers it, or refuses a page."""
 
 import asyncio
 import base64
@@ -6,8 +6,9 @@ import binascii
 import time
 from typing import NoReturn
 
-from penstock.core.errors import InvalidInput, Overloaded, WrongVersion
+from penstock.core.errors import InvalidInput, Overloaded, RequestError, WrongVersion
 from penstock.serve.access import SUBPROTOCOLS, Access
+from penstock.serve.closing import NoStream
 from penstock.serve.connection import UNREAD_BYTES, Answer, Peer, Switched
 from penstock.serve.frames import accept_of
 from penstock.serve.models import Models
@@ -55,10 +56,47 @@ def stream_of(served: Served, models: Models, access: Access, request: Request, 
         elif rest:
             socket.data_received(rest)
 
-    headers = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept_of(key))]
-    if SUBPROTOCOL in (offered.strip() for offered in head.headers.get(SUBPROTOCOLS, "").split(",")):
-        headers.append(("Sec-WebSocket-Protocol", SUBPROTOCOL))
-    answer(Switched(status=101, headers=tuple(headers), take=take))
+    answer(Switched(status=101, headers=_headers(head, key), take=take))
+
+
+def no_stream_of(error: RequestError, access: Access, request: Request) -> Switched | None:
+    """A WebSocket whose close says why there is no stream, for a page: a browser shows it no answer of HTTP.
+
+    Args:
+        error: Why.
+        access: Whose pages may be told.
+        request: What was refused.
+
+    Returns:
+        The response that opens it; None for whoever reads an answer of HTTP, or is a page of another site's.
+    """
+    head = request.head
+    if SUBPROTOCOL not in _offered(head):
+        return None
+    try:
+        key = _key_of(head)
+        access.check_origin(head)
+    except RequestError:
+        return None
+
+    def take(transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
+        last = NoStream(error, transport, peers, time.monotonic)
+        transport.set_protocol(last)
+        if transport.is_closing():
+            last.connection_lost(None)
+        elif rest:
+            last.data_received(rest)
+
+    return Switched(status=error.status, headers=_headers(head, key), take=take, error=error)
+
+
+def _offered(head: Head) -> list[str]:
+    return [name.strip() for name in head.headers.get(SUBPROTOCOLS, "").split(",")]
+
+
+def _headers(head: Head, key: str) -> tuple[tuple[str, str], ...]:
+    headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept_of(key)))
+    return (*headers, ("Sec-WebSocket-Protocol", SUBPROTOCOL)) if SUBPROTOCOL in _offered(head) else headers
 
 
 def _key_of(head: Head) -> str:

@@ -267,6 +267,23 @@ def test_a_stream_that_does_not_open_has_a_key_asked_for(browser: Browser, serve
     assert all("401" in complaint or "WebSocket" in complaint for complaint in watch.complaints)
 
 
+def test_a_browser_learns_why_there_is_no_stream(page: Page) -> None:
+    close = page.evaluate(
+        """keys => Promise.all(keys.map(([name, key]) => new Promise((resolve) => {
+            const url = `ws://${location.host}/v1/apps/${name}/stream`;
+            const socket = new WebSocket(url, ["penstock", `key.${encodeURIComponent(key).replace(/[()]/g, escape)}`]);
+            socket.onopen = () => socket.send("what is said before it is heard");
+            socket.onclose = ({ code, reason }) => resolve([code, reason]);
+        })))""",
+        [["nobody", KEY], ["doubler", KEY], ["loud", "of-somebody-else"]],
+    )
+    assert close == [
+        [4404, "There is no model 'nobody' here; there is 'loud', 'doubler'."],
+        [1007, "'doubler' takes single requests, not streams; POST to /v1/apps/doubler."],
+        [4401, "This server wants an API key; send 'Authorization: Bearer KEY'."],
+    ]
+
+
 def test_it_is_started_and_stopped_with_the_keyboard_alone(page: Page) -> None:
     for _ in range(5):
         page.keyboard.press("Tab")
@@ -392,6 +409,7 @@ def test_a_stream_that_falls_far_behind_is_ended(scripts: Page) -> None:
         (1012, "", {"why": "The connection broke off (code 1012).", "opened": True, "retryAfterMs": 5000}),
         (1006, "", {"why": "The connection broke off (code 1006).", "opened": True}),
         (4408, "No samples came for 9 s.", {"why": "No samples came for 9 s.", "opened": True}),
+        (4401, "A key is wanted.", {"why": "A key is wanted.", "opened": True, "wantsKey": True}),
     ],
 )
 def test_every_close_has_its_reason(scripts: Page, code: int, reason: str, end: dict[str, Any]) -> None:

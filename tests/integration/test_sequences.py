@@ -296,6 +296,9 @@ def test_a_whole_recording_is_heard_at_once(server: RunningServer, bundle: Path)
     frames = [frame for event in events(server, faster, "audio/x-wav") for frame in event]
     assert len(frames) == offline(bundle, sound[None, :8000]).shape[1]
     assert events(server, b"", "application/octet-stream") == []
+    hark, doubler = server.ask("GET", "/v1/apps")[2]["apps"]
+    assert hark["accepts"] == ["audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave", "application/octet-stream"]
+    assert doubler["accepts"][-2:] == ["application/json", "application/octet-stream"]
     assert open_streams(server) == 0
 
 

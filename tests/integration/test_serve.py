@@ -60,7 +60,7 @@ def test_what_the_server_says_of_itself(server: RunningServer) -> None:
     assert stats["latency"]["upper_ms"][-1] is None
     text = server.ask("GET", "/metrics")[2].decode()
     assert 'penstock_requests_total{app="doubler",outcome="answered"}' in text
-    assert 'penstock_batch_rows_bucket{app="doubler",le="+Inf"}' in text
+    assert 'penstock_batch_rows_bucket{app="doubler",engine="0",le="+Inf"}' in text
     for name in ("queue", "compute", "latency"):
         assert f"penstock_{name}_seconds_sum" in text
     assert server.ask("GET", "/v2")[2]["name"] == "penstock"

@@ -122,8 +122,8 @@ def test_the_results_are_those_of_the_whole_signal(server: RunningServer, bundle
     }
     metrics = server.ask("GET", "/metrics")[2].decode()
     assert 'penstock_streams_chunks_total{app="hark"}' in metrics
-    assert 'penstock_streams_open{app="hark"} 0.0' in metrics
-    assert 'penstock_streams_open{app="doubler"}' not in metrics
+    assert 'penstock_streams_open{app="hark",engine="0"} 0.0' in metrics
+    assert 'penstock_streams_open{app="doubler"' not in metrics
 
 
 def test_two_clients_at_once_never_mix(server: RunningServer, bundle: Path) -> None:
@@ -360,11 +360,15 @@ def test_a_client_that_does_not_read_is_ended_and_the_others_go_on(server: Runni
 
 
 def test_keys_and_origins(strict: RunningServer) -> None:
-    strangers: list[dict[str, Any]] = [{}, {"subprotocols": ["penstock", "key.nobody"]}]
+    strange = {"subprotocols": ["penstock", "key.nobody"]}
+    strangers: list[dict[str, Any]] = [{}, strange | {"additional_headers": {"Origin": "https://evil.example"}}]
     for options in strangers:
         with pytest.raises(InvalidStatus) as caught:
             opened(strict, **options)
         assert caught.value.response.status_code == 401
+    with opened(strict, **strange) as stream:
+        assert stream.subprotocol == "penstock"
+        assert closed(stream) == (4401, "This server wants an API key; send 'Authorization: Bearer KEY'.")
     with opened(strict, additional_headers=BEARER) as stream:
         assert stream.subprotocol is None
     page = {"Origin": "https://good.example"}

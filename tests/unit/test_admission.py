@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.serve.admission import admits, cycle_ns
+from penstock.serve.admission import admits, cycle_ns, most_streams
 from penstock.serve.costs import Costs
 
 MS = 1_000_000
@@ -79,3 +79,20 @@ def test_more_streams_are_never_easier(steps: list[float], chunk_s: float, strea
         assert admits(streams, chunk_s, costs, budget_ms * MS)
     if admits(streams, chunk_s, costs, budget_ms * MS):
         assert admits(streams, chunk_s, costs, budget_ms * MS + MS)
+
+
+@given(
+    st.lists(st.floats(0.01, 5), min_size=1, max_size=6),
+    st.floats(0.005, 1),
+    st.integers(1, 200),
+    st.floats(0.5, 1),
+)
+@settings(max_examples=300)
+def test_as_many_streams_as_are_said_to_be_the_most_are_admitted(
+    steps: list[float], chunk_s: float, budget_ms: int, share: float
+) -> None:
+    costs = Costs([1 << index for index in range(len(steps))], list(np.cumsum(steps) * MS))
+    most = int(most_streams(chunk_s, costs, budget_ms * MS, share) * (1 - 1e-6))
+    assert most <= 1 or admits(most, chunk_s, costs, budget_ms * MS, share)
+    # And hardly more: only in between two measured sizes.
+    assert most <= 1 or not admits(3 * most, chunk_s, costs, budget_ms * MS, share)

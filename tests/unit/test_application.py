@@ -1,5 +1,6 @@
 """Applications: how one is declared, found by name, import path or file, and what its sources are."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -244,6 +245,16 @@ def test_an_edited_file_is_read_again(tmp_path: Path) -> None:
     assert find_application(str(file)).application.description == "Four numbers in, three out."
     file.write_text(APP_PY.replace("Four numbers in", "Edited"))
     assert find_application(str(file)).application.description == "Edited, three out."
+
+
+def test_an_edit_within_the_second_that_keeps_the_size_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = write_app(tmp_path)
+    find_application(str(file))
+    status = file.stat()
+    file.write_text(APP_PY.replace("Four numbers in", "Five numbers in"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert find_application(str(file)).application.description == "Five numbers in, three out."
 
 
 def test_the_same_sources_in_another_folder_have_the_same_hashes(tmp_path: Path) -> None:

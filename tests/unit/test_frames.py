@@ -29,11 +29,14 @@ def sent(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
     return Frame(Opcode(opcode), payload, fin).serialize(mask=True)
 
 
-def read(data: bytes, cuts: tuple[int, ...] = (), most: int = 1 << 20) -> list[Message]:
+def read(data: bytes, cuts: tuple[int, ...] = (), most: int = 1 << 20, *, hasty: bool = False) -> list[Message]:
     reader = FrameReader(most)
     found: list[Message] = []
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for begin, end in pairwise(edges):
+        if hasty and (payload := reader.alone(data[begin:end])) is not None:
+            found.append((BINARY, payload))
+            continue
         reader.feed(data[begin:end])
         while (message := reader.next()) is not None:
             found.append(message)
@@ -61,8 +64,24 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(
                 expected.append((PING, b"p"))
         expected.append((opcode, payload))
     found = read(stream, tuple(cuts))
+    assert read(stream, tuple(cuts), hasty=True) == found
     assert [message for message in found if message[0] != PING] == messages
     assert sum(opcode == PING for opcode, _ in found) == sum(opcode == PING for opcode, _ in expected)
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 1000, 65_535])
+def test_a_frame_that_comes_alone_is_known_at_once(size: int) -> None:
+    payload = bytes(range(256)) * 256
+    whole = sent(BINARY, payload[:size])
+    # A message may be shorter than the shortest frame that is looked at.
+    assert FrameReader(65_535).alone(whole) == (payload[:size] if len(whole) >= 8 else None)
+    assert FrameReader(size - 1).alone(whole) is None
+    for other in (whole[:-1], whole + b"x", frame(BINARY, payload[:size]), sent(TEXT, payload[:size])):
+        assert FrameReader(65_535).alone(other) is None
+    begun = FrameReader(65_535)
+    begun.feed(sent(BINARY, b"a", fin=False))
+    assert begun.next() is None
+    assert begun.alone(whole) is None
 
 
 def test_a_message_that_is_not_taken_waits() -> None:
@@ -84,8 +103,8 @@ def test_a_message_that_is_not_taken_waits() -> None:
         (b"\x09\x80abcd", "control frame"),
         (b"\x89\xfe\x00\x80", "control frame"),
         (b"\x80\x80abcd", "continues no message"),
-        (sent(TEXT, b"a", fin=False) + sent(TEXT, b"b"), "within another"),
-        (sent(TEXT, b"a", fin=False) + sent(BINARY, b"b"), "within another"),
+        (b"\x01\x81abcde" + b"\x81\x81abcde", "within another"),
+        (b"\x01\x81abcde" + b"\x82\x81abcde", "within another"),
     ],
 )
 def test_what_is_no_frame_of_a_client_is_refused(data: bytes, said: str) -> None:

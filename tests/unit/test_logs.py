@@ -23,14 +23,12 @@ def lines() -> Iterator[io.StringIO]:
     handler = logging.StreamHandler(written)
     handler.setFormatter(JsonFormatter("front-end 2"))
     log.addHandler(handler)
-    log.propagate = False
     yield written
     log.removeHandler(handler)
-    log.propagate = True
 
 
-log = logging.getLogger("tests.lines")
-log.setLevel(logging.INFO)
+# Outside the tree of loggers, so that pytest does not report its lines: not all of them can be sent between processes.
+log = logging.Logger("tests.lines", logging.INFO)
 
 
 def only(written: io.StringIO) -> dict[str, Any]:

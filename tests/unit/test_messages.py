@@ -12,6 +12,7 @@ from penstock.serve.messages import (
     Done,
     Failed,
     Loaded,
+    Lose,
     Message,
     Order,
     Retired,
@@ -21,7 +22,9 @@ from penstock.serve.messages import (
 )
 
 LOADED = Loaded(
-    order=Order(key=3, name="digits", version="1", bundle="run/bundle"),
+    order=Order(key=3, model=1, name="digits", version="1", bundle="run/bundle"),
+    engine=1,
+    device="cuda:1",
     slots=8,
     frontends=2,
     bundle_hash="ab",
@@ -30,7 +33,7 @@ LOADED = Loaded(
 
 
 @pytest.mark.parametrize(
-    "message", [LOADED, Done(key=3), Retired(key=3), Failed(key=3, error="no", status=404), Alive()]
+    "message", [LOADED, Done(key=3), Retired(key=3), Failed(key=3, error="no", status=404), Lose(engine=1), Alive()]
 )
 def test_a_message_comes_as_it_went(message: Message) -> None:
     assert decoded(encoded(message)) == message

@@ -1,5 +1,7 @@
 """A whole recording by POST: how it is cut into chunks, and how long it may be."""
 
+import io
+import wave
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,12 +9,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.application import Application, describe
+from penstock.core.errors import InvalidInput, Overloaded, TooLarge, UnsupportedContent
+from penstock.core.live import WAV, Live
 from penstock.core.spec import TensorSpec
 from penstock.serve.protocols.recording import PIECE_BYTES, Plan, chunks_of
 from penstock.serve.sound import decoder_of
 from penstock.serve.wire import Head, Request
 
+RAW = "application/octet-stream"
 SOUND = TensorSpec(dtype="int16", shape=(320,), meaning="sound", name="sound")
 WIDE = TensorSpec(dtype="float32", shape=(5, 2), meaning="two sensors", labels=("x", "y"), name="wide")
 
@@ -52,3 +57,30 @@ def test_a_recording_is_no_longer_than_its_own_application_takes() -> None:
     plan = Plan(cast(Any, served), "application/octet-stream")
     with pytest.raises(TooLarge, match="has 1,002 bytes; 'hark' takes 1,000 at most"):
         plan.infer(Request(Head("POST", "/v1/apps/hark", {}), bytes(1_002)), lambda response: None)
+
+
+def wav() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(8_000)
+        out.writeframes(bytes(640))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("spec", "told"), [(SOUND, [*WAV, RAW]), (WIDE, [RAW])])
+def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSpec, told: list[str]) -> None:
+    live = Live(rate_hz=8_000)
+    application = Application(name="hark", input=spec, output=WIDE, model=":net", live=live, chunks=4)
+    assert describe(application)["accepts"] == told
+
+    def take_in(make: object, budget_ns: int) -> None:
+        raise Overloaded("It would have been heard.")
+
+    streams = SimpleNamespace(take_in=take_in, budget_ns=1)
+    served = SimpleNamespace(name="hark", streams=streams, application=application, refuse_lost=lambda: None)
+    for content_type in (*WAV, RAW, "application/json", "audio/mpeg"):
+        body = wav() if content_type in WAV else bytes(640)
+        with pytest.raises(Overloaded if content_type in told else UnsupportedContent):
+            Plan(cast(Any, served), content_type).infer(Request(Head("POST", "/", {}), body), lambda response: None)

@@ -1,7 +1,8 @@
-"""The model repository between an engine and front-ends that die at the worst moments."""
+"""The model repository between engines and front-ends that die at the worst moments."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -16,36 +17,57 @@ from penstock.serve.repository import Memory, ModelRepository
 
 @final
 class Sides:
-    """An engine and a front-end that remember what they were told; `fails` says what befalls the next orders."""
+    """Engines and a front-end that remember what they were told; `fails` says what befalls the next orders.
 
-    def __init__(self) -> None:
-        self.fails: list[Exception] = []
-        self.attach_fails: list[Exception] = []
-        self.before_answer: Callable[[], None] = lambda: None
-        self.tables: list[int] = []
-        self.answering: dict[str, int] = {}
+    Tables are known by key, with the engine that has them; names by the keys of the tables that answer to them.
+    """
+
+    def __init__(self, *engines: int) -> None:
+        self.engines = engines or (0,)
+        self.fails: list[Exception | None] = []
+        self.attach_fails: list[Exception | None] = []
+        self.while_loading: Callable[[Order, int], None] = lambda order, engine: None
+        self.while_attaching: Callable[[Loaded], None] = lambda loaded: None
+        self.tables: dict[int, int] = {}
+        self.answering: dict[str, set[int]] = {}
+        self.models: dict[int, int] = {}
         self.states: tuple[ModelState, ...] = ()
 
-    async def load(self, order: Order) -> tuple[Loaded, Memory]:
+    async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
         await asyncio.sleep(0)
-        if self.fails:
-            raise self.fails.pop(0)
-        self.tables.append(order.key)
-        named = Order(key=order.key, name=order.name or "only", version=order.version, bundle=order.bundle)
-        return Loaded(order=named, slots=8, frontends=1, bundle_hash="", application=""), order.key
+        self.while_loading(order, engine)
+        if self.fails and (error := self.fails.pop(0)) is not None:
+            raise error
+        self.tables[order.key] = engine
+        self.models[order.key] = order.model
+        loaded = Loaded(
+            order=replace(order, name=order.name or "only"),
+            engine=engine,
+            device="cpu",
+            slots=8,
+            frontends=1,
+            bundle_hash="",
+            application="",
+        )
+        return loaded, order.key
 
     async def unload(self, key: int) -> None:
-        if key in self.tables:
-            self.tables.remove(key)
+        self.tables.pop(key, None)
 
     async def attach(self, loaded: Loaded, memory: Memory) -> None:
-        self.answering[loaded.order.name] = loaded.order.key
+        order = loaded.order
         await asyncio.sleep(0)
-        if self.attach_fails:
-            raise self.attach_fails.pop(0)
+        self.while_attaching(loaded)
+        if order.key not in self.tables:
+            raise EngineLost("it ended")
+        if self.attach_fails and (error := self.attach_fails.pop(0)) is not None:
+            raise error
+        others = {key for key in self.answering.get(order.name, ()) if self.models[key] == order.model}
+        self.answering[order.name] = others | {order.key}
 
     async def retire(self, key: int) -> None:
-        self.answering = {name: taken for name, taken in self.answering.items() if taken != key}
+        left = {name: keys - {key} for name, keys in self.answering.items()}
+        self.answering = {name: keys for name, keys in left.items() if keys}
         await asyncio.sleep(0)
 
     def tell(self, states: tuple[ModelState, ...]) -> None:
@@ -53,6 +75,14 @@ class Sides:
 
     def state(self, name: str) -> tuple[str, str]:
         return next((state.state, state.reason) for state in self.states if state.name == name)
+
+    def die(self, engine: int, repository: ModelRepository) -> None:
+        self.tables = {key: there for key, there in self.tables.items() if there != engine}
+        repository.lose(engine)
+
+    def serving(self, name: str) -> set[int]:
+        """The engines whose tables answer to a name."""
+        return {self.tables[key] for key in self.answering.get(name, ()) if key in self.tables}
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +106,13 @@ def test_an_engine_that_dies_again_while_it_loads_loses_no_model(models: Path) -
         sides = Sides()
         repository = ModelRepository((), models, sides, sides)
         await repository.load_all()
-        repository.lose()
+        repository.lose(0)
         assert sides.state("first") == ("LOADING", RESTARTING)
         sides.fails = [EngineLost("it died")]
-        await repository.restore()
+        await repository.restore(0)
         assert repository.loaded == []
-        repository.lose()
-        await repository.restore()
+        repository.lose(0)
+        await repository.restore(0)
         assert {loaded.order.name for loaded, _ in repository.loaded} == {"first", "second"}
         assert sides.state("first") == sides.state("second") == ("READY", "")
 
@@ -94,25 +124,27 @@ def test_what_was_served_is_tried_until_it_loads_again(models: Path) -> None:
         sides = Sides()
         repository = ModelRepository((), models, sides, sides)
         await repository.load_all()
-        repository.lose()
+        repository.lose(0)
         sides.fails = [
             ServeError("too slow just now"),
             ServeError("too slow just now"),
             ServeError("too slow just now"),
         ]
-        await repository.restore()
+        await repository.restore(0)
         assert {loaded.order.name for loaded, _ in repository.loaded} == {"first", "second"}
 
     run(scene)
 
 
-def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path) -> None:
+@pytest.mark.parametrize("engines", [(0,), (0, 1)])
+def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path, engines: tuple[int, ...]) -> None:
     async def scene() -> None:
-        sides = Sides()
+        sides = Sides(*engines)
         repository = ModelRepository((), models, sides, sides)
         await repository.load_all()
-        before, tables = dict(sides.answering), list(sides.tables)
-        sides.attach_fails = [ServeError("replaced while it was loaded")]
+        before, tables = dict(sides.answering), dict(sides.tables)
+        # The last of its replicas.
+        sides.attach_fails = [*[None] * (len(engines) - 1), ServeError("replaced while it was loaded")]
         with pytest.raises(InvalidInput, match="replaced while it was loaded"):
             await repository.load("first")
         assert (sides.answering, sides.tables) == (before, tables)
@@ -126,7 +158,7 @@ def test_changes_while_the_engine_is_gone(models: Path) -> None:
         sides = Sides()
         repository = ModelRepository((), models, sides, sides)
         await repository.load_all()
-        repository.lose()
+        repository.lose(0)
         await repository.unload("first")
         assert sides.state("first") == ("UNAVAILABLE", "unloaded")
         assert "first" not in sides.answering
@@ -135,7 +167,147 @@ def test_changes_while_the_engine_is_gone(models: Path) -> None:
         sides.fails = [EngineLost("it is being started again")]
         with pytest.raises(Overloaded):
             await repository.load("first")
-        await repository.restore()
+        sides.engines = ()
+        with pytest.raises(Overloaded):
+            await repository.load("first")
+        await repository.restore(0)
         assert [loaded.order.name for loaded, _ in repository.loaded] == ["second"]
+
+    run(scene)
+
+
+def test_every_engine_has_every_model_and_a_replacement(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1, 2)
+        repository = ModelRepository((), models, sides, sides)
+        await repository.load_all()
+        assert sides.serving("first") == sides.serving("second") == {0, 1, 2}
+        before = sides.answering["first"]
+        await repository.load("first")
+        while len(sides.tables) > 6:
+            await asyncio.sleep(0)
+        assert sides.serving("first") == {0, 1, 2}
+        assert before.isdisjoint(sides.answering["first"])
+        await repository.unload("first")
+        assert (sides.serving("first"), len(sides.tables)) == (set(), 3)
+
+    run(scene)
+
+
+def test_a_model_is_ready_as_long_as_one_engine_has_it(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1)
+        repository = ModelRepository((), models, sides, sides)
+        await repository.load_all()
+        kept = {key for key, engine in sides.tables.items() if engine == 0}
+        sides.die(1, repository)
+        assert sides.state("first") == ("READY", "")
+        await repository.restore(1)
+        assert sides.serving("first") == sides.serving("second") == {0, 1}
+        assert kept <= sides.tables.keys()
+        sides.die(0, repository)
+        sides.die(1, repository)
+        assert sides.state("first") == ("LOADING", RESTARTING)
+        # Whoever comes back first is enough, whatever becomes of the other.
+        await repository.restore(1)
+        assert sides.state("first") == sides.state("second") == ("READY", "")
+        await repository.restore(0)
+        assert sides.serving("first") == {0, 1}
+
+    run(scene)
+
+
+def test_what_one_engine_cannot_load_none_serves(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1)
+        repository = ModelRepository((), models, sides, sides)
+        await repository.load_all()
+        before, tables = dict(sides.answering), dict(sides.tables)
+        sides.fails = [None, ServeError("engine 1 on cuda:1: no memory")]
+        with pytest.raises(InvalidInput, match="engine 1 on cuda:1: no memory"):
+            await repository.load("first")
+        assert (sides.answering, sides.tables) == (before, tables)
+        # That an engine ended is less than what is wrong with the model.
+        sides.fails = [EngineLost("it ended"), ServeError("no memory")]
+        with pytest.raises(InvalidInput, match="no memory"):
+            await repository.load("first")
+        assert (sides.answering, sides.tables) == (before, tables)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("moment", ["loading", "attaching"])
+def test_an_engine_that_dies_while_a_model_comes_leaves_the_version_before(models: Path, moment: str) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1)
+        repository = ModelRepository((), models, sides, sides)
+        await repository.load_all()
+        before = {key for key in sides.answering["first"] if sides.tables[key] == 0}
+        deaths: list[int] = []
+
+        def die(loaded: Order | Loaded, engine: int = 0) -> None:
+            # When the other engine's is attached, the first one's was.
+            if not deaths and (isinstance(loaded, Order) or loaded.engine == 1):
+                deaths.append(1 if moment == "loading" else 0)
+                sides.die(deaths[0], repository)
+
+        if moment == "loading":
+            sides.fails = [None, EngineLost("it ended")]
+            sides.while_loading = die
+        else:
+            before = sides.answering["first"] - before
+            sides.while_attaching = die
+        with pytest.raises(Overloaded):
+            await repository.load("first")
+        assert sides.answering["first"] >= before
+        assert sides.serving("first") == {1 - deaths[0]}
+        assert set(sides.tables.values()) == {1 - deaths[0]}
+        await repository.restore(deaths[0])
+        assert sides.serving("first") == sides.serving("second") == {0, 1}
+        assert len(sides.tables) == 4
+
+    run(scene)
+
+
+def test_an_engine_that_comes_back_during_a_load_gets_that_model_too(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1)
+        repository = ModelRepository((), models, sides, sides)
+        await repository.load_all()
+        sides.die(1, repository)
+        sides.engines = (0,)
+        restored: list[asyncio.Task[None]] = []
+
+        def come_back(order: Order, engine: int) -> None:
+            if not restored:
+                sides.engines = (0, 1)
+                restored.append(asyncio.create_task(repository.restore(1)))
+
+        (models / "third" / "1").mkdir(parents=True)
+        sides.while_loading = come_back
+        await repository.load("third")
+        await restored[0]
+        assert sides.serving("first") == sides.serving("second") == sides.serving("third") == {0, 1}
+
+    run(scene)
+
+
+def test_models_of_a_lost_engine_can_be_replaced_while_it_is_gone(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1)
+        repository = ModelRepository((), models, sides, sides)
+        await repository.load_all()
+        sides.die(0, repository)
+        sides.engines = (1,)
+        before = sides.answering["first"]
+        (models / "first" / "2").mkdir()
+        await repository.load("first")
+        assert sides.serving("first") == {1}
+        sides.engines = (0, 1)
+        await repository.restore(0)
+        assert sides.serving("first") == {0, 1}
+        assert before.isdisjoint(sides.answering["first"])
+        versions = {loaded.order.version for loaded, _ in repository.loaded if loaded.order.name == "first"}
+        assert versions == {"2"}
 
     run(scene)

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.peers.contestants import ROOT
 from benchmarks.peers.network import peer_arguments
@@ -30,8 +31,6 @@ parameters {{ key: "bundle" value {{ string_value: "{bundle}" }} }}
 
 def main() -> None:
     given = peer_arguments()
-    site = next(place for place in map(Path, sys.path) if (place / "pytriton").is_dir())
-    triton = site / "pytriton" / "tritonserver"
     manifest = read_bundle(given.bundle).manifest
     config = CONFIG.format(
         name=manifest.name,
@@ -41,28 +40,44 @@ def main() -> None:
         max_wait_us=round(given.max_wait_ms * 1000),
         bundle=given.bundle.resolve(),
     )
-    repository = Path(sys.prefix) / "repository"
-    shutil.rmtree(repository, ignore_errors=True)
-    version = repository / manifest.name / "1"
-    version.mkdir(parents=True)
-    shutil.copy(HERE / "model.py", version)
-    modules_at = [str(ROOT), *(place for place in sys.path if place.endswith("site-packages"))]
-    (version / "path.txt").write_text("\n".join(modules_at))
-    (repository / manifest.name / "config.pbtxt").write_text(config)
-    # As pytriton does it: the stub finds its libraries by its place in this tree.
-    stub = triton / "python_backend_stubs" / STUB_PYTHON / "triton_python_backend_stub"
-    shutil.copy(stub, triton / "backends" / "python")
-    arguments = [
-        str(triton / "bin" / "tritonserver"),
-        f"--model-repository={repository}",
-        f"--backend-directory={triton / 'backends'}",
+    become_triton(
+        repository_of(manifest.name, config, HERE / "model.py"),
         "--http-address=127.0.0.1",
         f"--http-port={given.port}",
         f"--http-thread-count={HTTP_THREADS}",
         "--allow-grpc=false",
-        "--allow-metrics=false",
-    ]
-    os.execv(arguments[0], arguments)
+    )
+
+
+def repository_of(name: str, config: str, model: Path) -> Path:
+    """Write a repository of one model of the Python backend.
+
+    Args:
+        name: The model's.
+        config: Its config.pbtxt.
+        model: What the backend runs.
+    """
+    repository = Path(sys.prefix) / "repository"
+    shutil.rmtree(repository, ignore_errors=True)
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    shutil.copy(model, version / "model.py")
+    modules_at = [str(ROOT), *(place for place in sys.path if place.endswith("site-packages"))]
+    (version / "path.txt").write_text("\n".join(modules_at))
+    (repository / name / "config.pbtxt").write_text(config)
+    return repository
+
+
+def become_triton(repository: Path, *options: str) -> NoReturn:
+    """Let this process be the server from now on."""
+    site = next(place for place in map(Path, sys.path) if (place / "pytriton").is_dir())
+    triton = site / "pytriton" / "tritonserver"
+    # As pytriton does it: the stub finds its libraries by its place in this tree.
+    stub = triton / "python_backend_stubs" / STUB_PYTHON / "triton_python_backend_stub"
+    shutil.copy(stub, triton / "backends" / "python")
+    server = str(triton / "bin" / "tritonserver")
+    places = f"--model-repository={repository}", f"--backend-directory={triton / 'backends'}"
+    os.execv(server, [server, *places, "--allow-metrics=false", *options])
 
 
 if __name__ == "__main__":

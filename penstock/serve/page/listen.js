@@ -2,7 +2,7 @@
 
 import { element, sleep, write } from "./dom.js";
 import { Heard } from "./heard.js";
-import { apiKey } from "./key.js";
+import { anotherKey, apiKey } from "./key.js";
 import { Level } from "./level.js";
 import { Gone, getJson } from "./server.js";
 import { SoundProblem, openSound } from "./sound.js";
@@ -179,13 +179,19 @@ class Run {
 
   async #ended(end, key) {
     if (this.#over) return;
-    if (end.retryAfterMs !== undefined) await this.#retry(`refused: ${end.why}`, end.retryAfterMs);
+    if (end.wantsKey) await this.#enterKey(key);
+    else if (end.retryAfterMs !== undefined) await this.#retry(`refused: ${end.why}`, end.retryAfterMs);
     else if (!end.opened) await this.#unopened(end, key);
     else if (end.why) this.#finish("failed", `ended: ${end.why}`);
     else this.#finish("ended", `ended: ${this.#lostBy ?? "all that was heard is answered"}`);
   }
 
-  // A browser does not say why no WebSocket opened, so the server is asked for something else.
+  async #enterKey(refused) {
+    await anotherKey(refused);
+    if (!this.#over) this.#connect(this.#sound);
+  }
+
+  // Where no WebSocket opened at all, a browser does not say why, so the server is asked for something else.
   async #unopened(end, key) {
     if (this.#stopping) return this.#finish("failed", end.why ? `ended: ${end.why}` : "ended: the connection broke off");
     if (end.why) return this.#finish("failed", `ended: ${end.why}`);

@@ -5,7 +5,7 @@ const END_MS = 10_000;
 const MOST_BEHIND_S = 10;
 const MOST_BUFFERED_S = 0.5; // more waits here, where one can see how much it is
 const UNTIL_ANOTHER_MS = 5000; // where the server does not say when to come back
-const [DONE, RESTART, TRY_LATER] = [1000, 1012, 1013];
+const [DONE, RESTART, TRY_LATER, WANTS_KEY] = [1000, 1012, 1013, 4401];
 
 /** The WebSocket of an application, with the key as the only thing that a browser lets it carry. */
 export function openSocket(app, key) {
@@ -19,7 +19,7 @@ export function openSocket(app, key) {
 /**
  * A stream on a socket that is being opened.
  * `told` gets `ready()`, `result(event, latencyMs)` for every chunk and once more for what the end releases, and at last, once, `over(end)`; `end` has `why`, a
- * sentence that is empty where all was well, `opened`, and `retryAfterMs` where the server asks to come back later.
+ * sentence that is empty where all was well, `opened`, `retryAfterMs` where the server asks to come back later, and `wantsKey` where it wants another key.
  */
 export class Stream {
   #state = "starting";
@@ -130,6 +130,7 @@ function message(number, samples) {
 function ending({ code, reason }, opened, ended) {
   if (ended || !opened) return { why: "", opened };
   const why = reason || `The connection broke off (code ${code}).`;
+  if (code === WANTS_KEY) return { why, opened, wantsKey: true };
   if (code !== TRY_LATER && code !== RESTART) return { why, opened };
   const seconds = /Retry after ([\d.]+) s/.exec(reason);
   return { why: why.replace(/ ?Retry after [\d.]+ s\.?/, ""), opened, retryAfterMs: seconds ? 1000 * seconds[1] : UNTIL_ANOTHER_MS };

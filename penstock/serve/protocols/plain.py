@@ -74,7 +74,8 @@ class Plan:
         chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
         # Of all that can be called later, these cost least to make.
         done = partial(self._done, answer)
-        return partial(served.frontend.cancel, served.put(chunk, done, self.budget_ns, self.background, request.heard))
+        ticket = served.put(chunk, done, self.budget_ns, self.background, request.heard)
+        return partial(ticket.frontend.cancel, ticket)
 
     def _done(self, answer: Answer, status: int, output: Array, last: bool) -> None:
         served = self.served

@@ -12,7 +12,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge, UnsupportedContent
-from penstock.core.live import events_of, is_sound
+from penstock.core.live import WAV, events_of, is_sound
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.connection import Answer, refused
 from penstock.serve.feed import Chunk, Feed
@@ -25,7 +25,6 @@ from penstock.serve.wire import Head, Request, Response
 
 log = logging.getLogger(__name__)
 
-WAV = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
 # Of a recording so much is decoded at a time: less than a millisecond of work.
 PIECE_BYTES = 1 << 16
 
@@ -70,7 +69,7 @@ class Plan:
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
         first = next(chunks)
         served.refuse_lost()
-        recording = streams.take_in(lambda: _Recording(streams, served, chunks, answer), streams.budget_ns)
+        recording = streams.take_in(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
         recording.begin(first)
         return recording.leave
 
@@ -130,7 +129,7 @@ class _Recording:
     """One recording on its way.
 
     Args:
-        streams: The model's.
+        streams: The model's, where it was taken in.
         served: The model.
         chunks: What is left of it after the first chunk.
         answer: Takes the response.

@@ -1,0 +1,179 @@
+"""`penstock bench streams` over both protocols, against a real server and against one that misbehaves."""
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.bench.stream_grpc import METHOD
+from penstock.bench.stream_player import StreamJob, StreamsSent
+from penstock.bench.stream_sender import run_stream_job
+from penstock.bench.streams import described, measure_streams, played_for
+from penstock.cli import build
+from penstock.core.errors import BenchError
+from penstock.core.spec import TensorSpec
+from penstock.serve.protocols import grpc_v2_pb2 as pb
+from tests.support.live import live_bundle
+from tests.support.serving import RunningServer
+
+CHUNK, PERIOD_S, STREAMS = 4, 0.02, 3
+SOUND = TensorSpec(dtype="int16", shape=(CHUNK,), meaning="sound", name="sound")
+SOUNDS = np.arange(2 * 400, dtype=np.int16).reshape(2, 400)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hark")
+    live_bundle(folder)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def ports(bundle: Path) -> Iterator[dict[str, int]]:
+    """Of a real server, by protocol."""
+    with RunningServer(bundle, "--latency-ms", "2000", "--grpc-port", "0") as server:
+        assert server.process.stdout is not None
+        yield {"websocket": server.port, "grpc": int(server.process.stdout.readline().split()[-1])}
+
+
+def test_streams_are_carried_whole_and_compared(bundle: Path, ports: dict[str, int]) -> None:
+    heard = played_for(bundle, seconds=0.5, tolerance=None)
+    for (protocol, port), processes in zip(ports.items(), (1, 2), strict=True):
+        played = replace(heard, url=f"127.0.0.1:{port}", protocol=protocol)
+        measured = measure_streams(played, STREAMS, seconds=0.5, warm_up_s=0.1, processes=processes)
+        assert measured.whole, described(measured)
+        assert (measured.opened, measured.refused, measured.checked) == (STREAMS, 0, STREAMS)
+        assert measured.offered == measured.latency_s.size > STREAMS
+        assert 0 < measured.difference < 1e-4
+
+
+def test_a_model_without_its_bundle(ports: dict[str, int]) -> None:
+    where = ["--protocol", "grpc", "--url", f"127.0.0.1:{ports['grpc']}", "--rate-hz", "8000", "--count", "2"]
+    command = ["bench", "streams", *where, "--seconds", "0.5", "--model"]
+    result = CliRunner().invoke(build(), [*command, "hark", "--frames", "160"])
+    assert (result.exit_code, "2 streams: p50" in result.output) == (0, True), result.output
+    result = CliRunner().invoke(build(), [*command, "hark"])
+    assert "say by --frames" in str(result.exception)
+    result = CliRunner().invoke(build(), [*command, "nobody", "--frames", "160"])
+    assert "There is no model 'nobody' here" in str(result.exception)
+
+
+class Misbehaving:
+    """A gRPC server that answers chunks with their samples, or as its model's name says."""
+
+    def __init__(self) -> None:
+        self.asked: dict[Any, list[pb.ModelInferRequest]] = defaultdict(list)
+
+    def answers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for number, raw in enumerate(requests):
+            request = pb.ModelInferRequest.FromString(raw)
+            self.asked[request.parameters["sequence_id"].int64_param].append(request)
+            kind = request.model_name
+            if kind == "aborting":
+                context.abort(grpc.StatusCode.UNAVAILABLE, "nobody is here")
+            if kind == "losing" and number % 2:
+                continue
+            response = pb.ModelStreamInferResponse()
+            response.infer_response.id = "" if kind == "nameless" else request.id
+            if kind == "refusing" or (kind == "breaking" and number == 2):
+                response.error_message = f"it is {kind}"
+            samples = np.frombuffer(request.raw_input_contents[0], "<i2").astype("<f4")
+            response.infer_response.raw_output_contents.append((samples + (kind == "wrong")).tobytes())
+            yield response.SerializeToString()
+            if kind == "repeating":
+                yield response.SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def misbehaving() -> Iterator[tuple[Misbehaving, int]]:
+    servicer = Misbehaving()
+    service, method = METHOD.strip("/").split("/")
+    handler = grpc.method_handlers_generic_handler(
+        service, {method: grpc.stream_stream_rpc_method_handler(servicer.answers)}
+    )
+    server = grpc.server(ThreadPoolExecutor(2 * STREAMS), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield servicer, port
+    server.stop(None).wait()
+
+
+@pytest.fixture(autouse=True)
+def collecting() -> Iterator[None]:
+    """What plays in this process turns the collection of garbage off."""
+    yield
+    gc.enable()
+
+
+def sent(port: int, model: str, protocol: str = "grpc") -> StreamsSent:
+    now = time.monotonic()
+    job = StreamJob(
+        host="127.0.0.1",
+        port=port,
+        model=model,
+        input=SOUND,
+        streams=STREAMS,
+        sounds=SOUNDS,
+        period_s=PERIOD_S,
+        start_s=now,
+        open_s=0.0,
+        measured_from_s=now,
+        end_s=now + 0.5,
+        stragglers_s=1.0,
+        check_every=1,
+        expected=SOUNDS.astype(np.float32),
+        seed=1,
+        cpus=None,
+    )
+    return run_stream_job(job, protocol)
+
+
+def test_each_stream_is_one_sequence_from_start_to_end(misbehaving: tuple[Misbehaving, int]) -> None:
+    servicer, port = misbehaving
+    servicer.asked.clear()
+    measured = sent(port, "right")
+    assert (measured.opened, measured.lost, measured.repeated, measured.broken) == (STREAMS, 0, 0, {})
+    assert measured.difference == 0
+    assert measured.latency_s.min() > 0
+    assert len(servicer.asked) == STREAMS
+    total = 0
+    for index, requests in enumerate(servicer.asked.values()):
+        assert [request.id for request in requests] == [*map(str, range(len(requests) - 1)), "end"]
+        flags = [sorted(set(request.parameters) - {"sequence_id"}) for request in requests]
+        assert flags == [["sequence_start"], *[[]] * (len(requests) - 2), ["sequence_end"]], index
+        assert all(list(request.inputs[0].shape) == [1, CHUNK] for request in requests)
+        total += len(requests) - 1
+    assert total == measured.offered
+
+
+def test_what_a_server_does_wrong_is_counted(misbehaving: tuple[Misbehaving, int]) -> None:
+    _, port = misbehaving
+    refusing = sent(port, "refusing")
+    assert (refusing.opened, refusing.refused, refusing.broken) == (0, STREAMS, {"it is refusing": STREAMS})
+    breaking = sent(port, "breaking")
+    assert (breaking.opened, breaking.refused, breaking.broken) == (STREAMS, 0, {"it is breaking": STREAMS})
+    losing = sent(port, "losing")
+    assert losing.lost == losing.offered - losing.latency_s.size >= STREAMS
+    assert losing.repeated > 0
+    assert sent(port, "repeating").repeated > 0
+    assert sent(port, "aborting").broken == {"nobody is here": STREAMS}
+    assert sent(port, "wrong").difference == 1
+    with pytest.raises(BenchError, match="without its id"):
+        sent(port, "nameless")
+
+
+def test_a_server_of_another_protocol_or_none_is_said(ports: dict[str, int]) -> None:
+    with pytest.raises(BenchError, match="name its port of gRPC"):
+        sent(ports["websocket"], "hark")
+    assert set(sent(ports["grpc"], "hark", "websocket").broken) != set()
+    with pytest.raises(BenchError, match="cannot be reached"):
+        sent(1, "hark")

@@ -1,0 +1,245 @@
+"""A server with two engines: what is spread over them, and what clients notice when one of them dies."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import Bundle, Client
+from penstock.bench.processes import children
+from penstock.core.application import find_application
+from penstock.core.errors import InvalidInput, Overloaded
+from tests.support.live import CHUNK, live_bundle, offline, sounds
+from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
+from tests.support.serving import RunningServer, serve_command, write_doubler
+
+ENGINES = ("engine 0 on cpu", "engine 1 on cpu")
+FRONT_ENDS = ("front-end 0", "front-end 1")
+# Asked so often, each front-end has answered.
+OFTEN = 16
+# Whichever engine makes it first is the only one that can.
+FOR_ONE_ENGINE = """
+def network():
+    import os
+    import pathlib
+    from torch import nn
+
+    owner = pathlib.Path(__file__).with_name("owner")
+    if not owner.exists():
+        owner.mkdir()
+        (owner / str(os.getpid())).touch()
+    elif not (owner / str(os.getpid())).exists():
+        raise RuntimeError("somebody else has it")
+    return nn.Linear(4, 4)
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    for name in ("hark", "doubler"):
+        (folder / name).mkdir()
+    live_bundle(folder / "hark")
+    write_doubler(folder / "doubler", sleep_s=0.005)
+    for name in ("hark", "doubler"):
+        shutil.copytree(folder / name / "bundle", folder / "models" / name / "1")
+    return folder / "models"
+
+
+@pytest.fixture(scope="module")
+def running(models: Path) -> Iterator[RunningServer]:
+    options = ("--device", "cpu,cpu", "--frontends", "2", "--latency-ms", "500")
+    with RunningServer(None, "--models", str(models), *options) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RunningServer) -> RunningServer:
+    eventually(lambda: serving(running) == {0, 1}, within_s=60)
+    return running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[Client]:
+    with Client(f"http://{server.host}:{server.port}", retries=0) as client:
+        yield client
+
+
+def engines(server: RunningServer, name: str) -> list[dict[str, Any]]:
+    """What the server says of each engine that serves a model."""
+    return server.ask("GET", "/v1/stats")[2]["models"][name]["engines"]
+
+
+def serving(server: RunningServer) -> set[int]:
+    """The engines that every front-end has both models in; all that one has, if it differs."""
+    said = {
+        frozenset(engine["engine"] for engine in engines(server, name))
+        for _ in range(OFTEN)
+        for name in ("hark", "doubler")
+    }
+    return set(said.pop()) if len(said) == 1 else set()
+
+
+def open_streams(server: RunningServer) -> list[int]:
+    return [engine["streams_open"] for engine in engines(server, "hark")]
+
+
+def rows(server: RunningServer) -> list[int]:
+    return [engine["rows"] for engine in engines(server, "doubler")]
+
+
+def watch_until(server: RunningServer, there: set[int]) -> float:
+    """Wait until so many engines serve, with the server ready all the time; gives when they did."""
+    statuses: set[int] = set()
+
+    def holds() -> bool:
+        statuses.add(server.ask("GET", "/v2/health/ready")[0])
+        return serving(server) == there
+
+    eventually(holds, within_s=60)
+    assert statuses == {200}
+    return time.monotonic()
+
+
+def test_streams_are_spread_evenly_and_are_right(server: RunningServer, client: Client, models: Path) -> None:
+    assert children(server.process.pid).keys() == {*ENGINES, *FRONT_ENDS}
+    signals = sounds(6, 5 * CHUNK)
+    streams = [client.stream("hark") for _ in signals]
+    assert open_streams(server) == [3, 3]
+    for stream, sound in zip(streams, signals, strict=True):
+        stream.send(sound)
+    for stream, whole in zip(streams, offline(models / "hark" / "1", signals), strict=True):
+        frames = [frame for result in stream.end() for frame in result.event or ()]
+        np.testing.assert_allclose(frames, whole, atol=1e-5)
+        stream.close()
+    eventually(lambda: open_streams(server) == [0, 0], within_s=5)
+
+
+def test_a_killed_engine_ends_its_own_streams_alone(server: RunningServer, client: Client, models: Path) -> None:
+    signals = sounds(4, 5 * CHUNK)
+    streams = [client.stream("hark") for _ in signals]
+    heard = [iter(stream) for stream in streams]
+    frames: list[list[Any]] = []
+    for stream, results, sound in zip(streams, heard, signals, strict=True):
+        stream.send(sound[:CHUNK])
+        frames.append(list(next(results).event or ()))
+    kill(server, ENGINES[1])
+    lost: dict[int, str] = {}
+    for index, (stream, sound) in enumerate(zip(streams, signals, strict=True)):
+        try:
+            for at in range(CHUNK, len(sound), CHUNK):
+                stream.send(sound[at : at + CHUNK])
+            frames[index] += [frame for result in stream.end() for frame in result.event or ()]
+        except Overloaded as error:
+            lost[index] = str(error)
+        stream.close()
+    assert [sentence.startswith("The engine stopped before it answered") for sentence in lost.values()] == [True] * 2
+    for index, whole in enumerate(offline(models / "hark" / "1", signals)):
+        if index not in lost:
+            np.testing.assert_allclose(frames[index], whole, atol=1e-5)
+    watch_until(server, {0})
+    # Meanwhile all go to the other one, and the next to the one that is back.
+    with client.stream("hark"), client.stream("hark"):
+        assert open_streams(server) == [2]
+        watch_until(server, {0, 1})
+        with client.stream("hark"), client.stream("hark"):
+            assert open_streams(server) == [2, 2]
+
+
+def test_requests_go_to_both_engines_and_to_the_one_that_is_left(server: RunningServer) -> None:
+    before = rows(server)
+    with Crowd(server) as crowd:
+        crowd.until_right(200)
+        assert all(after > had for after, had in zip(rows(server), before, strict=True))
+        kill(server, ENGINES[0])
+        lost_s = watch_until(server, {1})
+        crowd.until_right(100, since_s=lost_s)
+        back_s = watch_until(server, {0, 1})
+        crowd.until_right(100, since_s=back_s)
+        assert rows(server)[0] > 0
+    assert crowd.outcomes.keys() <= {"right", "refused"}
+    # Of those that waited for it.
+    assert all(event.sent_s < lost_s for event in crowd.events if event.outcome == "refused")
+    answered = {server.ask("GET", "/v1/stats")[2]["models"]["doubler"]["answered"] for _ in range(OFTEN)}
+    assert min(answered) >= crowd.outcomes["right"]
+
+
+def test_a_model_is_replaced_in_all_engines_or_in_none(
+    server: RunningServer, client: Client, models: Path, tmp_path: Path
+) -> None:
+    text = (models.parent / "doubler" / "app.py").read_text()
+    begin, end = text.index("def network():"), text.index("def decode(")
+    (tmp_path / "app.py").write_text(text[:begin] + FOR_ONE_ENGINE + "\n\n" + text[end:])
+    found = find_application(str(tmp_path / "app.py"))
+    Bundle.write(found, found.model(), np.zeros((2, 4), np.float32), to=models / "doubler" / "3")
+    shutil.rmtree(tmp_path / "owner")
+    mapped = {process: mapped_tables(process) for process in children(server.process.pid).values()}
+    with Crowd(server, clients=3) as crowd:
+        crowd.until_right(20)
+        with pytest.raises(InvalidInput, match=r"engine \d on cpu: .*somebody else has it"):
+            client.load("doubler")
+        shutil.rmtree(models / "doubler" / "3")
+        shutil.copytree(models / "doubler" / "1", models / "doubler" / "2")
+        client.load("doubler")
+        crowd.until_right(20, since_s=time.monotonic())
+    assert crowd.outcomes.keys() == {"right"}
+    assert [engine["engine"] for engine in engines(server, "doubler")] == [0, 1]
+    # No table of what was replaced, or of what could not be, is left in any process.
+    for process, count in mapped.items():
+        eventually(lambda process=process, count=count: mapped_tables(process) <= count, within_s=5)
+    eventually(lambda: tables_of([server.process.pid]) == 4, within_s=5)
+
+
+def test_figures_are_told_of_each_engine(server: RunningServer) -> None:
+    assert server.ask("POST", "/v1/apps/doubler", b"[1, 2, 3, 4]")[0] == 200
+    text = server.ask("GET", "/metrics")[2].decode()
+    for line in (
+        'penstock_engines{app="doubler"} 2.0',
+        'penstock_streams_open{app="hark",engine="1"} 0.0',
+        'penstock_slots_in_use{app="doubler",engine="0"} 0.0',
+        'penstock_batch_rows_count{app="hark",engine="0"}',
+        'penstock_requests_total{app="doubler",outcome="answered"}',
+        'penstock_streams_opened_total{app="hark"}',
+    ):
+        assert line in text
+    stats = server.ask("GET", "/v1/stats")[2]["models"]["doubler"]
+    assert [engine["device"] for engine in stats["engines"]] == ["cpu", "cpu"]
+    assert stats["slots"]["total"] == sum(engine["slots"]["total"] for engine in stats["engines"])
+    assert sum(stats["latency"]["counts"]) == sum(engine["rows"] for engine in stats["engines"])
+
+
+def test_an_engine_that_cannot_begin_ends_the_start_with_a_sentence(models: Path) -> None:
+    command = serve_command(models / "hark" / "1", "--device", "cpu,cuda:99", "--executor", "auto")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("penstock: engine 1 on cuda:99: --device is cuda:99, but ")
+
+
+def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
+    with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--latency-ms", "500", "--verbose") as server:
+        processes = children(server.process.pid)
+        assert processes.keys() >= {*ENGINES, "front-end 0"}
+        with Crowd(server, clients=12, pause_s=0.0) as crowd:
+            crowd.until_right(300)
+            server.stop()
+            assert server.process.wait(10) == 0
+        assert not any(map(exists, processes.values()))
+        assert crowd.outcomes.keys() <= {"right", "closed"}
+        log = server.log()
+        told = [int(line.split("drained; ")[1].split()[0]) for line in log.splitlines() if "drained; " in line]
+        assert sum(told) == crowd.outcomes["right"]
+        # Each line of an engine's says which one it is, and where it runs.
+        assert all(f"INFO {engine} penstock" in log for engine in ENGINES)
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(running: RunningServer) -> None:
+    processes = list(children(running.process.pid).values())
+    assert len(processes) == len(ENGINES) + len(FRONT_ENDS)
+    running.process.kill()
+    eventually(lambda: not any(map(exists, processes)), within_s=5)
+    eventually(lambda: tables_of(processes) == 0, within_s=5)

@@ -1,0 +1,88 @@
+"""What plays live streams, as far as it needs no server: what is asked for, what is missing, what is compared."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.peers.streams import Search, chosen_streams, lines_of
+from penstock.bench.stream_figures import played_as
+from penstock.bench.stream_metadata import input_of
+from penstock.bench.streams import address_of
+from penstock.core.errors import BenchError
+from penstock.serve.protocols import grpc_v2_pb2 as pb
+
+
+def described(*inputs: tuple[str, list[int]]) -> pb.ModelMetadataResponse:
+    tensors = [
+        pb.ModelMetadataResponse.TensorMetadata(name="sound", datatype=datatype, shape=shape)
+        for datatype, shape in inputs
+    ]
+    return pb.ModelMetadataResponse(name="hark", inputs=tensors)
+
+
+def test_a_chunk_is_what_the_metadata_say() -> None:
+    for metadata, frames in ((described(("INT16", [-1, 320])), None), (described(("INT16", [1, -1])), 320)):
+        chunk = input_of(metadata, frames)
+        assert (chunk.name, chunk.dtype, chunk.shape) == ("sound", "int16", (320,))
+    assert input_of(described(("FP32", [1, -1, 3])), 5).shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "frames", "said"),
+    [
+        (described(), 1, "takes nothing; a stream has one input"),
+        (described(("INT16", [1, 4]), ("INT16", [1, 4])), None, r"INT16\[1, 4\], sound INT16"),
+        (described(("BYTES", [1, 4])), None, "one input of numbers"),
+        (described(("INT16", [4])), None, r"\[1, frames, ...\]"),
+        (described(("INT16", [1, -1])), None, "say by --frames"),
+        (described(("INT16", [1, 4])), 5, "takes chunks of 4 frames, not 5"),
+    ],
+)
+def test_what_takes_no_stream_is_said(metadata: pb.ModelMetadataResponse, frames: int | None, said: str) -> None:
+    with pytest.raises(BenchError, match=said):
+        input_of(metadata, frames)
+
+
+def test_addresses() -> None:
+    assert address_of("127.0.0.1:8001") == ("127.0.0.1", 8001)
+    assert address_of("http://somewhere") == ("somewhere", 80)
+    assert address_of("http://[::1]:8000/") == ("::1", 8000)
+    for wrong in ("somewhere", ":8000", "here:there", ""):
+        with pytest.raises(BenchError, match="must be HOST:PORT"):
+            address_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"protocol": "http"}, "it must be websocket or grpc"),
+        ({"model": "hark"}, "name that by --url"),
+        ({}, "without a bundle"),
+        ({"protocol": "grpc", "url": "here:1", "model": "hark"}, "--rate-hz"),
+        ({"url": "here:1", "model": "hark", "rate_hz": 8000.0}, "--protocol grpc"),
+        ({"bundle": Path("somewhere"), "frames": 4}, "the bundle says what"),
+    ],
+)
+def test_what_is_missing_or_told_twice_is_said(told: dict[str, Any], said: str) -> None:
+    options: dict[str, Any] = dict.fromkeys(("bundle", "url", "model", "rate_hz", "frames", "tolerance"))
+    options |= {"protocol": "websocket", "seconds": 1.0}
+    with pytest.raises(BenchError, match=said):
+        played_as(**options | told)
+
+
+def test_penstocks_line_stands_beside_the_best_peers() -> None:
+    ours, over_grpc, oldest, direct = chosen_streams([], 20.0)
+    assert chosen_streams(["triton"], 20.0) == (oldest,)
+    assert "--latency-ms" in ours.command("murmur", Path("bundle"), 1)
+    assert "--grpc-port" in over_grpc.command("murmur", Path("bundle"), 1)
+    with pytest.raises(BenchError, match="there is no server 'mosec'"):
+        chosen_streams(["mosec"], 20.0)
+    search = cast(Search, SimpleNamespace(metric="streams", played=SimpleNamespace(model="murmur", period_s=0.02)))
+    lines = lines_of(search, {ours: [300.0, 400.0], over_grpc: [90.0], oldest: [100.0], direct: [0.0]}, "it", "figure")
+    assert [line.median for line in lines] == [350.0, 90.0, 100.0, 0.0]
+    assert [line.id for line in lines] == ["figure", None, None, None]
+    beside = [line.peer and (line.peer.median, line.peer.ratio) for line in lines]
+    assert beside == [(100.0, 3.5), (100.0, 0.9), None, None]
+    assert "over gRPC" in lines[1].workload

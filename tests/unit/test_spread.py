@@ -1,0 +1,305 @@
+"""Which replica takes a request or a stream, and what becomes of it when one is lost."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.application import Application
+from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
+from penstock.core.live import Live
+from penstock.core.spec import Array
+from penstock.serve.costs import Costs
+from penstock.serve.engine import Engine
+from penstock.serve.frontend import FOR_EVER_NS, Frontend
+from penstock.serve.sequences import Place
+from penstock.serve.served import Replica, Served, refusal_of
+from penstock.serve.slots import ANSWERED, ENGINE_LOST, OK, STREAMS_OPEN, STREAMS_REFUSED, SlotTable, TableLayout
+from penstock.serve.spread import ALIKE, Load, Prospect, by_load, soonest
+from penstock.serve.streams import Streams
+from tests.support.streams import BUDGET_NS, FRAMES, MS, SOUND, SUMS, Sums
+
+LIVE = Application(name="sums", input=SOUND, output=SUMS, live=Live(rate_hz=1000), chunks=2, model="nobody:asks")
+
+times = st.integers(0, 10**9) | st.just(FOR_EVER_NS)
+prospects = st.lists(st.builds(Prospect, times, st.integers(0, 300)), min_size=1, max_size=8)
+loads = st.lists(st.builds(Load, st.integers(0, 1000), st.floats(1, 1e5)), min_size=1, max_size=8)
+
+
+def test_a_request_goes_where_least_waits_among_replicas_that_are_alike() -> None:
+    assert soonest([Prospect(10 * MS, 4), Prospect(11 * MS, 2), Prospect(12 * MS, 3)], 50 * MS) == 1
+    # Of as many the sooner one, and then the first.
+    assert soonest([Prospect(11 * MS, 2), Prospect(10 * MS, 2), Prospect(10 * MS, 2)], 50 * MS) == 1
+
+
+def test_a_request_goes_where_it_is_answered_sooner_by_far() -> None:
+    assert soonest([Prospect(2 * MS, 20), Prospect(30 * MS, 0)], 50 * MS) == 0
+    assert soonest([Prospect(20 * MS, 900), Prospect(30 * MS, 0)], 50 * MS) == 1
+
+
+def test_a_request_goes_where_it_is_admitted() -> None:
+    assert soonest([Prospect(45 * MS, 20), Prospect(52 * MS, 3)], 50 * MS) == 0
+    assert soonest([Prospect(FOR_EVER_NS, 0), Prospect(45 * MS, 20)], 50 * MS) == 1
+    # One that is idle tries where the others cannot keep it.
+    assert soonest([Prospect(60 * MS, 20), Prospect(90 * MS, 0)], 50 * MS) == 1
+    assert soonest([Prospect(60 * MS, 20), Prospect(FOR_EVER_NS, 0)], 50 * MS) == 0
+
+
+@given(prospects, st.integers(0, 10**9))
+def test_no_request_is_refused_that_somebody_would_take(prospects: list[Prospect], left_ns: int) -> None:
+    chosen = prospects[soonest(prospects, left_ns)]
+    keeping = [finish_ns for finish_ns, _ in prospects if finish_ns <= left_ns]
+    if keeping:
+        assert chosen.finish_ns <= min(left_ns, ALIKE * min(keeping))
+    elif any(finish_ns < FOR_EVER_NS and not waiting for finish_ns, waiting in prospects):
+        assert chosen.finish_ns < FOR_EVER_NS
+        assert not chosen.waiting
+    else:
+        assert chosen == min(prospects)
+
+
+def test_streams_go_where_the_fewest_are_though_measurements_differ() -> None:
+    assert by_load([Load(3, 100.0), Load(2, 60.0), Load(4, 110.0)]) == [1, 0, 2]
+    assert by_load([Load(0, 1.0), Load(0, 1.0)]) == [0, 1]
+
+
+def test_a_replica_that_can_carry_little_is_given_little() -> None:
+    taken = [0, 0]
+    for _ in range(110):
+        taken[by_load([Load(taken[0], 1000.0), Load(taken[1], 100.0)])[0]] += 1
+    assert taken == [100, 10]
+
+
+@given(loads)
+def test_every_replica_has_its_turn(loads: list[Load]) -> None:
+    assert sorted(by_load(loads)) == list(range(len(loads)))
+
+
+class Engines:
+    """A live model in two engines, as a front-end serves it; time is the test's."""
+
+    def __init__(self, *curves: Costs, slots: int = 8) -> None:
+        self.now_ns = 1_000 * MS
+        self.curves = curves or (Costs([1, 8], [1000.0, 1000.0]),) * 2
+        self.slots = slots
+        self.engines: list[Engine] = []
+        self.replicas = [self.replica(index) for index in range(len(self.curves))]
+        self.served = Served(
+            name="sums",
+            version="1",
+            application=LIVE,
+            manifest=cast(Any, None),
+            replica=self.replicas[0],
+            several=True,
+            budget_ns=BUDGET_NS,
+            idle_ns=10**12,
+            arrived=lambda now_ns: now_ns,
+            now_ns=self.clock,
+        )
+        for replica in self.replicas[1:]:
+            self.served.join(replica)
+
+    def clock(self) -> int:
+        self.now_ns += 1_000
+        return self.now_ns
+
+    def replica(self, engine: int) -> Replica:
+        table = SlotTable.private(TableLayout(slots=self.slots, chunks=2, input=SOUND, output=SUMS))
+        executor, costs = Sums(self.slots), self.curves[engine]
+        self.engines.append(Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=self.clock, costs=costs))
+        frontend = Frontend(table, budget_ns=BUDGET_NS, wake=lambda: None)
+        streams = Streams(
+            name="sums",
+            application=LIVE,
+            frontend=frontend,
+            table=table,
+            budget_ns=BUDGET_NS,
+            arrived=lambda now_ns: now_ns,
+            now_ns=self.clock,
+            why=lambda status, budget_ns: refusal_of(status, budget_ns or BUDGET_NS),
+        )
+        return Replica(engine=engine, device="cpu", frontend=frontend, table=table, streams=streams)
+
+    def tick(self) -> None:
+        for engine, replica in zip(self.engines, self.replicas, strict=True):
+            engine.tick(self.clock())
+            replica.frontend.collect()
+            replica.frontend.refresh()
+
+    @property
+    def open(self) -> list[int]:
+        return [replica.frontend.counts[STREAMS_OPEN] for replica in self.replicas]
+
+    @property
+    def in_use(self) -> list[int]:
+        return [replica.frontend.in_use for replica in self.replicas]
+
+    def begin(self, key: int, outcomes: list[Array | RequestError], chunk: int = 1) -> None:
+        assert self.served.sequences is not None
+        samples = np.full(FRAMES, chunk, np.int16)
+        self.served.sequences.put(Place(key, start=True, end=False), samples, outcomes.append)
+
+
+def no_result(status: int, output: Array, last: bool) -> None:
+    raise AssertionError(status)
+
+
+def test_streams_and_sequences_are_spread_and_stay_where_they_are() -> None:
+    world = Engines()
+    outcomes: list[list[Array | RequestError]] = [[] for _ in range(6)]
+    for key in range(6):
+        world.begin(key + 1, outcomes[key], chunk=key)
+    assert world.open == [3, 3]
+    world.tick()
+    assert world.served.sequences is not None
+    for key in range(6):
+        more = Place(key + 1, start=False, end=False)
+        world.served.sequences.put(more, np.full(FRAMES, 10, np.int16), outcomes[key].append)
+    world.tick()
+    for key, (_, second) in enumerate(outcomes):
+        assert not isinstance(second, RequestError)
+        # The sums go on where they were.
+        assert second.ravel()[-1] == FRAMES * (key + 10)
+
+
+def test_requests_go_where_the_fewest_wait() -> None:
+    world = Engines()
+    chunk = np.zeros(FRAMES, np.int16)
+    for _ in range(6):
+        world.served.put(chunk, no_result)
+    assert world.in_use == [3, 3]
+
+
+def test_the_rows_of_one_request_stay_together() -> None:
+    world = Engines()
+    chunks = np.arange(3 * FRAMES, dtype=np.int16).reshape(3, FRAMES)
+    results: list[Array | RequestError] = []
+    tickets = world.served.ask_all(chunks, results.append, None)
+    world.served.put(chunks[0], no_result)
+    assert world.in_use == [3, 1]
+    assert {ticket.frontend for ticket in tickets} == {world.replicas[0].frontend}
+
+
+def test_what_is_cancelled_is_cancelled_where_it_is() -> None:
+    world = Engines()
+    tickets = [world.served.put(np.zeros(FRAMES, np.int16), no_result) for _ in range(4)]
+    world.served.cancel(tickets[:2])
+    world.served.cancel(tickets[2:])
+    world.tick()
+    assert world.in_use == [0, 0]
+
+
+def test_a_stream_is_refused_when_no_replica_carries_it() -> None:
+    # 4 ms of signal a chunk, and 30 ms a batch, whatever its size: a second stream is one too many.
+    world = Engines(Costs([1, 2], [30.0 * MS, 60.0 * MS]), Costs([1, 2], [30.0 * MS, 60.0 * MS]))
+    streams = world.served.streams
+    assert streams is not None
+    streams.open()
+    streams.open()
+    assert world.open == [1, 1]
+    with pytest.raises(Overloaded, match=r"^2 streams are open, as many as keep 50 ms\.$"):
+        streams.open()
+    assert world.served.total(STREAMS_REFUSED) == 1
+
+
+def test_a_stream_is_refused_when_no_replica_has_a_slot() -> None:
+    world = Engines(slots=2)
+    streams = world.served.streams
+    assert streams is not None
+    for _ in range(4):
+        streams.open()
+    with pytest.raises(Overloaded, match="All slots are in use"):
+        streams.open()
+
+
+def test_a_budget_is_impossible_only_for_the_quickest() -> None:
+    quick, slow = Costs([1, 8], [1.0 * MS, 2.0 * MS]), Costs([1, 8], [20.0 * MS, 21.0 * MS])
+    world = Engines(slow, quick)
+    chunk = np.zeros(FRAMES, np.int16)
+    world.served.put(chunk, no_result, budget_ns=10 * MS)
+    assert world.in_use == [0, 1]
+    with pytest.raises(DeadlineImpossible):
+        world.served.put(chunk, no_result, budget_ns=MS // 2)
+    sequences = world.served.sequences
+    assert sequences is not None
+    with pytest.raises(DeadlineImpossible):
+        sequences.put(Place(1, True, False), chunk, lambda result: None, budget_ns=MS // 2)
+
+
+def test_a_refusal_stands_for_all_replicas_until_a_result_comes() -> None:
+    curve = Costs([1], [20.0 * MS])
+    world = Engines(curve, curve)
+    chunk = np.zeros(FRAMES, np.int16)
+    for _ in range(4):
+        world.served.put(chunk, no_result)
+    assert world.in_use == [2, 2]
+    with pytest.raises(Overloaded, match="The answer would come after"):
+        world.served.put(chunk, no_result)
+    assert world.served.frontend.refusing
+    assert world.served.refusal(None) is not None
+    for replica in world.replicas:
+        replica.frontend.collect()
+    assert not world.served.frontend.refusing
+    assert world.served.refusal(None) is None
+
+
+def test_who_waits_for_a_lost_engine_is_told_and_the_others_go_on() -> None:
+    world = Engines()
+    statuses: list[list[int]] = [[] for _ in range(4)]
+    for status in statuses:
+
+        def done(code: int, output: Array, last: bool, status: list[int] = status) -> None:
+            status.append(code)
+
+        world.served.put(np.zeros(FRAMES, np.int16), done)
+    outcomes: list[list[Array | RequestError]] = [[], []]
+    for key in range(2):
+        world.begin(key + 1, outcomes[key])
+    world.replicas[0].frontend.counts[ANSWERED] = 5
+    world.served.counts[ANSWERED] += 1
+    world.served.lose(world.replicas[0])
+    assert sorted(map(len, statuses)) == [0, 0, 1, 1]
+    assert not world.served.engine_lost
+    (error,) = outcomes[0]
+    assert isinstance(error, Overloaded)
+    assert world.served.total(ANSWERED) == 6
+    world.tick()
+    assert sorted(code for (code,) in statuses) == [OK, OK, ENGINE_LOST, ENGINE_LOST]
+    (result,) = outcomes[1]
+    assert not isinstance(result, RequestError)
+    # New ones go to the other one, until that is lost too.
+    world.begin(1, outcomes[0])
+    assert world.open[1] == 2
+    world.served.lose(world.replicas[1])
+    assert world.served.engine_lost
+    with pytest.raises(Overloaded, match="being started again"):
+        world.served.put(np.zeros(FRAMES, np.int16), no_result)
+
+
+def test_an_engine_that_is_back_takes_the_next_streams() -> None:
+    world = Engines()
+    outcomes: list[Array | RequestError] = []
+    for key in range(4):
+        world.begin(key + 1, outcomes)
+    world.served.lose(world.replicas[0])
+    world.replicas[0] = world.replica(0)
+    world.served.join(world.replicas[0])
+    for key in range(4, 7):
+        world.begin(key + 1, outcomes)
+    assert world.open == [3, 2]
+
+
+def test_a_sequence_may_be_started_anew_wherever_there_is_room() -> None:
+    world = Engines(slots=1)
+    outcomes: list[list[Array | RequestError]] = [[], []]
+    world.begin(1, outcomes[0])
+    # The slot is not free before the engine has let go of it, and the other replica has one.
+    world.begin(1, outcomes[1])
+    (error,) = outcomes[0]
+    assert isinstance(error, RequestError)
+    world.tick()
+    (result,) = outcomes[1]
+    assert not isinstance(result, RequestError)
+    assert world.open == [0, 1]
