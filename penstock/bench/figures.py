@@ -1,4 +1,4 @@
-"""Figures of the foundation, the server and streams; what measures one first checks that its answers are right."""
+"""Figures of the foundation, the server, streams and training; what measures first checks that answers are right."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +60,25 @@ STREAMS: dict[str, Figure] = {
         workload="one engine tick at 4,096 ready rows of 2,560 bytes: 5 x 2560 GRU + 2 convolutions, bf16",
         metric="wall time besides the network's own CUDA graph",
         unit="ms",
+    ),
+}
+
+
+def parity() -> list[float]:
+    """The largest relative error of several processes."""
+    from penstock.bench.parity import worst
+
+    return worst()
+
+
+TRAINING: dict[str, Figure] = {
+    "train.parity": Figure(
+        measure=parity,
+        workload="a step of small networks in 21 cases: placements, chunks, dropout, uneven batches, clipping, "
+        "accumulation, batch norm; 1, 2 and 4 processes by gloo, fp32",
+        metric="largest relative error (norm of the difference over the norm) of the loss and of any parameter's "
+        "gradient against one process in float64",
+        unit="rel",
     ),
 }
 

@@ -7,9 +7,11 @@ import typer
 from rich.console import Console
 
 from penstock import __version__
-from penstock.core.errors import PenstockError
+from penstock.core.errors import OthersLost, PenstockError
 
 EXIT_USER_ERROR = 2
+# Not at fault: who started the processes that train together looks for the one that is.
+EXIT_OTHERS_LOST = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -40,7 +42,7 @@ def main() -> None:
         build()()
     except PenstockError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]penstock:[/] {_plain(str(error))}")
-        sys.exit(EXIT_USER_ERROR)
+        sys.exit(EXIT_OTHERS_LOST if isinstance(error, OthersLost) else EXIT_USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 

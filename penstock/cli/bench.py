@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(server)
     bench.command()(live)
     bench.command()(streams)
+    bench.command()(training)
     bench.command()(soak)
     bench.command()(feed)
     app.add_typer(bench, name="bench")
@@ -139,6 +140,16 @@ def live(
     from penstock.bench.figures import STREAMS, measure_figures
 
     measure_figures(STREAMS, "streams", only or [], record=record, say=typer.echo)
+
+
+def training(
+    only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
+    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
+) -> None:
+    """Measure the figures of training over several processes: how far their gradients are from those of one."""
+    from penstock.bench.figures import TRAINING, measure_figures
+
+    measure_figures(TRAINING, "training", only or [], record=record, say=typer.echo)
 
 
 def soak(

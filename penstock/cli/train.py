@@ -1,8 +1,10 @@
 """`penstock train` and `penstock runs`."""
 
-from dataclasses import replace
+import os
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,10 +14,29 @@ if TYPE_CHECKING:
     from penstock.core.application import FoundApplication
     from penstock.train.loop import RunResult
     from penstock.train.recipe import Recipe
+    from penstock.train.world import Seat
 
 
 # A table that goes into a file or another program is not folded to a terminal's width.
 WIDE = 200
+WAITED_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Company:
+    """How many train together, and where.
+
+    Args:
+        device: Of each process.
+        count: How many on this machine were asked for; None where nothing was said.
+        seat: This process's, where something else started it.
+        timeout_s: How long one waits for the others.
+    """
+
+    device: Literal["cpu", "cuda"]
+    count: int | None
+    seat: "Seat | None"
+    timeout_s: float
 
 
 def register(app: typer.Typer) -> None:
@@ -36,10 +57,16 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of the weights, the order, augmentation and dropout.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
     checkpoint_every_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Train on so many GPUs of this machine, a process each.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Train in so many processes on the CPU.")] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds after which a process that waits for others gives up; 600.")
+    ] = None,
 ) -> None:
     """Train an application and leave its bundle in OUT/bundle."""
     from penstock.core.application import find_application
 
+    company = _company(gpus, processes, timeout_s)
     given = {
         "epochs": epochs,
         "steps": steps,
@@ -52,14 +79,14 @@ def train(
     if resume is not None:
         if out is not None or overrides:
             raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
-        _resume(resume, application)
+        _resume(resume, application, company)
         return
     if application is None or out is None:
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
     if (out / "run.json").exists():
         raise TrainError(f"{out} holds a run already; go on with '--resume {out}', or choose another folder.")
     found = find_application(application)
-    _run(found, out, _with(found.recipe(), overrides), overrides)
+    _run(found, out, _with(found.recipe(), overrides), overrides, company)
 
 
 def runs(
@@ -98,7 +125,7 @@ def runs(
     console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
 
 
-def _resume(folder: Path, application: str | None) -> None:
+def _resume(folder: Path, application: str | None, company: Company) -> None:
     from penstock.core.application import find_application
     from penstock.train.runs import read_run
 
@@ -115,13 +142,90 @@ def _resume(folder: Path, application: str | None) -> None:
     overrides = run.fields["overrides"]
     # The last bits of a sum depend on how many threads share it.
     recipe = replace(_with(found.recipe(), overrides), threads=run.fields["threads"])
-    _run(found, folder, recipe, overrides)
+    if company.count is None:
+        # As many as before, on the same kind of device.
+        device = "cuda" if run.fields.get("device") == "cuda" else "cpu"
+        count = run.fields.get("processes", 1) if company.seat is None else None
+        company = replace(company, device=device, count=count)
+    _run(found, folder, recipe, overrides, company)
 
 
-def _run(found: "FoundApplication", folder: Path, recipe: "Recipe", overrides: dict[str, Any]) -> None:
+def _run(
+    found: "FoundApplication", folder: Path, recipe: "Recipe", overrides: dict[str, Any], company: Company
+) -> None:
+    from penstock.train.launch import PARENT_VARIABLE, launch
     from penstock.train.loop import train
+    from penstock.train.world import device_of, joined
 
-    _say(train(found, folder, recipe, overrides=overrides))
+    count = company.count or 1
+    if company.seat is None and count > 1:
+        device_of(None, cuda=company.device == "cuda", wanted=count)
+        try:
+            launch([sys.executable, "-m", "penstock", *sys.argv[1:]], count, os.environ)
+        except TrainError as error:
+            raise TrainError(f"{error}{_way_on(folder)}") from None
+        return
+    seat = company.seat
+    device = device_of(seat, cuda=company.device == "cuda", wanted=1 if seat is None else seat.local_size)
+    if device.type == "cuda":
+        # cuBLAS is deterministic only with a workspace of its own, which it looks for before its first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if seat is not None and recipe.threads is None:
+        recipe = replace(recipe, threads=max(1, len(os.sched_getaffinity(0)) // seat.local_size))
+    parent = os.environ.get(PARENT_VARIABLE)
+    with joined(seat, device, company.timeout_s) as world:
+        result = train(found, folder, recipe, overrides=overrides, world=world, parent=int(parent) if parent else None)
+        if world.is_first:
+            _say(result)
+
+
+def _company(gpus: int | None, processes: int | None, timeout_s: float | None) -> Company:
+    if gpus is not None and processes is not None:
+        raise TrainError(f"--gpus {gpus} and --processes {processes} contradict each other; give one of them.")
+    count = gpus if gpus is not None else processes
+    if count is not None and count < 1:
+        raise TrainError(f"{count} processes are asked for; give at least 1.")
+    if timeout_s is not None and not timeout_s > 0:
+        raise TrainError(f"--timeout-s is {timeout_s:g}; it must be above 0.")
+    seat = _seat()
+    if seat is not None and count is not None and count != seat.local_size:
+        raise TrainError(
+            f"{count} processes are asked for, and whoever started this one started {seat.local_size} on this machine "
+            f"(LOCAL_WORLD_SIZE); leave the option out, or make them agree."
+        )
+    return Company(
+        device="cuda" if gpus is not None else "cpu", count=count, seat=seat, timeout_s=timeout_s or WAITED_S
+    )
+
+
+def _seat() -> "Seat | None":
+    """Where torchrun, or a parent process of our own, put this process."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    from penstock.train.world import Seat
+
+    def number(name: str, default: str) -> int:
+        text = os.environ.get(name, default)
+        try:
+            return int(text)
+        except ValueError:
+            raise TrainError(f"the environment has {name}={text!r}; it must be a whole number.") from None
+
+    rank, size = number("RANK", "0"), number("WORLD_SIZE", "1")
+    return Seat(
+        rank=rank,
+        size=size,
+        local_rank=number("LOCAL_RANK", str(rank)),
+        local_size=number("LOCAL_WORLD_SIZE", str(size)),
+        address=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        port=number("MASTER_PORT", "29500"),
+    )
+
+
+def _way_on(folder: Path) -> str:
+    if not list(folder.glob("checkpoints/step-*")):
+        return ""
+    return f" Go on with: penstock train --resume {folder}"
 
 
 def _say(result: "RunResult") -> None:

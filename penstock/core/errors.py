@@ -7,6 +7,7 @@ PenstockError                 says what, the value received, and the fix
 │   ├── SourcesChanged        the application is not the one the bundle was made with
 │   └── GoldenMismatch        the network no longer gives its recorded answers
 ├── TrainError                a recipe, a run or a checkpoint is wrong
+│   ├── OthersLost            the processes that train with this one ended, or do not come
 │   └── BadExample            an example is damaged or missing
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── ServeError                the server cannot start
@@ -59,6 +60,10 @@ class GoldenMismatch(BundleError):
 
 class TrainError(PenstockError):
     """A recipe, a run folder or a checkpoint is wrong."""
+
+
+class OthersLost(TrainError):
+    """The processes that train together with this one ended, or did not come in time."""
 
 
 class BadExample(TrainError):

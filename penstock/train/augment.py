@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import TrainError
+from penstock.train.losses import CrossEntropy
 
 # B batch, K classes
 
 Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
-def cross_entropy(smoothing: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:
+def cross_entropy(smoothing: float = 0.0) -> CrossEntropy:
     """A loss of logits `[B, K]` and targets: classes `[B]`, or shares of classes `[B, K]` as mixup makes them.
 
     Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
@@ -25,13 +26,7 @@ def cross_entropy(smoothing: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:
     Raises:
         TrainError: The share is not from 0 to below 1.
     """
-    if not 0 <= smoothing < 1:
-        raise TrainError(f"the smoothing is {smoothing}; it must be from 0 to below 1.")
-
-    def loss(logits_BK: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits_BK, targets, label_smoothing=smoothing)
-
-    return loss
+    return CrossEntropy(smoothing)
 
 
 def mixup(classes: int, alpha: float = 0.2) -> Augment:

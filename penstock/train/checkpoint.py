@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,13 @@ def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def parameter_hash(module: torch.nn.Module) -> str:
     """The SHA-256 over the names and bytes of a network's parameters and buffers."""
+    return state_hash(module.state_dict())
+
+
+def state_hash(state: Mapping[str, Tensor]) -> str:
+    """The SHA-256 over the names and bytes of a network's state."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -86,6 +86,14 @@ def one_pass(examples: int, batch_size: int) -> Iterator[Places]:
         yield Places(indices_B=indices_B, seeds_B=example_seeds(0, np.zeros_like(indices_B), indices_B))
 
 
+def equal_shares(order: Iterator[Places], rank: int, ranks: int) -> Iterator[Places]:
+    """One process's rows of each batch, for all equally many: the last example stands for those that are missing."""
+    for places in order:
+        most = -(-len(places.indices_B) // ranks)
+        own = np.arange(rank * most, (rank + 1) * most).clip(max=len(places.indices_B) - 1)
+        yield Places(indices_B=places.indices_B[own], seeds_B=places.seeds_B[own])
+
+
 def example_seeds(seed: int, epochs_B: Indices, indices_B: Indices) -> Seeds:
     """A number for each example in its epoch, `[B]`, a function of (seed, epoch, example)."""
     own_B = _mixed(np.asarray(epochs_B, np.uint64) + np.uint64(_mixed_int(seed)))

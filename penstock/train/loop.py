@@ -7,37 +7,29 @@ One step is a function of the step's number: which examples, which augmentation 
 import json
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor, nn
 
 from penstock.core.application import Application, FoundApplication
-from penstock.core.bundle import read_bundle
 from penstock.core.errors import TrainError
 from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
-from penstock.train.checkpoint import Checkpoint, newest_checkpoint, parameter_hash, save_checkpoint
-from penstock.train.data import one_pass, training_order
-from penstock.train.examples import Examples
-from penstock.train.feed import Batch, Feed, first_inputs
+from penstock.train.checkpoint import Checkpoint, newest_checkpoint, state_hash
+from penstock.train.feed import Feed, first_inputs
 from penstock.train.interrupt import Interrupt
+from penstock.train.layout import EXAMPLES_SEEN
 from penstock.train.progress import Progress
-from penstock.train.reading import reading_threads
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE, Log, draw_curves
-from penstock.train.resident import make_feed
+from penstock.train.trainer import History, Trainer
+from penstock.train.world import Watchdog, World
 
-# B examples of a batch
-
-EVALUATED_AT_ONCE = 1024
-EVALUATED_BYTES = 1 << 26
 # Of a run's time; more than this is worth saying.
 WAITED_SHARE = 0.1
-DROPOUT = 0x5DEECE66D
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,195 +52,211 @@ class RunResult:
 
 
 def train(
-    found: FoundApplication, folder: Path, recipe: Recipe, *, overrides: dict[str, Any], quiet: bool = False
+    found: FoundApplication,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    overrides: dict[str, Any],
+    quiet: bool = False,
+    world: World | None = None,
+    parent: int | None = None,
 ) -> RunResult:
     """Train an application's network into a run folder, or go on with the run that is there.
 
+    Every process of a world calls this, with the same arguments; the first one writes.
+
     Args:
         found: The application.
-        folder: RUN: run.json, metrics.jsonl, TensorBoard events, curves.png, checkpoints/, and bundle/ at the end.
+        folder: RUN: run.json, metrics.jsonl, TensorBoard events, curves.png, checkpoints/, and bundle/ at the end. All
+            processes must see it.
         recipe: How, with the overrides already in it.
         overrides: What was changed of the application's own recipe, for run.json.
         quiet: Print nothing.
+        world: The processes that train together; by default this one alone.
+        parent: The process that started this one, if its end is this one's too.
 
     Raises:
-        TrainError: The loss is not finite, or a checkpoint is damaged.
+        TrainError: The loss is not finite, a checkpoint is damaged, or another process is lost.
         KeyboardInterrupt: The user asked to stop; a checkpoint was written.
     """
+    world = world or World()
     folder.mkdir(parents=True, exist_ok=True)
     data = recipe.data()
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
-    with _deterministic(recipe.seed, recipe.threads):
-        trainer = Trainer(found.model(), recipe, total)
-        checkpoint = newest_checkpoint(folder / "checkpoints")
+    with _deterministic(recipe), Watchdog(world, parent) as watchdog:
+        looked_at = first_inputs(data.train, EXAMPLES_SEEN, on_bad=recipe.bad_examples)
+        trainer = Trainer(found.model(), recipe, total, world, inputs=looked_at)
+        checkpoint = _agreed(newest_checkpoint(folder / "checkpoints"), world)
         history = trainer.restore(checkpoint) if checkpoint else History()
-        log = Log(folder, from_step=history.step)
-        _write_run(folder, found, recipe, overrides, {"state": "running", "total_steps": total})
+        run = _Run(found, folder, recipe, overrides, trainer, data, history, watchdog)
+        run.write({"state": "running", "total_steps": total})
+        quiet = quiet or not world.is_first
         with Interrupt() as interrupt, Progress(found.application.name, total, history.step, quiet=quiet) as progress:
-            _run(trainer, data, history, folder, log, progress, interrupt)
-        log.close()
-        draw_curves(folder)
-        return _finish(trainer, found, data, history, folder, recipe, overrides)
-
-
-@dataclass(slots=True)
-class History:
-    """How far a run is and the best it has seen."""
-
-    step: int = 0
-    seconds: float = 0.0
-    best_step: int = 0
-    best_value: float | None = None
-    best_metrics: dict[str, float] | None = None
-    best_weights: dict[str, Tensor] | None = None
-    bad_examples: dict[str, int] = field(default_factory=dict)
+            run.steps(progress, interrupt)
+        return run.finish()
 
 
 @final
-class Trainer:
-    """A network, its optimizer and schedule, and the one step that moves them.
+class _Run:
+    """A run in its folder. Only the first process writes; the others do all else with it."""
 
-    Args:
-        module: The network.
-        recipe: How it is trained.
-        total_steps: How many steps the schedule spans.
-    """
+    def __init__(
+        self,
+        found: FoundApplication,
+        folder: Path,
+        recipe: Recipe,
+        overrides: dict[str, Any],
+        trainer: Trainer,
+        data: Data,
+        history: History,
+        watchdog: Watchdog,
+    ) -> None:
+        self._found, self._folder, self._recipe, self._overrides = found, folder, recipe, overrides
+        self._trainer, self._data, self._history, self._watchdog = trainer, data, history, watchdog
+        self._world = trainer.world
+        self._log = Log(folder, from_step=history.step) if self._world.is_first else None
 
-    def __init__(self, module: nn.Module, recipe: Recipe, total_steps: int) -> None:
-        self.module = module
-        self.recipe = recipe
-        self.total_steps = total_steps
-        self.optimizer = recipe.optimizer(module.parameters())
-        self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
+    def steps(self, progress: Progress, interrupt: Interrupt) -> None:
+        """Take the steps that are left."""
+        for sentence in self._sentences():
+            progress.say(sentence)
+        history, started = self._history, time.monotonic()
+        with self._trainer.feed(self._data.train, history.step, progress.say) as feed:
+            feed.bad.update(history.bad_examples)
+            self._steps(feed, progress, interrupt)
+        _say_of_feed(feed, time.monotonic() - started, progress)
 
-    def feed(self, examples: Examples, first_step: int, notice: Callable[[str], object]) -> Feed:
-        """The batches of the steps from one on."""
-        recipe = self.recipe
-        order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step)
-        workers = recipe.workers or reading_threads()
-        return make_feed(examples, order, workers=workers, on_bad=recipe.bad_examples, notice=notice)
-
-    def step(self, batch: Batch, step: int) -> Tensor:
-        """Take one step, a function of its number and batch alone; returns the loss, a scalar still on its device."""
-        recipe = self.recipe
-        inputs_B, targets_B = batch
-        generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step))
-        # Dropout has no generator of its own; its chance must not be the augmentation's.
-        torch.manual_seed(_step_seed(recipe.seed, step) ^ DROPOUT)
-        if recipe.augment is not None:
-            inputs_B, targets_B = recipe.augment(inputs_B, targets_B, generator)
-        self.module.train()
-        with self._autocast():
-            loss = recipe.loss(self.module(inputs_B), targets_B)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
-        return loss.detach()
-
-    def validate(self, examples: Examples) -> dict[str, float]:
-        """The loss and every metric over a whole set."""
-        self.module.eval()
-        recipe = self.recipe
-        at_once = max(1, min(EVALUATED_AT_ONCE, EVALUATED_BYTES // max(1, examples.input_nbytes)))
-        order, workers = one_pass(len(examples), at_once), recipe.workers or reading_threads()
-        with (
-            make_feed(examples, order, workers=workers, on_bad=recipe.bad_examples) as feed,
-            torch.inference_mode(),
-            self._autocast(),
-        ):
-            parts = [(self.module(inputs), targets) for inputs, targets in feed]
-            outputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
-            outputs = outputs.float()
-            metrics = {"loss": self.recipe.loss(outputs, targets).item()}
-        return metrics | {name: float(metric(outputs, targets)) for name, metric in self.recipe.metrics.items()}
-
-    def save(self, folder: Path, history: History) -> Path:
-        """Write a checkpoint of all that the next step depends on."""
-        state = {
-            "model": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
-            "seconds": history.seconds,
-            "bad_examples": history.bad_examples,
-            "best": {
-                "step": history.best_step,
-                "value": history.best_value,
-                "metrics": history.best_metrics,
-                "weights": history.best_weights,
-            },
-        }
-        return save_checkpoint(folder, Checkpoint(step=history.step, state=state))
-
-    def restore(self, checkpoint: Checkpoint) -> History:
-        """Go back to where a checkpoint was written."""
-        state, best = checkpoint.state, checkpoint.state["best"]
-        try:
-            self.module.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError) as error:
-            raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        return History(
-            step=checkpoint.step,
-            seconds=state["seconds"],
-            best_step=best["step"],
-            best_value=best["value"],
-            best_metrics=best["metrics"],
-            best_weights=best["weights"],
-            bad_examples=state.get("bad_examples", {}),
-        )
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.precision == "bf16")
-
-
-def _run(
-    trainer: Trainer,
-    data: Data,
-    history: History,
-    folder: Path,
-    log: Log,
-    progress: Progress,
-    interrupt: Interrupt,
-) -> None:
-    recipe, total = trainer.recipe, trainer.total_steps
-    validated_every = max(1, round(recipe.validate_every_epochs * len(data.train) / recipe.batch_size))
-    saved = started = time.monotonic()
-    seconds_before = history.seconds
-    with trainer.feed(data.train, history.step, progress.say) as feed:
-        feed.bad.update(history.bad_examples)
+    def _steps(self, feed: Feed, progress: Progress, interrupt: Interrupt) -> None:
+        recipe, trainer, history, world = self._recipe, self._trainer, self._history, self._world
+        total = trainer.total_steps
+        validated_every = max(1, round(recipe.validate_every_epochs * len(self._data.train) / recipe.batch_size))
+        saved = started = time.monotonic()
+        seconds_before = history.seconds
         while history.step < total:
-            loss = trainer.step(next(feed), history.step)
+            self._watchdog.beat(f"step {history.step}")
+            due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
+            share = trainer.step(next(feed), history.step)
             history.step += 1
+            # The host waits for the device here, once a step. The first process's clock and anybody's wish count.
+            loss, asked, due = world.total(share, interrupt.asked, due and world.is_first)
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
-            loss_value = loss.item()
-            if not math.isfinite(loss_value):
+            if not math.isfinite(loss):
                 raise TrainError(
-                    f"the loss is {loss_value} at step {history.step}; lower the learning rate or check the data."
+                    f"the loss is {loss} at step {history.step}; lower the learning rate or check the data."
                 )
-            progress.advance(loss_value, recipe.batch_size)
+            progress.advance(loss, recipe.batch_size)
             if history.step % validated_every == 0 or history.step == total:
-                _validate(trainer, data.validation, history, log, loss_value, feed.waited_s)
+                self._watchdog.beat(f"the validation after step {history.step}")
+                with trainer.averaged():
+                    self._validate(loss, feed.waited_s)
                 progress.note(history.best_metrics or {})
-            due = (
-                history.step % recipe.checkpoint_every_steps == 0
-                if recipe.checkpoint_every_steps
-                else time.monotonic() - saved > recipe.checkpoint_every_s
-            )
-            if due or interrupt.asked or history.step == total:
-                trainer.save(folder / "checkpoints", history)
+            if recipe.checkpoint_every_steps:
+                due = history.step % recipe.checkpoint_every_steps == 0
+            if due or asked or history.step == total:
+                self._watchdog.beat(f"the checkpoint of step {history.step}")
+                trainer.save(self._folder / "checkpoints", history)
                 saved = time.monotonic()
-            if interrupt.asked and history.step < total:
+            if asked and history.step < total:
                 progress.say(
-                    f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {folder}"
+                    f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {self._folder}"
                 )
                 raise KeyboardInterrupt
-    _say_of_feed(feed, time.monotonic() - started, progress)
+
+    def finish(self) -> RunResult:
+        """Write the bundle of the best weights."""
+        trainer, history, world = self._trainer, self._history, self._world
+        assert history.best_weights is not None, history.step
+        assert history.best_metrics is not None, history.step
+        self._watchdog.beat("the bundle")
+        last_hash = state_hash(trainer.whole_state())
+        trainer.module.load_state_dict(history.best_weights)
+        metrics = dict(history.best_metrics)
+        if self._data.test is not None:
+            metrics |= {f"test_{name}": value for name, value in trainer.validate(self._data.test).items()}
+        result = RunResult(
+            folder=self._folder,
+            metrics=metrics,
+            best_step=history.best_step,
+            seconds=history.seconds,
+            parameter_hash=last_hash,
+        )
+        weights = trainer.whole_state()
+        bad_examples = world.counts(history.bad_examples)
+        if self._log is not None:
+            self._log.close()
+            draw_curves(self._folder)
+            whole = self._found.model()
+            whole.load_state_dict(weights)
+            golden = first_inputs(self._data.validation, GOLDEN_EXAMPLES, on_bad=self._recipe.bad_examples)
+            bundle = Bundle.write(self._found, whole, golden, to=self._folder / "bundle", metrics=metrics)
+            self.write(
+                {
+                    "state": "finished",
+                    "total_steps": trainer.total_steps,
+                    "metrics": result.metrics,
+                    "best_step": result.best_step,
+                    "seconds": round(result.seconds, 3),
+                    "bad_examples": bad_examples,
+                    "parameter_hash": result.parameter_hash,
+                    "bundle": bundle.manifest.content_hash,
+                }
+            )
+        return result
+
+    def write(self, more: dict[str, Any]) -> None:
+        """Write run.json anew."""
+        if not self._world.is_first:
+            return
+        recipe = self._recipe
+        fields = {
+            "application": self._found.reference,
+            "name": self._found.application.name,
+            "sources": self._found.source_sha256(),
+            "overrides": self._overrides,
+            "recipe": {
+                "batch_size": recipe.batch_size,
+                "epochs": recipe.epochs,
+                "steps": recipe.steps,
+                "precision": recipe.precision,
+                "seed": recipe.seed,
+                "best": recipe.best,
+                "best_mode": recipe.best_mode,
+            },
+            "versions": library_versions(),
+            "threads": torch.get_num_threads(),
+            "processes": self._world.size,
+            "device": self._world.device.type,
+            "placements": {name: asdict(placement) for name, placement in self._trainer.layout.placements.items()},
+            **more,
+        }
+        beside = self._folder / f".{RUN_FILE}"
+        beside.write_text(json.dumps(fields, indent=2) + "\n")
+        beside.replace(self._folder / RUN_FILE)
+
+    def _sentences(self) -> list[str]:
+        if self._world.size == 1 and self._world.device.type == "cpu":
+            return self._trainer.layout.sentences
+        return [f"Training on {self._world.describe()}.", *self._trainer.layout.sentences]
+
+    def _validate(self, train_loss: float, waited_s: float) -> None:
+        recipe, trainer, history = self._recipe, self._trainer, self._history
+        metrics = trainer.validate(self._data.validation)
+        if self._log is not None:
+            self._log.write(
+                {
+                    "step": history.step,
+                    "seconds": round(history.seconds, 3),
+                    "waited_s": round(waited_s, 3),
+                    "samples": history.step * recipe.batch_size,
+                    "train_loss": train_loss,
+                    "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
+                    **{f"validation_{name}": value for name, value in metrics.items()},
+                }
+            )
+        if recipe.is_better(metrics[recipe.best], history.best_value):
+            trainer.keep_best(history, metrics)
 
 
 def _say_of_feed(feed: Feed, seconds: float, progress: Progress) -> None:
@@ -261,65 +269,20 @@ def _say_of_feed(feed: Feed, seconds: float, progress: Progress) -> None:
         )
 
 
-def _validate(
-    trainer: Trainer, held_out: Examples, history: History, log: Log, train_loss: float, waited_s: float
-) -> None:
-    recipe = trainer.recipe
-    metrics = trainer.validate(held_out)
-    rate = trainer.optimizer.param_groups[0]["lr"]
-    log.write(
-        {
-            "step": history.step,
-            "seconds": round(history.seconds, 3),
-            "waited_s": round(waited_s, 3),
-            "samples": history.step * recipe.batch_size,
-            "train_loss": train_loss,
-            "learning_rate": float(rate),
-            **{f"validation_{name}": value for name, value in metrics.items()},
-        }
-    )
-    if recipe.is_better(metrics[recipe.best], history.best_value):
-        history.best_step, history.best_value, history.best_metrics = history.step, metrics[recipe.best], metrics
-        history.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.module.state_dict().items()}
+def _agreed(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
+    """The checkpoint that all processes found.
 
-
-def _finish(
-    trainer: Trainer,
-    found: FoundApplication,
-    data: Data,
-    history: History,
-    folder: Path,
-    recipe: Recipe,
-    overrides: dict[str, Any],
-) -> RunResult:
-    assert history.best_weights is not None, history.step
-    assert history.best_metrics is not None, history.step
-    last_hash = parameter_hash(trainer.module)
-    trainer.module.load_state_dict(history.best_weights)
-    metrics = dict(history.best_metrics)
-    if data.test is not None:
-        metrics |= {f"test_{name}": value for name, value in trainer.validate(data.test).items()}
-    golden = first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.bad_examples)
-    Bundle.write(found, trainer.module, golden, to=folder / "bundle", metrics=metrics)
-    result = RunResult(
-        folder=folder,
-        metrics=metrics,
-        best_step=history.best_step,
-        seconds=history.seconds,
-        parameter_hash=last_hash,
-    )
-    done = {
-        "state": "finished",
-        "total_steps": trainer.total_steps,
-        "metrics": result.metrics,
-        "best_step": result.best_step,
-        "seconds": round(result.seconds, 3),
-        "bad_examples": history.bad_examples,
-        "parameter_hash": result.parameter_hash,
-        "bundle": read_bundle(folder / "bundle").manifest.content_hash,
-    }
-    _write_run(folder, found, recipe, overrides, done)
-    return result
+    Raises:
+        TrainError: They found different ones.
+    """
+    step = checkpoint.step if checkpoint else -1
+    (first,) = world.of_first([step])
+    if world.total(step != first)[0]:
+        raise TrainError(
+            "the processes see different checkpoints; the run's folder must be one that all of them see, on a file "
+            "system that they share."
+        )
+    return checkpoint
 
 
 def _check_inputs(application: Application, data: Data) -> None:
@@ -337,56 +300,19 @@ def _check_inputs(application: Application, data: Data) -> None:
             )
 
 
-def _write_run(
-    folder: Path, found: FoundApplication, recipe: Recipe, overrides: dict[str, Any], more: dict[str, Any]
-) -> None:
-    fields = {
-        "application": found.reference,
-        "name": found.application.name,
-        "sources": found.source_sha256(),
-        "overrides": overrides,
-        "recipe": {
-            "batch_size": recipe.batch_size,
-            "epochs": recipe.epochs,
-            "steps": recipe.steps,
-            "precision": recipe.precision,
-            "seed": recipe.seed,
-            "best": recipe.best,
-            "best_mode": recipe.best_mode,
-        },
-        "versions": library_versions(),
-        "threads": torch.get_num_threads(),
-        **more,
-    }
-    beside = folder / f".{RUN_FILE}"
-    beside.write_text(json.dumps(fields, indent=2) + "\n")
-    beside.replace(folder / RUN_FILE)
-
-
 @contextmanager
-def _deterministic(seed: int, threads: int | None) -> Generator[None]:
+def _deterministic(recipe: Recipe) -> Generator[None]:
     memory = cast(Any, torch.utils.deterministic)
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads or threads_before)
-    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(recipe.threads or threads_before)
+    torch.use_deterministic_algorithms(recipe.deterministic)
     # Filling all new memory first costs time at every step and makes nothing here more deterministic.
     memory.fill_uninitialized_memory = False
-    torch.manual_seed(seed)
+    torch.manual_seed(recipe.seed)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
         memory.fill_uninitialized_memory = before[1]
         torch.set_num_threads(threads_before)
-
-
-def _step_seed(seed: int, step: int) -> int:
-    # Neighbouring seeds and steps must not share their chance: spread both over 64 bits (splitmix64's constants).
-    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return mixed ^ (mixed >> 31)
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    # A schedule's state names its functions and its optimizer's hooks; numbers, texts and lists of them are the state.
-    return {name: value for name, value in state.items() if isinstance(value, int | float | str | list | bool | None)}

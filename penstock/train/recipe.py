@@ -13,6 +13,7 @@ from penstock.core.errors import TrainError
 from penstock.train.augment import Augment
 from penstock.train.examples import ArraySet as ArraySet
 from penstock.train.examples import Examples
+from penstock.train.placements import Placements
 from penstock.train.reading import OnBad
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -57,6 +58,16 @@ class Recipe:
         validate_every_epochs: How often the validation set is run.
         checkpoint_every_s: Seconds between checkpoints.
         checkpoint_every_steps: Steps between checkpoints, instead of seconds.
+        accumulate: In how many parts each process computes its share of a batch, one after the other.
+        clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
+        average_decay: Validate and keep a running mean of the weights, of which a step keeps this share (0.999, say);
+            None for the weights themselves.
+        deterministic: Compute the same bits each time, so that a resumed run ends exactly as an undisturbed one. Some
+            operations have no such algorithm on GPUs; False takes what there is.
+        placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
+            Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
+        batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
+        gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
         workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
             not depend on it.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
@@ -83,6 +94,13 @@ class Recipe:
     validate_every_epochs: float = 1.0
     checkpoint_every_s: float = 30.0
     checkpoint_every_steps: int | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    average_decay: float | None = None
+    deterministic: bool = True
+    placements: Placements | Literal["auto"] = field(default_factory=dict)
+    batch_norm: Literal["local", "synchronised"] = "local"
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
     workers: int | None = None
     bad_examples: OnBad = "stop"
 
@@ -97,14 +115,23 @@ class Recipe:
             "validate_every_epochs": self.validate_every_epochs,
             "checkpoint_every_s": self.checkpoint_every_s,
             "checkpoint_every_steps": 1 if self.checkpoint_every_steps is None else self.checkpoint_every_steps,
+            "accumulate": self.accumulate,
+            "clip_norm": 1 if self.clip_norm is None else self.clip_norm,
             "workers": 1 if self.workers is None else self.workers,
         }.items():
             if not value or not 0 < value < math.inf:
                 raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
-        if self.precision not in ("fp32", "bf16"):
-            raise TrainError(f"the recipe has precision {self.precision!r}; choose 'fp32' or 'bf16'.")
+        for name, value in {"precision": self.precision, "gradient_precision": self.gradient_precision}.items():
+            if value not in ("fp32", "bf16"):
+                raise TrainError(f"the recipe has {name} {value!r}; choose 'fp32' or 'bf16'.")
+        if self.average_decay is not None and not 0 <= self.average_decay < 1:
+            raise TrainError(f"the recipe has average_decay {self.average_decay}; it must be from 0 to below 1.")
+        if self.batch_norm not in ("local", "synchronised"):
+            raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
+        if self.placements != "auto" and not isinstance(self.placements, Mapping):
+            raise TrainError(f"the recipe has placements {self.placements!r}; give 'auto', or placements by layer.")
         if self.bad_examples not in ("stop", "skip"):
             raise TrainError(f"the recipe has bad_examples {self.bad_examples!r}; choose 'stop' or 'skip'.")
         if self.best_mode not in ("max", "min"):

@@ -1,0 +1,133 @@
+"""Batch norm over several processes: by each one's own examples, or by all of them."""
+
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from penstock.core.errors import TrainError
+from penstock.nn.normalisation import SequenceBatchNorm
+from penstock.train.collectives import gather_rows
+from penstock.train.world import World
+
+# B examples, C channels, R ranks
+
+
+@final
+class SynchronisedBatchNorm(nn.Module):
+    """Batch norm with the statistics of the batch of all processes.
+
+    Each gives its mean and the sum of squares about it; together they are those of all (Chan et al. 1979, "Updating
+    formulae and a pairwise algorithm for computing sample variances").
+
+    Args:
+        norm: Whose parameters and buffers it has, under the same names.
+        world: The processes.
+        name: The layer's.
+        rows: How many examples each process has.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, norm: _BatchNorm, world: World, name: str, rows: Sequence[int]) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.bias = norm.bias
+        for own in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(own, getattr(norm, own))
+        self.eps = norm.eps
+        self.momentum = 0.1 if norm.momentum is None else norm.momentum
+        self.world = world
+        self.name = name
+        self.register_buffer(
+            "share_R", torch.tensor(rows, dtype=torch.float64).div(sum(rows)).to(norm.running_mean), persistent=False
+        )
+        self.examples = sum(rows)
+
+    share_R: Tensor
+
+    def forward(self, given: Tensor) -> Tensor:
+        """`[B, C, ...]` to the same shape."""
+        if not self.training:
+            return nn.functional.batch_norm(
+                given, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        exact = given.to(torch.promote_types(given.dtype, torch.float32))
+        others = [dim for dim in range(given.ndim) if dim != 1]
+        variance_C, mean_C = torch.var_mean(exact, others, correction=0)
+        both_R2C = gather_rows(self.world, f"{self.name}'s statistics", torch.stack([mean_C, variance_C])[None])
+        mean_RC, variance_RC = both_R2C.unbind(1)
+        share_R1 = self.share_R.to(mean_RC)[:, None]
+        mean_C = (share_R1 * mean_RC).sum(0)
+        variance_C = (share_R1 * (variance_RC + (mean_RC - mean_C).square())).sum(0)
+        count = self.examples * given[0, 0].numel()
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean_C.to(self.running_mean), self.momentum)
+            self.running_var.lerp_((variance_C * (count / max(count - 1, 1))).to(self.running_var), self.momentum)
+        shape = [1, -1] + [1] * (given.ndim - 2)
+        scale_C = torch.rsqrt(variance_C + self.eps) * self.weight
+        shift_C = self.bias - mean_C * scale_C
+        return (exact * scale_C.view(shape) + shift_C.view(shape)).to(given.dtype)
+
+
+def synchronise(module: nn.Module, world: World, rows: Sequence[int]) -> None:
+    """Put synchronised batch norms in the place of a network's own.
+
+    Raises:
+        TrainError: One cannot be synchronised.
+    """
+    for name, norm in list(module.named_modules()):
+        if isinstance(norm, SequenceBatchNorm):
+            raise TrainError(f"{name!r} is a batch norm over sequences, which cannot be synchronised; choose 'local'.")
+        if not isinstance(norm, _BatchNorm):
+            continue
+        if any(getattr(norm, part) is None for part in ("running_mean", "weight", "momentum")):
+            raise TrainError(
+                f"{name!r} is a batch norm without running statistics, weights or momentum, which cannot be "
+                f"synchronised; choose 'local'."
+            )
+        above, _, last = name.rpartition(".")
+        setattr(module.get_submodule(above), last, SynchronisedBatchNorm(norm, world, name, rows))
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether a network's outputs depend on which examples are in a batch together."""
+    return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronisedBatchNorm) for layer in module.modules())
+
+
+@final
+class RunningStatistics:
+    """The running statistics of local batch norms, of which every process has the mean over all after each step.
+
+    A running mean is linear in what it ran over, so this is the running mean of the processes' means.
+
+    Args:
+        module: The network.
+        world: The processes.
+    """
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self._world = world
+        self._tensors: list[Tensor] = []
+        for layer in module.modules():
+            if isinstance(layer, _BatchNorm | SequenceBatchNorm):
+                own = cast(Any, layer._buffers)  # pyright: ignore[reportPrivateUsage]
+                self._tensors += [part for part in own.values() if part is not None and part.is_floating_point()]
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Give every process the mean over all."""
+        if self._world.size == 1 or not self._tensors:
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in self._tensors])
+        with self._world.operation("the mean of the batch norms' statistics"):
+            dist.all_reduce(flat, group=self._world.group)
+        flat.div_(self._world.size)
+        for tensor, mean in zip(self._tensors, flat.split([tensor.numel() for tensor in self._tensors]), strict=True):
+            tensor.copy_(mean.view(tensor.shape))

@@ -1,0 +1,160 @@
+"""Which linear layer's output goes where: a few examples are sent through a network and every operation is watched.
+
+What a layer gives may go through elementwise operations alone, or meet one that needs all of its features. The first
+may be computed on a part of the features, the second may not.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+OUTPUT = "the network's output"
+
+# Elementwise as well, though not tagged so.
+_CARRIES = {"_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "hardswish", "hardswish_", "hardsigmoid"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearSeen:
+    """What was seen of one linear layer.
+
+    Args:
+        inputs: Its input features.
+        outputs: Its output features.
+        rows: How many rows it is given for each example.
+        comes_from: The linear layers whose outputs come to it through elementwise operations alone; empty where
+            anything else comes too.
+        goes_to: Where its output goes through elementwise operations alone: names of linear layers, operations in the
+            words of torch, or `OUTPUT`.
+    """
+
+    inputs: int
+    outputs: int
+    rows: float
+    comes_from: frozenset[str]
+    goes_to: frozenset[str]
+
+
+def seen_in(module: nn.Module, examples_B: Tensor) -> dict[str, LinearSeen]:
+    """What is seen of every linear layer, in the order in which they are called.
+
+    Args:
+        module: The network; it is run in evaluation mode and put back.
+        examples_B: A few raw inputs, `[B, ...]`, where the network is.
+    """
+    watch = _Watch()
+    before = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad(), watch.hooked(module), watch:
+            outputs = module(examples_B)
+        watch.meets(OUTPUT, (outputs,))
+    finally:
+        for part, training in before.items():
+            part.training = training
+    return watch.seen(len(examples_B))
+
+
+@final
+class _Watch(TorchDispatchMode):
+    """Marks every tensor with the linear layers that it comes from through elementwise operations alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The tensors are kept, so that no other one gets their place in memory and so their mark.
+        self._marks: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self._layers: dict[str, nn.Linear] = {}
+        self._rows: dict[str, int] = {}
+        self._comes: dict[str, frozenset[str]] = {}
+        self._goes: dict[str, set[str]] = {}
+        self._inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if self._inside:
+            return made
+        name = func.overloadpacket.__name__
+        given = _tensors_of((args, kwargs))
+        marks = frozenset[str]().union(*(self._marks_of(tensor) for tensor in given))
+        if not marks:
+            return made
+        # A tensor of many numbers that comes from elsewhere has all features, or those of other examples.
+        alone = all(self._marks_of(tensor) or tensor.numel() == 1 for tensor in given)
+        if not alone:
+            name = f"{name} with another tensor"
+        if alone and (torch.Tag.pointwise in func.tags or name in _CARRIES):
+            for tensor in _tensors_of(made):
+                self._marks[id(tensor)] = (tensor, marks)
+        else:
+            self.meets(name, given)
+        return made
+
+    @contextmanager
+    def hooked(self, module: nn.Module) -> Generator[None]:
+        handles: list[Any] = []
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.Linear):
+                self._layers[name] = layer
+                handles.append(layer.register_forward_pre_hook(self._before(name)))
+                handles.append(layer.register_forward_hook(self._after(name)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def meets(self, name: str, given: Any) -> None:
+        """Tensors come to what needs all of their features."""
+        for tensor in _tensors_of(given):
+            for layer in self._marks_of(tensor):
+                self._goes[layer].add(name)
+
+    def seen(self, examples: int) -> dict[str, LinearSeen]:
+        return {
+            name: LinearSeen(
+                inputs=self._layers[name].in_features,
+                outputs=self._layers[name].out_features,
+                rows=rows / examples,
+                comes_from=self._comes[name],
+                goes_to=frozenset(self._goes[name]),
+            )
+            for name, rows in self._rows.items()
+        }
+
+    def _marks_of(self, tensor: Tensor) -> frozenset[str]:
+        return self._marks.get(id(tensor), (None, frozenset[str]()))[1]
+
+    def _before(self, name: str) -> Any:
+        def hook(layer: nn.Module, given: tuple[Any, ...]) -> None:
+            (inputs,) = given
+            self.meets(name, given)
+            self._goes.setdefault(name, set())
+            marks = self._marks_of(inputs)
+            # Called twice, with different inputs: only what both have in common can be relied on.
+            self._comes[name] = marks if name not in self._comes else self._comes[name] & marks
+            self._rows[name] = self._rows.get(name, 0) + inputs.shape[:-1].numel()
+            self._inside = True
+
+        return hook
+
+    def _after(self, name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, made: Tensor) -> None:
+            self._inside = False
+            self._marks[id(made)] = (made, frozenset({name}))
+
+        return hook
+
+
+def _tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return _tensors_of(tuple(cast(dict[Any, Any], value).values()))
+    if isinstance(value, list | tuple):
+        return [tensor for item in cast(list[Any], value) for tensor in _tensors_of(item)]
+    return []

@@ -1,0 +1,103 @@
+"""A network laid over the processes of a world: the same weights everywhere, then each layer in its place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import TrainError
+from penstock.train.batch_norm import has_batch_norm, synchronise
+from penstock.train.flow import seen_in
+from penstock.train.placed import Placed, place
+from penstock.train.placements import Placement, check, choose, named_layers
+from penstock.train.recipe import Recipe
+from penstock.train.world import World, split_rows
+
+# Enough to see where tensors go.
+EXAMPLES_SEEN = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """A network laid out, and what is said of it.
+
+    Args:
+        placed: The network with this process's parts, on its device.
+        placements: By layer, what is not data-parallel.
+        rows: How many examples of a batch each process computes at once.
+        sentences: What was chosen, and why.
+    """
+
+    placed: Placed
+    placements: dict[str, Placement]
+    rows: tuple[int, ...]
+    sentences: list[str]
+
+
+def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
+    """How many examples each process computes at once.
+
+    Raises:
+        TrainError: A process would have none, or they cannot be accumulated in equal parts.
+    """
+    shares = split_rows(recipe.batch_size, world.size)
+    if min(shares) < recipe.accumulate:
+        raise TrainError(
+            f"a batch of {recipe.batch_size:,} in {recipe.accumulate} parts is less than an example for each of "
+            f"{world.size} processes; give a larger batch, or fewer processes."
+        )
+    if any(share % recipe.accumulate for share in shares):
+        raise TrainError(
+            f"a batch of {recipe.batch_size:,} over {world.size} processes is {min(shares):,} to {max(shares):,} "
+            f"examples each, which are not accumulated in {recipe.accumulate} equal parts; change the batch size."
+        )
+    return tuple(share // recipe.accumulate for share in shares)
+
+
+def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor) -> Layout:
+    """Lay a network over the processes.
+
+    Args:
+        module: The network; it is changed, and goes to the world's device.
+        recipe: How it is trained.
+        world: The processes.
+        examples_B: Some raw inputs, `[B, ...]`, by which is found which layer feeds which.
+
+    Raises:
+        TrainError: A placement does not fit the network, the batch or the processes.
+    """
+    rows = rows_of(recipe, world)
+    module.to(world.device)
+    world.same([*module.parameters(), *module.buffers()], "the first weights")
+    sentences: list[str] = []
+    placements: dict[str, Placement] = {}
+    if recipe.placements == "auto" and world.size > 1:
+        seen = seen_in(module, examples_B[:EXAMPLES_SEEN].to(world.device))
+        choice = choose(seen, sum(rows), world.size, recipe.loss)
+        placements = choice.placements
+        sentences += [f"Placement of {reason}" for reason in choice.reasons]
+    elif recipe.placements and recipe.placements != "auto":
+        seen = seen_in(module, examples_B[:EXAMPLES_SEEN].to(world.device))
+        placements = named_layers(module, recipe.placements)
+        check(module, placements, seen, rows, recipe.loss)
+        sentences += [f"Placement of {name}: {placement.kind}." for name, placement in placements.items()]
+    if world.size > 1 and has_batch_norm(module):
+        sentences.append(_batch_norm(module, recipe, world, rows))
+    placed = place(module, placements, world, rows)
+    return Layout(placed=placed, placements=placements, rows=rows, sentences=sentences)
+
+
+def _batch_norm(module: nn.Module, recipe: Recipe, world: World, rows: Sequence[int]) -> str:
+    if recipe.batch_norm == "synchronised":
+        synchronise(module, world, rows)
+        return f"Batch norm by the {sum(rows):,} examples of all processes together."
+    return (
+        f"Batch norm by each process's own {min(rows):,} examples; batch_norm='synchronised' takes those of all "
+        f"{sum(rows):,}."
+    )
+
+
+def cast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """The precision in which a recipe's network is computed."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")

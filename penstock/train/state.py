@@ -1,0 +1,119 @@
+"""The state of a network that is laid out over processes as if it were not: whole tensors under their own names.
+
+What is written is so, and fits any number of processes and any placements.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.core.errors import TrainError
+from penstock.train.collectives import padded, start_gather, whole_batch
+from penstock.train.placed import Placed, Shard
+from penstock.train.world import World
+
+
+@torch.no_grad()
+def whole_state(placed: Placed, world: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of the network, whole, on the CPU: of the first process; the others' is empty, but all must ask."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        whole = _whole(tensor, placed.shards.get(name), world, name)
+        if world.is_first:
+            found[placed.whole_name(name)] = whole
+    return found
+
+
+def parts_of(placed: Placed, world: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This process's part of a whole state, under the names that the network has it by."""
+    names = {placed.whole_name(name): name for name in placed.module.state_dict()}
+    return {
+        names.get(name, name): _part(tensor, placed.shards.get(names.get(name, name)), world)
+        for name, tensor in state.items()
+    }
+
+
+def load_whole(placed: Placed, world: World, state: Mapping[str, Tensor]) -> None:
+    """Give a network its part of a whole state.
+
+    Raises:
+        TrainError: It is the state of another network.
+    """
+    try:
+        placed.module.load_state_dict(parts_of(placed, world, state))
+    except RuntimeError as error:
+        raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
+
+
+@torch.no_grad()
+def whole_optimizer(placed: Placed, world: World, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state dict with whole tensors: of the first process, but all must ask.
+
+    Raises:
+        TrainError: It keeps tensors of other shapes than the weights', which cannot be put together.
+    """
+    state = optimizer.state_dict()
+    shards = _shards_by_index(placed, optimizer)
+    found: dict[int, dict[str, Any]] = {}
+    for index, values in state["state"].items():
+        shard, shape = shards[index]
+        found[index] = {}
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                found[index][name] = value
+                continue
+            if shard is not None and value.numel() > 1 and value.shape != shape:
+                raise TrainError(
+                    f"the optimizer keeps {name!r} of shape {list(value.shape)} for weights of shape {list(shape)}, of "
+                    f"which each process has a part; choose another optimizer, or place the layer by data."
+                )
+            whole = _whole(value, shard if value.shape == shape else None, world, f"the optimizer's {name}")
+            found[index][name] = whole
+    return {"state": found, "param_groups": state["param_groups"]}
+
+
+def load_optimizer(placed: Placed, world: World, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimizer its part of a whole state.
+
+    Raises:
+        TrainError: It is the state of another optimizer or network.
+    """
+    shards = _shards_by_index(placed, optimizer)
+    parts: dict[int, dict[str, Any]] = {}
+    try:
+        for index, values in state["state"].items():
+            shard = shards[index][0]
+            parts[index] = {
+                name: _part(value, shard, world) if isinstance(value, Tensor) and value.ndim else value
+                for name, value in values.items()
+            }
+        optimizer.load_state_dict({"state": parts, "param_groups": state["param_groups"]})
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:
+        raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
+
+
+def _shards_by_index(placed: Placed, optimizer: Optimizer) -> dict[int, tuple[Shard | None, torch.Size]]:
+    """How an optimizer's parameters are cut, by the numbers under which its state dict has them."""
+    names = {id(parameter): name for name, parameter in placed.module.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        index: (placed.shards.get(names.get(id(parameter), "")), parameter.shape)
+        for index, parameter in enumerate(parameters)
+    }
+
+
+def _whole(own: Tensor, shard: Shard | None, world: World, name: str) -> Tensor:
+    if shard is None or world.size == 1:
+        # A copy: the next step changes what is read here.
+        return own.detach().to("cpu", copy=True)
+    rows = own.detach().movedim(shard.dim, 0)
+    gathered = start_gather(world, f"the gather of {name}", padded(rows, shard.sizes))()
+    whole = whole_batch(gathered.flatten(0, 1), shard.sizes).movedim(0, shard.dim)
+    return whole.contiguous().cpu() if world.is_first else own
+
+
+def _part(whole: Tensor, shard: Shard | None, world: World) -> Tensor:
+    return whole if shard is None else shard.of(whole, world.rank)

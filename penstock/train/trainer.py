@@ -1,0 +1,256 @@
+"""The one step that moves a network, for one process or many."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.spec import Array
+from penstock.train.average import Average
+from penstock.train.batch_norm import RunningStatistics
+from penstock.train.checkpoint import Checkpoint, save_checkpoint
+from penstock.train.collectives import gather_rows
+from penstock.train.data import equal_shares, one_pass, training_order
+from penstock.train.examples import Examples
+from penstock.train.feed import Feed, ReadFeed
+from penstock.train.gradients import Gradients
+from penstock.train.layout import cast_of, lay_out
+from penstock.train.losses import CrossEntropy
+from penstock.train.reading import reading_threads
+from penstock.train.recipe import Recipe
+from penstock.train.resident import make_feed, settle
+from penstock.train.state import load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.world import World
+
+# B examples of this process
+
+EVALUATED_AT_ONCE = 1024
+EVALUATED_BYTES = 1 << 26
+DROPOUT = 0x5DEECE66D
+RANK = 0xD1B54A32D192ED03
+
+
+@dataclass(slots=True)
+class History:
+    """How far a run is and the best it has seen; of the best weights and of what was bad, each process has its part."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_step: int = 0
+    best_value: float | None = None
+    best_metrics: dict[str, float] | None = None
+    best_weights: dict[str, Tensor] | None = None
+    bad_examples: dict[str, int] = field(default_factory=dict)
+
+
+@final
+class Trainer:
+    """A network laid over the processes, its optimizer and schedule, and the one step that moves them.
+
+    Args:
+        module: The network, whole.
+        recipe: How it is trained.
+        total_steps: How many steps the schedule spans.
+        world: The processes.
+        inputs: Some raw inputs, `[B, ...]`, to see by what goes where.
+
+    Raises:
+        TrainError: The recipe does not fit the network or the processes.
+    """
+
+    def __init__(
+        self, module: nn.Module, recipe: Recipe, total_steps: int, world: World | None = None, *, inputs: Array
+    ) -> None:
+        self.world = world or World()
+        self.recipe = recipe
+        self.total_steps = total_steps
+        self.layout = lay_out(module, recipe, self.world, torch.from_numpy(inputs))
+        self.placed = self.layout.placed
+        self.module = self.placed.module
+        self.optimizer = recipe.optimizer(self.module.parameters())
+        self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
+        self.gradients = Gradients(
+            dict(self.module.named_parameters()),
+            list(self.placed.shards),
+            self.world,
+            precision=recipe.gradient_precision,
+        )
+        self._statistics = RunningStatistics(self.module, self.world)
+        self._average = None if recipe.average_decay is None else Average(self.module, recipe.average_decay)
+
+    @property
+    def rows(self) -> slice:
+        """Which rows of each global batch are this process's."""
+        first = sum(self.layout.rows[: self.world.rank]) * self.recipe.accumulate
+        return slice(first, first + self.layout.rows[self.world.rank] * self.recipe.accumulate)
+
+    def feed(self, examples: Examples, first_step: int, notice: Callable[[str], object]) -> Feed:
+        """This process's rows of the batches of the steps from one on."""
+        recipe, world = self.recipe, self.world
+        order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
+        on_bad, workers = recipe.bad_examples, self._workers()
+        settled = settle(examples, world.device, workers=workers, say=notice)
+        return make_feed(settled, order, workers=workers, on_bad=on_bad, device=world.device, notice=notice)
+
+    def _workers(self) -> int:
+        return self.recipe.workers or reading_threads(self.world.local_size)
+
+    def step(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+        """Take one step with this process's rows of the batch.
+
+        Args:
+            batch: Raw inputs and their targets.
+            step: Its number, of which all chance is a function.
+
+        Returns:
+            This process's share of the global batch's mean loss, a scalar still on its device: the sum over the
+            processes is that loss.
+        """
+        recipe, world = self.recipe, self.world
+        inputs_B, targets_B = batch
+        generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step, world.rank))
+        # Dropout has no generator of its own; its chance must not be the augmentation's.
+        torch.manual_seed(_step_seed(recipe.seed, step, world.rank) ^ DROPOUT)
+        if recipe.augment is not None:
+            inputs_B, targets_B = recipe.augment(inputs_B, targets_B, generator)
+        inputs_B, targets_B = inputs_B.to(world.device), targets_B.to(world.device)
+        self.module.train()
+        self.gradients.start()
+        parts = zip(inputs_B.chunk(recipe.accumulate), targets_B.chunk(recipe.accumulate), strict=True)
+        losses: list[Tensor] = []
+        for part, (inputs, targets) in enumerate(parts, 1):
+            if part == recipe.accumulate:
+                self.gradients.travel()
+            with cast_of(recipe, world.device):
+                loss = self._loss(self.module(inputs), targets)
+            # A mean over this process's examples; what is wanted is the mean over all processes' examples.
+            share = loss * (self.layout.rows[world.rank] / recipe.batch_size)
+            share.backward()
+            losses.append(share.detach())
+        self.gradients.finish()
+        if recipe.clip_norm is not None:
+            self.gradients.clip(recipe.clip_norm)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        self._statistics.average()
+        if self._average is not None:
+            self._average.update()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if not self.placed.head:
+            return self.recipe.loss(outputs, targets)
+        assert isinstance(self.recipe.loss, CrossEntropy)
+        return self.recipe.loss.over_classes(self.world, outputs, targets, self.layout.rows)
+
+    def validate(self, examples: Examples) -> dict[str, float]:
+        """The loss and every metric over a whole set, the same in every process."""
+        self.module.eval()
+        names = ["loss", *self.recipe.metrics]
+        values = [0.0] * len(names)
+        with torch.inference_mode(), cast_of(self.recipe, self.world.device):
+            parts = list(self._evaluated(examples))
+            # The first process has them all, the others none.
+            outputs, targets = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (None, None)
+            if outputs is not None and targets is not None:
+                values[0] = self.recipe.loss(outputs, targets).item()
+        if outputs is not None and targets is not None:
+            values[1:] = [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
+        return dict(zip(names, self.world.of_first(values), strict=True))
+
+    def _evaluated(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        """The network's outputs and the targets, on the CPU; in the first process, the others help."""
+        recipe, world = self.recipe, self.world
+        at_once = world.size * max(1, min(EVALUATED_AT_ONCE, EVALUATED_BYTES // max(1, examples.input_nbytes)))
+        counts = [len(places.indices_B) for places in one_pass(len(examples), at_once)]
+        order = equal_shares(one_pass(len(examples), at_once), world.rank, world.size)
+        workers = 0 if examples.in_memory else self._workers()
+        with ReadFeed(examples, order, workers=workers, on_bad=recipe.bad_examples, device=world.device) as feed:
+            for count, (inputs, targets) in zip(counts, feed, strict=True):
+                outputs = self.module(inputs).float()
+                if world.size > 1:
+                    outputs = gather_rows(world, "the outputs", outputs)[:count]
+                    targets = gather_rows(world, "the targets", targets)[:count]
+                if world.is_first:
+                    yield outputs.cpu(), targets.cpu()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While it is entered, the network has the running mean of its weights, where the recipe asks for one."""
+        return nullcontext() if self._average is None else self._average.swapped()
+
+    def keep_best(self, history: History, metrics: dict[str, float]) -> None:
+        """Remember these weights as the best."""
+        history.best_step, history.best_value, history.best_metrics = history.step, metrics[self.recipe.best], metrics
+        history.best_weights = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+
+    def whole_state(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The network's state, whole and on the CPU, in the first process; all must ask.
+
+        Args:
+            weights: Of which, as `keep_best` left them; by default the network's own.
+        """
+        return whole_state(self.placed, self.world, self.module.state_dict() if weights is None else weights)
+
+    def save(self, folder: Path, history: History) -> None:
+        """Write a checkpoint of all that the next step depends on; all processes must ask, the first one writes."""
+        best = None if history.best_weights is None else self.whole_state(history.best_weights)
+        state = {
+            "model": self.whole_state(),
+            "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
+            "average": None if self._average is None else self.whole_state(self._average.mean),
+            "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
+            "seconds": history.seconds,
+            "bad_examples": self.world.counts(history.bad_examples),
+            "best": {
+                "step": history.best_step,
+                "value": history.best_value,
+                "metrics": history.best_metrics,
+                "weights": best,
+            },
+        }
+        if self.world.is_first:
+            save_checkpoint(folder, Checkpoint(step=history.step, state=state))
+
+    def restore(self, checkpoint: Checkpoint) -> History:
+        """Go back to where a checkpoint was written, by whatever number of processes.
+
+        Raises:
+            TrainError: It is of another network.
+        """
+        state, best = checkpoint.state, checkpoint.state["best"]
+        load_whole(self.placed, self.world, state["model"])
+        load_optimizer(self.placed, self.world, self.optimizer, state["optimizer"])
+        if self._average is not None:
+            self._average.mean.update(self._parts_of(state["average"]))
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        return History(
+            step=checkpoint.step,
+            seconds=state["seconds"],
+            best_step=best["step"],
+            best_value=best["value"],
+            best_metrics=best["metrics"],
+            best_weights=None if best["weights"] is None else self._parts_of(best["weights"]),
+            # Counted together, they are the first process's from here on.
+            bad_examples=state.get("bad_examples", {}) if self.world.is_first else {},
+        )
+
+    def _parts_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parts = parts_of(self.placed, self.world, weights)
+        return {name: part.to(self.world.device, copy=True) for name, part in parts.items()}
+
+
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    # Neighbouring seeds, steps and ranks must not share their chance: spread all over 64 bits (splitmix64's constants).
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * RANK + 0x94D049BB133111EB) & (1 << 64) - 1
+    return mixed ^ (mixed >> 31)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    # A schedule's state names its functions and its optimizer's hooks; numbers, texts and lists of them are the state.
+    return {name: value for name, value in state.items() if isinstance(value, int | float | str | list | bool | None)}

@@ -1,0 +1,273 @@
+"""The processes that train one network together: which of them this one is, on which device, and what it waits for.
+
+A world of one process has no process group, and every collective of it gives back what it was given: one definition of
+the step serves any number of processes.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.core.errors import OthersLost, TrainError
+
+TIMEOUT_S = 600.0
+EXIT_HANGS = 3
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Where a process sits among those that train together, as its starter says.
+
+    Args:
+        rank: Which it is, from 0, among all.
+        size: How many there are.
+        local_rank: Which it is on its own machine.
+        local_size: How many there are on its own machine.
+        address: Where the first one listens for the others.
+        port: The port there.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
+            raise TrainError(
+                f"the environment says rank {self.rank} of {self.size} and local rank {self.local_rank} of "
+                f"{self.local_size}; ranks begin at 0 and stay below the counts."
+            )
+
+
+@final
+class World:
+    """The processes that train together.
+
+    Args:
+        rank: This one, from 0.
+        size: How many there are.
+        device: Where this one computes.
+        group: What joins them; None for one alone.
+        timeout_s: How long one waits for the others.
+        local_size: How many there are on this machine.
+
+    Attributes:
+        doing: What this process does now, in words, for the message if it hangs.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = TIMEOUT_S,
+        local_size: int = 1,
+    ) -> None:
+        assert (size == 1) == (group is None), (size, group)
+        self.rank = rank
+        self.size = size
+        self.device = device or torch.device("cpu")
+        self.group = group
+        self.timeout_s = timeout_s
+        self.local_size = local_size
+        self.doing = "starting"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+    @property
+    def named(self) -> str:
+        """`rank 0 of 4`."""
+        return f"rank {self.rank} of {self.size}"
+
+    def describe(self) -> str:
+        """What computes, for people."""
+        one = "the CPU"
+        if self.device.type == "cuda":
+            one = torch.cuda.get_device_name(self.device)
+        return one if self.size == 1 else f"{self.size} processes, each on {one}"
+
+    @contextmanager
+    def operation(self, name: str) -> Generator[None]:
+        """What is done inside waits for the others; if that fails, the error says who waited and in what.
+
+        Raises:
+            OthersLost: Another process ended, or did not come within the timeout.
+        """
+        before, self.doing = self.doing, name
+        try:
+            yield
+        except RuntimeError as error:
+            said = " ".join(str(error).split())[:200]
+            raise OthersLost(
+                f"{self.named} waited for the others in {name}, and they did not come ({said}); see what became of "
+                f"them."
+            ) from error
+        self.doing = before
+
+    def total(self, *values: Tensor | float) -> list[float]:
+        """The sums of numbers over all processes. The host waits for them: once a step, and marked."""
+        if self.size == 1:
+            return [float(value) for value in values]
+        parts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
+        summed = torch.stack(parts)
+        with self.operation("the sum of the losses"):
+            dist.all_reduce(summed, group=self.group)
+            return summed.tolist()
+
+    def of_first(self, values: Sequence[float]) -> list[float]:
+        """The first process's numbers, in every process."""
+        return self.total(*(value if self.is_first else 0.0 for value in values))
+
+    def counts(self, own: Mapping[str, int]) -> dict[str, int]:
+        """What all processes counted together, by name."""
+        said = json.dumps(own).encode()
+        sizes = self.total(*(len(said) if rank == self.rank else 0 for rank in range(self.size)))
+        if self.group is None:
+            return dict(own)
+        texts = torch.zeros(self.size, int(max(sizes)), dtype=torch.uint8)
+        texts[self.rank, : len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        texts = texts.to(self.device)
+        with self.operation("the sum of counts"):
+            dist.all_reduce(texts, group=self.group)
+        whole: Counter[str] = Counter()
+        for text, size in zip(texts.cpu(), sizes, strict=True):
+            whole.update(json.loads(bytes(text[: int(size)].tolist())))
+        return dict(whole)
+
+    @torch.no_grad()
+    def same(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Give tensors of every process, on its device, the first one's values."""
+        if self.group is None:
+            return
+        with self.operation(f"the broadcast of {what}"):
+            for tensor in tensors:
+                whole = tensor.contiguous()
+                dist.broadcast(whole, src=0, group=self.group)
+                tensor.copy_(whole)
+
+
+def split_rows(count: int, parts: int) -> tuple[int, ...]:
+    """How many of so many rows each process has: as even as can be, the first ones one more."""
+    return tuple(count // parts + (part < count % parts) for part in range(parts))
+
+
+def device_of(seat: Seat | None, *, cuda: bool, wanted: int = 1) -> torch.device:
+    """The device of a process.
+
+    Args:
+        seat: Where the process sits; None for one alone.
+        cuda: Whether it computes on a GPU.
+        wanted: How many GPUs of this machine are needed for all.
+
+    Raises:
+        TrainError: There are fewer.
+    """
+    if not cuda:
+        return torch.device("cpu")
+    there = torch.cuda.device_count()
+    if wanted > there:
+        raise TrainError(f"{wanted} GPUs are asked for and torch sees {there}; ask for fewer, or make them visible.")
+    return torch.device("cuda", seat.local_rank if seat else 0)
+
+
+@contextmanager
+def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S) -> Generator[World]:
+    """The world that a process joins, and leaves at the end.
+
+    Args:
+        seat: As its starter says; None for a process alone.
+        device: Where it computes; NCCL joins GPUs, gloo CPUs.
+        timeout_s: How long it waits for the others, at the start and in each collective.
+
+    Raises:
+        TrainError: The others did not come.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if seat is None or seat.size == 1:
+        yield World(device=device, timeout_s=timeout_s)
+        return
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{seat.address}:{seat.port}",
+            rank=seat.rank,
+            world_size=seat.size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise TrainError(
+            f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
+            f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
+        ) from None
+    yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
+    # After an error the others may be gone, and leaving would wait for them; this process ends then.
+    dist.destroy_process_group()
+
+
+@final
+class Watchdog:
+    """Ends this process when it has not got on for too long, or when the one that started it is gone.
+
+    A collective of NCCL whose other side is gone keeps the host waiting, and a captured one is watched by nobody else.
+
+    Args:
+        world: Says what this process was doing.
+        parent: The process that started this one, if its end is this one's too.
+    """
+
+    def __init__(self, world: World, parent: int | None = None) -> None:
+        self._world = world
+        self._parent = parent
+        # Gloo gives up after the timeout by itself, with an error that is better than an end.
+        self._limit_s = 1.25 * world.timeout_s + 2 * LOOK_S
+        self._beat_s = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._world.size > 1:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def beat(self, doing: str) -> None:
+        """This process has got on, and does this next."""
+        self._beat_s = time.monotonic()
+        self._world.doing = doing
+
+    def _watch(self) -> None:
+        while not self._done.wait(LOOK_S):
+            if self._parent is not None and os.getppid() != self._parent:
+                os._exit(EXIT_HANGS)
+            silent_s = time.monotonic() - self._beat_s
+            if silent_s > self._limit_s:
+                sys.stderr.write(
+                    f"penstock: {self._world.named} has not got on for {silent_s:.0f} s in {self._world.doing}; "
+                    f"it is ended.\n"
+                )
+                sys.stderr.flush()
+                os._exit(EXIT_HANGS)

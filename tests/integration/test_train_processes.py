@@ -1,0 +1,274 @@
+"""Training in several processes from the command line: the same training, killed, hung, resumed, refused."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli import build
+from penstock.core.errors import TrainError
+from penstock.train.checkpoint import newest_checkpoint
+
+COMMAND = [sys.executable, "-m", "penstock"]
+LIMIT_S = 120
+
+# Nothing in it depends on how many processes there are but the rounding of sums.
+APPLICATION = '''"""A small network for trying several processes."""
+
+import os
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock import Application, Recipe, TensorSpec
+from penstock.train.losses import CrossEntropy
+from penstock.train.placements import Placement
+from penstock.train.recipe import ArraySet, Data, accuracy
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 4)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 8)).astype(np.float32)
+    y = (x[:, 0] > 0) * 2 + (x[:, 1] * x[:, 2] > 0)
+    return Data(train=ArraySet(inputs=x[:200], targets=y[:200]), validation=ArraySet(inputs=x[200:], targets=y[200:]))
+
+
+def slowed(x, y, generator):
+    # So that there is time to disturb it.
+    time.sleep(0.03 * os.path.exists(os.path.join(os.path.dirname(__file__), "slow")))
+    return x, y
+
+
+recipe = Recipe(
+    data=data,
+    loss=CrossEntropy(0.1),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    schedule=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps + 1),
+    metrics={"accuracy": accuracy},
+    augment=slowed,
+    batch_size=30,
+    steps=60,
+    validate_every_epochs=3,
+    clip_norm=0.5,
+    threads=1,
+    placements={
+        "layers.0": Placement(kind="sharded"),
+        "layers.2": Placement(kind="columns"),
+        "layers.4": Placement(kind="rows"),
+        "layers.6": Placement(kind="classes"),
+    },
+)
+
+app = Application(
+    name="together",
+    input=TensorSpec(dtype="float32", shape=(8,), meaning="eight numbers"),
+    output=TensorSpec(dtype="float32", shape=(4,), meaning="four logits", name="logits"),
+    model=":Net",
+    recipe=":recipe",
+)
+'''
+
+
+def penstock_run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def started(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def fields(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())
+
+
+def losses(run: Path) -> list[tuple[int, float, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["train_loss"], line["validation_loss"]) for line in lines]
+
+
+def workers_of(process: "subprocess.Popen[str]") -> dict[int, int]:
+    """The processes that train, by rank."""
+    found: dict[int, int] = {}
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for child in map(int, children):
+        try:
+            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found |= {int(text.removeprefix(b"RANK=")): child for text in variables if text.startswith(b"RANK=")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("app") / "app.py"
+    file.write_text(APPLICATION)
+    return file
+
+
+@pytest.fixture(scope="module")
+def alone(app: Path) -> Path:
+    run = app.parent / "alone"
+    done = penstock_run("train", app, "--out", run)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def together(app: Path) -> Path:
+    """Two processes, started as torchrun starts them."""
+    run = app.parent / "together"
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [*COMMAND, "train", str(app), "--out", str(run), "--checkpoint-every-steps", "20"],
+            env=os.environ
+            | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [" ".join(process.communicate(timeout=LIMIT_S)[0].split()) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert "Training on 2 processes, each on the CPU." in said[0]
+    assert "Placement of layers.2: columns." in said[0]
+    assert said[1] == ""
+    return run
+
+
+def test_two_processes_train_as_one_does(alone: Path, together: Path) -> None:
+    expected, found = losses(alone), losses(together)
+    assert len(expected) >= 2
+    assert [line[0] for line in found] == [line[0] for line in expected]
+    for one, two in zip(expected, found, strict=True):
+        assert two == pytest.approx(one, rel=1e-3)
+    said = fields(together)
+    assert (said["processes"], said["device"], said["state"]) == (2, "cpu", "finished")
+    assert said["placements"]["layers.2"]["kind"] == "columns"
+    # What is left is whole: bundles and checkpoints of both have the same tensors.
+    one, two = penstock.load(alone / "bundle"), penstock.load(together / "bundle")
+    inputs = torch.randn(5, 8).numpy()
+    assert two.predict(inputs) == pytest.approx(one.predict(inputs), abs=1e-3)
+    shapes = [_shapes(newest_checkpoint(run / "checkpoints")) for run in (alone, together)]
+    assert shapes[0] == shapes[1]
+
+
+def _shapes(checkpoint: Any) -> Any:
+    model = {name: tensor.shape for name, tensor in checkpoint.state["model"].items()}
+    optimizer = {
+        index: {name: getattr(value, "shape", None) for name, value in values.items()}
+        for index, values in checkpoint.state["optimizer"]["state"].items()
+    }
+    return checkpoint.step, model, optimizer
+
+
+def test_one_that_is_killed_ends_the_run_and_the_run_goes_on_exactly(together: Path, tmp_path: Path) -> None:
+    app, run = tmp_path / "app.py", tmp_path / "run"
+    app.write_text(APPLICATION)
+    (tmp_path / "slow").touch()
+    with started("train", app, "--out", run, "--processes", 2, "--checkpoint-every-steps", 20) as process:
+        while not list(run.glob("checkpoints/step-*")):
+            assert process.poll() is None
+            time.sleep(0.005)
+        workers = workers_of(process)
+        assert workers.keys() == {0, 1}
+        os.kill(workers[1], signal.SIGKILL)
+        said = process.communicate(timeout=LIMIT_S)[1]
+        assert process.returncode == 2
+    killed = tmp_path / "killed"
+    shutil.copytree(run, killed)
+    assert f"rank 1 of 2 (process {workers[1]}) was ended by SIGKILL; the others were ended." in said
+    assert f"penstock train --resume {run}" in said
+    assert "Traceback" not in said
+    assert fields(run)["state"] == "running"
+    resumed = penstock_run("train", "--resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert fields(run)["parameter_hash"] == fields(together)["parameter_hash"]
+    assert losses(run) == losses(together)
+    # As many more as there are, or fewer: the examples come in the same order.
+    resumed = penstock_run("train", "--resume", killed, "--processes", 1)
+    assert resumed.returncode == 0, resumed.stderr
+    for one, other in zip(losses(together), losses(killed), strict=True):
+        assert other == pytest.approx(one, rel=1e-3)
+
+
+def test_one_that_hangs_is_waited_for_so_long_and_no_longer() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    said = " ".join(done.stderr.split())
+    assert "OthersLost: rank 0 of 2 waited for the others in the gather of fc, and they did not come" in said
+
+
+# Rank 1 comes, and then does nothing any more.
+HANGS = """
+import multiprocessing, socket, sys, time, torch
+from penstock.train.collectives import gather_rows
+from penstock.train.world import Seat, joined
+
+def hang(port):
+    with joined(Seat(rank=1, size=2, local_rank=1, local_size=2, address="127.0.0.1", port=port), torch.device("cpu")):
+        time.sleep(600)
+
+with socket.socket() as place:
+    place.bind(("127.0.0.1", 0))
+    port = place.getsockname()[1]
+other = multiprocessing.get_context("fork").Process(target=hang, args=(port,), daemon=True)
+other.start()
+seat = Seat(rank=0, size=2, local_rank=0, local_size=2, address="127.0.0.1", port=port)
+try:
+    with joined(seat, torch.device("cpu"), 3.0) as world:
+        gather_rows(world, "fc", torch.zeros(2, 2))
+finally:
+    other.kill()
+"""
+
+
+def test_mistakes_are_said_in_a_sentence(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = torch.cuda.device_count() + 2
+    mistakes: list[tuple[tuple[object, ...], dict[str, str], str]] = [
+        (("--gpus", more), {}, f"{more} GPUs are asked for and torch sees {more - 2}"),
+        (("--gpus", 2, "--processes", 2), {}, "--gpus 2 and --processes 2 contradict each other"),
+        (("--processes", 0), {}, "0 processes are asked for; give at least 1"),
+        (("--timeout-s", 0), {}, "--timeout-s is 0; it must be above 0"),
+        (("--processes", 3), {"RANK": "0", "WORLD_SIZE": "2"}, "whoever started this one started 2 on this machine"),
+        ((), {"RANK": "one", "WORLD_SIZE": "2"}, "the environment has RANK='one'; it must be a whole number"),
+        ((), {"RANK": "2", "WORLD_SIZE": "2"}, "the environment says rank 2 of 2"),
+    ]
+    for arguments, environment, sentence in mistakes:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            done = CliRunner().invoke(
+                build(), ["train", str(app), "--out", str(tmp_path / "run"), *map(str, arguments)]
+            )
+        assert isinstance(done.exception, TrainError), done.output
+        assert sentence in str(done.exception)

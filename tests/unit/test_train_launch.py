@@ -1,0 +1,123 @@
+"""Processes that train together: who is at fault when one ends, and what is said of it. The processes are tiny here."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import TrainError
+from penstock.train import world
+from penstock.train.launch import launch
+from penstock.train.world import Seat, Watchdog, World, split_rows
+
+PRELUDE = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
+
+
+def run(code: str, processes: int = 3) -> None:
+    launch([sys.executable, "-c", PRELUDE + code], processes, os.environ)
+
+
+def failure(code: str, processes: int = 3) -> str:
+    with pytest.raises(TrainError) as failed:
+        run(code, processes)
+    return str(failed.value)
+
+
+def test_each_knows_its_seat_and_all_end_well(tmp_path: Path) -> None:
+    names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PENSTOCK_PARENT")
+    run(f"open(f'{tmp_path}/{{rank}}', 'w').write(' '.join(os.environ[name] for name in {names!r}))")
+    seats = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
+    ports = {seat[4] for seat in seats}
+    assert len(ports) == 1
+    assert [seat[:4] for seat in seats] == [["3", str(rank), "3", "127.0.0.1"] for rank in range(3)]
+    assert {seat[5] for seat in seats} == {str(os.getpid())}
+
+
+def test_one_that_is_killed_ends_the_others_and_is_named() -> None:
+    started = time.monotonic()
+    said = failure("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)")
+    assert said.startswith("rank 1 of 3 (process ")
+    assert said.endswith("was ended by SIGKILL; the others were ended.")
+    assert time.monotonic() - started < 30
+
+
+def test_who_lost_the_others_is_not_at_fault() -> None:
+    # The first one notices before the culprit has ended.
+    code = "if rank == 0: sys.stderr.write('penstock: rank 0 waited\\n'); sys.exit(3)\n"
+    code += "if rank == 1: time.sleep(1.0); sys.stderr.write('penstock: the loss is nan at step 7.\\n'); sys.exit(2)\n"
+    assert failure(code + "time.sleep(60)") == "the loss is nan at step 7."
+    # Where nobody else ended, what it says is all that is known.
+    assert failure("if rank == 0: sys.stderr.write('penstock: rank 0 waited\\n'); sys.exit(3)\ntime.sleep(60)") == (
+        "rank 0 waited"
+    )
+
+
+def test_a_crash_is_named_by_its_last_words_and_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    said = failure("if rank == 2: raise ValueError('no such thing')\ntime.sleep(60)")
+    assert "rank 2 of 3" in said
+    assert "ended with status 1 (ValueError: no such thing); the others were ended." in said
+    assert "[rank 2] Traceback" in capfd.readouterr().err
+
+
+def test_asked_to_stop_all_stop(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom penstock.train.launch import launch\n"
+        f"inner = {PRELUDE!r} + '''\n"
+        "def stop(number, frame): sys.exit(130)\n"
+        f"signal.signal(signal.SIGINT, stop)\nopen(f'{tmp_path}/{{rank}}', 'w').close()\ntime.sleep(60)\n'''\n"
+        "try:\n    launch([sys.executable, '-c', inner], 2, os.environ)\nexcept KeyboardInterrupt:\n    sys.exit(130)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        while len(list(tmp_path.iterdir())) < 2:
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(timeout=30) == 130
+
+
+@pytest.mark.parametrize(("rank", "size", "local"), [(-1, 2, 0), (2, 2, 0), (0, 2, 1), (0, 1, 0)])
+def test_a_seat_that_cannot_be_is_refused(rank: int, size: int, local: int) -> None:
+    with pytest.raises(TrainError, match="ranks begin at 0 and stay below the counts"):
+        Seat(rank=rank, size=size, local_rank=local, local_size=2 if size == 1 else 1, address="here", port=1)
+
+
+def test_rows_are_split_as_evenly_as_can_be() -> None:
+    assert split_rows(16, 4) == (4, 4, 4, 4)
+    assert split_rows(15, 4) == (4, 4, 4, 3)
+    assert split_rows(1, 2) == (1, 0)
+
+
+def test_a_process_that_does_not_get_on_is_ended_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(world, "LOOK_S", 0.02)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    group: Any = object()
+    together = World(1, 2, group=group, timeout_s=0.1)
+    with Watchdog(together) as watchdog:
+        watchdog.beat("step 7")
+        deadline_s = time.monotonic() + 20
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert ended[0] == 3
+    said = capsys.readouterr().err
+    assert "rank 1 of 2 has not got on for" in said
+    assert "in step 7; it is ended" in said
+
+
+def test_a_process_whose_parent_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(world, "LOOK_S", 0.02)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    group: Any = object()
+    with Watchdog(World(0, 2, group=group), parent=os.getppid() + 1):
+        deadline_s = time.monotonic() + 20
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert ended[0] == 3

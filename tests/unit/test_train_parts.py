@@ -1,0 +1,236 @@
+"""What training over processes is made of, in one process: gradients in buckets, layouts, losses, batch norm."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import TrainError
+from penstock.nn.normalisation import SequenceBatchNorm
+from penstock.train.batch_norm import SynchronisedBatchNorm, synchronise
+from penstock.train.checkpoint import newest_checkpoint
+from penstock.train.gradients import Gradients
+from penstock.train.layout import lay_out, rows_of
+from penstock.train.losses import CrossEntropy
+from penstock.train.placed import Placed, Shard, place
+from penstock.train.placements import Placement
+from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.state import load_whole, parts_of, whole_state
+from penstock.train.trainer import History, Trainer
+from penstock.train.world import World
+
+NOTHING = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
+
+
+def recipe(**changes: Any) -> Recipe:
+    made = Recipe(
+        data=lambda: Data(train=NOTHING, validation=NOTHING),
+        loss=CrossEntropy(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        batch_size=8,
+        steps=1,
+    )
+    return replace(made, **changes)
+
+
+def company(size: int) -> World:
+    """As if there were others; nothing is asked of them."""
+    group: Any = object() if size > 1 else None
+    return World(0, size, group=group)
+
+
+def test_gradients_lie_in_buckets_and_stay_there() -> None:
+    convolution, linear = nn.Conv2d(3, 4, 3), nn.Linear(16, 5)
+    net = nn.Sequential(convolution, nn.Flatten(), linear, nn.Linear(5, 2, bias=False).requires_grad_(False))
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+    gradients = Gradients(dict(net.named_parameters()), [], World(), bucket_bytes=400)
+    held = [parameter.grad for parameter in net.parameters()]
+    assert held[3] is not None
+    assert held[4] is None
+    first = convolution.weight.grad
+    assert first is not None
+    assert first.stride() == convolution.weight.stride()
+    for _ in range(2):
+        gradients.start()
+        inputs = torch.randn(2, 3, 4, 4)
+        net(inputs).sum().backward()
+        expected = torch.autograd.grad(net(inputs).sum(), [*convolution.parameters(), *linear.parameters()])
+        assert [parameter.grad for parameter in net.parameters()] == held
+        for parameter, gradient in zip(net.parameters(), expected, strict=False):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_the_norm_and_clipping_are_torchs() -> None:
+    net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
+    gradients = Gradients(dict(net.named_parameters()), ["1.weight"], World(), bucket_bytes=100)
+    gradients.start()
+    net(torch.randn(4, 6)).square().sum().backward()
+    own = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    total = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in own]))
+    torch.testing.assert_close(gradients.norm(), total)
+    gradients.clip(2 * total.item())
+    assert all(
+        torch.equal(parameter.grad, gradient)
+        for parameter, gradient in zip(net.parameters(), own, strict=True)
+        if parameter.grad is not None
+    )
+    gradients.clip(total.item() / 2)
+    torch.testing.assert_close(gradients.norm(), total / 2)
+
+
+def test_accumulated_parts_give_the_step_of_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    inputs, labels = torch.randn(8, 6), torch.from_numpy(rng.integers(0, 3, 8))
+    ends: list[Tensor] = []
+    for accumulate in (1, 4):
+        torch.manual_seed(0)
+        trainer = Trainer(nn.Linear(6, 3), recipe(accumulate=accumulate), 1, inputs=inputs.numpy())
+        loss = trainer.step((inputs, labels), 0)
+        ends.append(torch.cat([loss[None], *(parameter.flatten() for parameter in trainer.module.parameters())]))
+    torch.testing.assert_close(ends[0], ends[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "sentence"),
+    [
+        ({"batch_size": 3}, 4, "a batch of 3 in 1 parts is less than an example for each of 4 processes"),
+        ({"batch_size": 8, "accumulate": 3}, 1, "8 to 8 examples each, which are not accumulated in 3 equal parts"),
+        ({"batch_size": 10, "accumulate": 2}, 4, "2 to 3 examples each"),
+    ],
+)
+def test_batches_that_cannot_be_shared_are_refused(changes: dict[str, Any], size: int, sentence: str) -> None:
+    with pytest.raises(TrainError, match=sentence):
+        rows_of(recipe(**changes), company(size))
+
+
+def test_shares_of_a_batch() -> None:
+    assert rows_of(recipe(batch_size=10), company(4)) == (3, 3, 2, 2)
+    assert rows_of(recipe(batch_size=8, accumulate=2), company(2)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"accumulate": 0}, "accumulate 0; it must be a number above 0"),
+        ({"clip_norm": -1.0}, "clip_norm -1.0"),
+        ({"average_decay": 1.0}, "average_decay 1.0; it must be from 0 to below 1"),
+        ({"batch_norm": "shared"}, "batch_norm 'shared'; choose 'local' or 'synchronised'"),
+        ({"gradient_precision": "fp8"}, "gradient_precision 'fp8'"),
+        ({"placements": "best"}, "placements 'best'; give 'auto', or placements by layer"),
+    ],
+)
+def test_a_recipe_for_several_that_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TrainError, match=sentence):
+        recipe(**changes)
+
+
+def test_alone_placements_are_checked_and_change_nothing() -> None:
+    inputs = torch.randn(4, 6)
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    pair = {"0": Placement(kind="columns"), "2": Placement(kind="rows")}
+    laid = lay_out(net, recipe(placements=pair), World(), inputs)
+    assert isinstance(laid.placed.module.get_submodule("0"), nn.Linear)
+    with pytest.raises(TrainError, match="a linear layer placed by rows must come next"):
+        lay_out(net, recipe(placements={"0": Placement(kind="columns")}), World(), inputs)
+
+
+def test_parts_and_wholes_of_a_state() -> None:
+    whole = {"a": torch.arange(10.0).reshape(5, 2), "b": torch.arange(3.0)}
+    shard = Shard(dim=0, sizes=(2, 2, 1))
+    torch.testing.assert_close(torch.cat([shard.of(whole["a"], rank) for rank in range(3)]), whole["a"])
+    other = Shard(dim=1, sizes=(1, 1))
+    assert other.of(whole["a"], 1).tolist() == [[1], [3], [5], [7], [9]]
+
+
+def test_a_sharded_layer_keeps_its_names_and_counts_its_batches_once() -> None:
+    def net() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+
+    inputs = torch.randn(6, 4)
+    plain = net()
+    plain(inputs).sum().backward()
+    placed = place(nn.Sequential(net()), {"0": Placement(kind="sharded", recompute=True)}, World(), (6,))
+    placed.module(inputs).sum().backward()
+    state = whole_state(placed, World(), placed.module.state_dict())
+    assert state.keys() == {f"0.{name}" for name in plain.state_dict()}
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(state[f"0.{name}"], tensor)
+    doubled = {name: tensor * 2 for name, tensor in state.items()}
+    load_whole(placed, World(), doubled)
+    again = whole_state(placed, World(), placed.module.state_dict())
+    assert all(torch.equal(again[name], tensor) for name, tensor in doubled.items())
+    assert parts_of(placed, World(), {"x": torch.zeros(1)}).keys() == {"x"}
+
+
+def test_a_state_of_another_network_is_refused() -> None:
+    with pytest.raises(TrainError, match="does not fit the network"):
+        load_whole(Placed(module=nn.Linear(2, 2)), World(), {"weight": torch.zeros(3, 3)})
+
+
+def test_cross_entropy_is_torchs() -> None:
+    logits, labels = torch.randn(5, 4), torch.tensor([0, 3, 2, 2, 1])
+    expected = nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+    assert torch.equal(CrossEntropy(0.1)(logits, labels), expected)
+    with pytest.raises(TrainError, match=r"the smoothing is 1.5; it must be from 0 to below 1"):
+        CrossEntropy(1.5)
+    with pytest.raises(TrainError, match=r"needs labels as whole numbers \[n\], not torch.float32 \[5, 4\]"):
+        CrossEntropy().over_classes(World(), logits, torch.zeros(5, 4), (5,))
+
+
+def test_a_synchronised_batch_norm_has_the_same_state_and_answers_when_served() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3))
+    net(torch.randn(4, 1, 5, 5))
+    net.eval()
+    names, inputs = list(net.state_dict()), torch.randn(2, 1, 5, 5)
+    expected = net(inputs)
+    synchronise(net, company(2), (4, 4))
+    assert isinstance(net[1], SynchronisedBatchNorm)
+    assert list(net.state_dict()) == names
+    net.eval()
+    torch.testing.assert_close(net(inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("norm", "sentence"),
+    [
+        (SequenceBatchNorm(3), "'0' is a batch norm over sequences"),
+        (nn.BatchNorm1d(3, affine=False), "without running statistics, weights or momentum"),
+        (nn.BatchNorm1d(3, momentum=None), "without running statistics, weights or momentum"),
+    ],
+)
+def test_a_batch_norm_that_cannot_be_synchronised_is_refused(norm: nn.Module, sentence: str) -> None:
+    with pytest.raises(TrainError, match=sentence):
+        synchronise(nn.Sequential(norm), company(2), (4, 4))
+
+
+def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path: Path) -> None:
+    inputs, labels = torch.randn(8, 6), torch.randint(0, 3, (8,))
+
+    def trainer() -> Trainer:
+        torch.manual_seed(0)
+        return Trainer(nn.Linear(6, 3), recipe(average_decay=0.75), 4, inputs=inputs.numpy())
+
+    one = trainer()
+    mean, step = one.module.weight.clone(), 0
+    for step in range(3):
+        one.step((inputs, labels), step)
+        mean = 0.75 * mean + 0.25 * one.module.weight
+    last = one.module.weight.clone()
+    with one.averaged():
+        torch.testing.assert_close(one.module.weight, mean)
+    assert torch.equal(one.module.weight, last)
+    one.save(tmp_path, History(step=3))
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    other = trainer()
+    other.restore(checkpoint)
+    for together in (one, other):
+        together.step((inputs, labels), 3)
+    with one.averaged(), other.averaged():
+        assert torch.equal(one.module.weight, other.module.weight)
+        assert not torch.equal(one.module.weight, last)
