@@ -38,6 +38,11 @@ class Company:
     seat: "Seat | None"
     timeout_s: float
 
+    @property
+    def is_to_be_started(self) -> bool:
+        """Whether this process is none of them, but starts them."""
+        return self.seat is None and (self.count or 1) > 1
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -85,6 +90,9 @@ def train(
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
     if (out / "run.json").exists():
         raise TrainError(f"{out} holds a run already; go on with '--resume {out}', or choose another folder.")
+    if company.is_to_be_started:
+        _launch(out, company)
+        return
     found = find_application(application)
     _run(found, out, _with(found.recipe(), overrides), overrides, company)
 
@@ -133,6 +141,14 @@ def _resume(folder: Path, application: str | None, company: Company) -> None:
     if run.fields.get("state") == "finished":
         typer.echo(f"The run in {folder} is finished; its bundle is {folder / 'bundle'}.")
         return
+    if company.count is None:
+        # As many as before, on the same kind of device.
+        device = "cuda" if run.fields.get("device") == "cuda" else "cpu"
+        count = run.fields.get("processes", 1) if company.seat is None else None
+        company = replace(company, device=device, count=count)
+    if company.is_to_be_started:
+        _launch(folder, company)
+        return
     found = find_application(application or run.fields["application"])
     if found.source_sha256() != run.fields["sources"]:
         raise TrainError(
@@ -142,29 +158,27 @@ def _resume(folder: Path, application: str | None, company: Company) -> None:
     overrides = run.fields["overrides"]
     # The last bits of a sum depend on how many threads share it.
     recipe = replace(_with(found.recipe(), overrides), threads=run.fields["threads"])
-    if company.count is None:
-        # As many as before, on the same kind of device.
-        device = "cuda" if run.fields.get("device") == "cuda" else "cpu"
-        count = run.fields.get("processes", 1) if company.seat is None else None
-        company = replace(company, device=device, count=count)
     _run(found, folder, recipe, overrides, company)
+
+
+def _launch(folder: Path, company: Company) -> None:
+    """The same command, in as many processes as are asked for; this one needs no torch."""
+    from penstock.train.launch import launch
+
+    assert company.count is not None, company
+    try:
+        launch([sys.executable, "-m", "penstock", *sys.argv[1:]], company.count, os.environ)
+    except TrainError as error:
+        raise TrainError(f"{error}{_way_on(folder)}") from None
 
 
 def _run(
     found: "FoundApplication", folder: Path, recipe: "Recipe", overrides: dict[str, Any], company: Company
 ) -> None:
-    from penstock.train.launch import PARENT_VARIABLE, launch
+    from penstock.train.launch import PARENT_VARIABLE
     from penstock.train.loop import train
     from penstock.train.world import device_of, joined
 
-    count = company.count or 1
-    if company.seat is None and count > 1:
-        device_of(None, cuda=company.device == "cuda", wanted=count)
-        try:
-            launch([sys.executable, "-m", "penstock", *sys.argv[1:]], count, os.environ)
-        except TrainError as error:
-            raise TrainError(f"{error}{_way_on(folder)}") from None
-        return
     seat = company.seat
     device = device_of(seat, cuda=company.device == "cuda", wanted=1 if seat is None else seat.local_size)
     if device.type == "cuda":

@@ -70,16 +70,17 @@ def _opened(body: bytes, max_pixels: int) -> Any:
 
 
 def plain_pixels(image: Any, mode: str) -> Any:
-    """A Pillow image in a mode, upright, without transparency, 8 bits a channel."""
+    """A Pillow image in a mode, upright, without transparency, 8 bits a channel; the one given may be changed."""
     from PIL import Image, ImageOps
 
     if image.mode.startswith("I"):
         # Pillow would cut 16-bit grey off at 255.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
     if "A" in image.getbands() or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
-    return image.convert(mode)
+    # Pillow copies where nothing is to be done.
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _resized(image: Any, size: tuple[int, int] | None) -> Any:

@@ -161,6 +161,6 @@ class ViT(ImageNetwork):
                 if isinstance(module, nn.Linear):
                     nn.init.xavier_uniform_(module.weight)
                     nn.init.normal_(module.bias, std=1e-6)
-        # Section 3.1 and appendix D.2: the head begins at zero, so that all classes are equally likely.
+        # Section 3.2: the head begins at zero, so that all classes are equally likely.
         for parameter in self.heads.parameters():
             nn.init.zeros_(parameter)

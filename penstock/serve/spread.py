@@ -14,8 +14,9 @@ from penstock.serve.frontend import FOR_EVER_NS, Done, Frontend, Ticket
 from penstock.serve.slots import STREAMS_REFUSED
 from penstock.serve.streams import M, Member, Stream, Streams
 
-# What else a machine did while it was measured makes equal engines differ by as much.
-ALIKE = 2.0
+# What else a machine did while it was measured makes equal engines differ by as much. Those of large batches, which say
+# how many streams can be carried, are of the start for as long as nothing runs that is as large.
+ALIKE, ALIKE_LARGE = 2.0, 4.0
 
 
 class Prospect(NamedTuple):
@@ -66,7 +67,7 @@ def by_load(loads: Sequence[Load]) -> list[int]:
 
     def share(index: int) -> float:
         streams, most = loads[index]
-        return (streams + 1) / (most if ALIKE * most < best else best)
+        return (streams + 1) / (most if ALIKE_LARGE * most < best else best)
 
     return sorted(range(len(loads)), key=share)
 

@@ -32,8 +32,8 @@ def cross_entropy(smoothing: float = 0.0) -> CrossEntropy:
 def mixup(classes: int, alpha: float = 0.2) -> Augment:
     """Each example mixed with another of its batch, input and target alike.
 
-    Zhang et al. 2018, "mixup: beyond empirical risk minimization", equation 1 and section 2. The targets become shares
-    of classes, `[B, K]`, which `cross_entropy` takes.
+    Zhang et al. 2018, "mixup: beyond empirical risk minimization", section 2. The targets become shares of
+    classes, `[B, K]`, which `cross_entropy` takes.
 
     Args:
         classes: How many there are.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 Seeds = npt.NDArray[np.uint64]
 
-# Of splitmix64: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 5.
+# Of splitmix64: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ALL_BITS = (1 << 64) - 1
 

@@ -144,9 +144,9 @@ class ImageFolder(Examples):
             across, down = whole.width / width, whole.height / height
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             small = whole.resize((self._width, self._height), Image.Resampling.BILINEAR, part, reducing_gap=2.0)
+            if draws and draws[0] < 0.5:
+                small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = np.asarray(small)
-        if draws and draws[0] < 0.5:
-            pixels = pixels[:, ::-1]
         return pixels.transpose(2, 0, 1) if self._channels_first else pixels
 
 

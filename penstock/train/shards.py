@@ -149,7 +149,7 @@ class Shards(Examples):
             if wrong is not None:
                 raise BadExample(wrong, index=index, name=file.described.file)
             if self._size is not None:
-                inputs_B[row] = _part(whole, self._size, draws_BD[row].tolist())
+                _copy_part(whole, inputs_B[row], draws_BD[row].tolist())
         return self.targets[indices_B]
 
     def verify(self) -> list[str]:
@@ -301,8 +301,16 @@ def _fitting(size: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
     return size[0], size[1]
 
 
-def _part(whole_HW: Array, size: tuple[int, int], draws: list[float]) -> Array:
-    top = int(draws[0] * (whole_HW.shape[0] - size[0] + 1))
-    left = int(draws[1] * (whole_HW.shape[1] - size[1] + 1))
-    part_HW = whole_HW[top : top + size[0], left : left + size[1]]
-    return part_HW[:, ::-1] if draws[2] < 0.5 else part_HW
+def _copy_part(whole_HW: Array, into_HW: Array, draws: list[float]) -> None:
+    height, width = into_HW.shape[:2]
+    top = int(draws[0] * (whole_HW.shape[0] - height + 1))
+    left = int(draws[1] * (whole_HW.shape[1] - width + 1))
+    part_HW = whole_HW[top : top + height, left : left + width]
+    if draws[2] >= 0.5:
+        into_HW[...] = part_HW
+    elif part_HW.ndim == 2:
+        into_HW[...] = part_HW[:, ::-1]
+    else:
+        # A channel at a time takes a fifth of the time of all at once.
+        for channel in range(part_HW.shape[2]):
+            into_HW[..., channel] = part_HW[:, ::-1, channel]

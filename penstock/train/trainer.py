@@ -22,7 +22,7 @@ from penstock.train.layout import cast_of, lay_out
 from penstock.train.losses import CrossEntropy
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
-from penstock.train.resident import make_feed
+from penstock.train.resident import make_feed, settle
 from penstock.train.state import load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
 from penstock.train.world import World
 
@@ -93,7 +93,8 @@ class Trainer:
         recipe, world = self.recipe, self.world
         order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
         on_bad, workers = recipe.bad_examples, self._workers()
-        return make_feed(examples, order, workers=workers, on_bad=on_bad, device=world.device, say=notice)
+        settled = settle(examples, world.device, workers=workers, say=notice)
+        return make_feed(settled, order, workers=workers, on_bad=on_bad, device=world.device, notice=notice)
 
     def _workers(self) -> int:
         return self.recipe.workers or reading_threads(self.world.local_size)

@@ -14,12 +14,27 @@ from penstock import Bundle, Client
 from penstock.bench.processes import children
 from penstock.core.application import find_application
 from penstock.core.errors import InvalidInput, Overloaded
-from tests.support.live import CHUNK, live_bundle, offline, sounds
+from penstock.runtime.load import network_of
+from tests.support.live import CHUNK, LIVE_PY, offline, sounds, write_live_app
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
 ENGINES = ("engine 0 on cpu", "engine 1 on cpu")
 FRONT_ENDS = ("front-end 0", "front-end 1")
+# What a batch takes at least, so that engines are measured alike whatever else this machine does.
+NAP_S = 0.02
+NAPPING = LIVE_PY.replace(
+    "    return Sequential(\n",
+    f"""
+    class Nap(torch.nn.Module):
+        def forward(self, x):
+            __import__("time").sleep({NAP_S})
+            return x
+
+    return Sequential(
+        Nap(),
+""",
+)
 # Asked so often, each front-end has answered.
 OFTEN = 16
 # Whichever engine makes it first is the only one that can.
@@ -44,8 +59,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engines")
     for name in ("hark", "doubler"):
         (folder / name).mkdir()
-    live_bundle(folder / "hark")
-    write_doubler(folder / "doubler", sleep_s=0.005)
+    write_live_app(folder / "hark", NAPPING)
+    found = find_application(str(folder / "hark" / "hark_app.py"))
+    Bundle.write(found, network_of(found), sounds(), to=folder / "hark" / "bundle")
+    write_doubler(folder / "doubler", sleep_s=NAP_S)
     for name in ("hark", "doubler"):
         shutil.copytree(folder / name / "bundle", folder / "models" / name / "1")
     return folder / "models"

@@ -358,7 +358,7 @@ def test_a_client_that_does_not_read_is_ended_and_the_others_go_on(server: Runni
 
 
 def test_keys_and_origins(strict: RunningServer) -> None:
-    strange = {"subprotocols": ["penstock", "key.nobody"]}
+    strange: dict[str, Any] = {"subprotocols": ["penstock", "key.nobody"]}
     strangers: list[dict[str, Any]] = [{}, strange | {"additional_headers": {"Origin": "https://evil.example"}}]
     for options in strangers:
         with pytest.raises(InvalidStatus) as caught:

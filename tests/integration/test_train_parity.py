@@ -4,6 +4,7 @@ import pytest
 
 from penstock.bench.parity import CASES, ROUNDED, Agreement, agreements
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TOLERANCE = 1e-5
 # Eight bits of each number, in sums of several.
 ROUNDING = 0.2

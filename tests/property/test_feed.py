@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.train.data import Places, training_order
 from penstock.train.feed import Batch, ReadFeed
-from penstock.train.resident import ResidentFeed
+from penstock.train.resident import Resident, ResidentFeed
 from tests.support.examples import Counted
 
 STEPS = 6
@@ -44,7 +44,7 @@ def test_what_is_learned_from_is_a_function_of_the_step(
         assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.targets, other.targets)
     if not varies:
-        resident = ResidentFeed(examples, order(0), on_bad="skip")
+        resident = ResidentFeed(Resident(examples, torch.device("cpu"), 1), order(0), on_bad="skip")
         for one, other in zip(plain, resident, strict=True):
             assert torch.equal(one.inputs, other.inputs)
         assert resident.bad == replaced

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.train.data import batch_indices, permutation
+from penstock.train.data import batch_indices, equal_shares, one_pass, permutation
 
 counts = st.integers(1, 60)
 seeds = st.integers(0, 2**32)
@@ -25,6 +25,17 @@ def test_however_the_stream_is_cut_into_batches_it_is_the_same(
     starts = np.cumsum([cursor, *sizes[:-1]])
     parts = [batch_indices(seed, int(start), size, examples) for start, size in zip(starts, sizes, strict=True)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
+@given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 5))
+def test_equal_shares_are_equal_and_together_the_whole(examples: int, batch_size: int, ranks: int) -> None:
+    whole = list(one_pass(examples, batch_size))
+    shares = [list(equal_shares(iter(whole), rank, ranks)) for rank in range(ranks)]
+    for places, *parts in zip(whole, *shares, strict=True):
+        assert len({len(part.indices_B) for part in parts}) == 1
+        together = np.concatenate([part.indices_B for part in parts])
+        np.testing.assert_array_equal(together[: len(places.indices_B)], places.indices_B)
+        assert set(together) == set(places.indices_B)
 
 
 def test_epochs_and_seeds_differ() -> None:

@@ -9,10 +9,11 @@ from penstock.train.data import Places, batch_indices, chance, example_seeds, on
 from penstock.train.examples import ArraySet
 from penstock.train.feed import Batch, Feed, ReadFeed, first_inputs
 from penstock.train.reading import in_order, reading_threads
-from penstock.train.resident import ResidentFeed, make_feed
+from penstock.train.resident import Resident, make_feed, settle
 from tests.support.examples import Counted
 
 SEED = 5
+CPU = torch.device("cpu")
 
 
 def order(count: int, batch: int, steps: int) -> "islice[Places]":
@@ -164,19 +165,45 @@ def test_first_inputs_are_the_first_that_can_be_read() -> None:
 @pytest.mark.parametrize("bad", [(), (3, 4, 41)])
 def test_resident_examples_make_the_same_batches(bad: tuple[int, ...]) -> None:
     read = ReadFeed(Counted(50, bad=bad, varies=False), order(50, 20, 8), on_bad="skip")
-    resident = ResidentFeed(Counted(50, bad=bad, varies=False), order(50, 20, 8), workers=2, on_bad="skip")
+    examples = Resident(Counted(50, bad=bad, varies=False), CPU, workers=2)
+    resident = make_feed(examples, order(50, 20, 8), workers=2, on_bad="skip")
     assert same(batches(read), batches(resident))
     assert read.bad == resident.bad
 
 
 def test_resident_examples_stop_at_the_same_batch() -> None:
     bad = int(batch_indices(SEED, 45, 1, 50)[0])
-    feed = ResidentFeed(Counted(50, bad=(bad,), varies=False), order(50, 20, 5))
+    feed = make_feed(Resident(Counted(50, bad=(bad,), varies=False), CPU, 1), order(50, 20, 5), workers=1)
     assert len([next(feed), next(feed)]) == 2
     with pytest.raises(BadExample, match=f"example {bad} is bad"):
         next(feed)
     with pytest.raises(BadExample, match="example 0 is bad"):
-        ResidentFeed(Counted(3, bad=(0, 1, 2), varies=False), order(3, 2, 1))
+        Resident(Counted(3, bad=(0, 1, 2), varies=False), CPU, 1)
+
+
+def test_examples_stay_where_they_are_on_a_cpu() -> None:
+    examples = Counted(50, varies=False)
+    said: list[str] = []
+    assert settle(examples, CPU, workers=2, say=said.append) is examples
+    assert (said, examples.reads) == ([], 0)
+
+
+def test_what_fits_into_a_quarter_of_a_gpus_free_memory_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 50 examples of 256 KiB are 13.1 MB; where they end up is the GPU's tests' to see.
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr("penstock.train.resident.Resident", lambda *arguments: arguments)
+    examples, changing, said = Counted(50, varies=False), Counted(50), list[str]()
+    device = torch.device("cuda", 0)
+    free = 4 * 50 * (1 << 18)
+    assert settle(examples, device, workers=2, say=said.append) == (examples, device, 2)
+    assert settle(changing, device, workers=2, say=said.append) is changing
+    free -= 4
+    assert settle(examples, device, workers=2, say=said.append) is examples
+    assert said == [
+        "The examples (0.0 GB) stay on cuda:0: 0.0 GB are free for them.",
+        "The examples (0.0 GB) are read by 2 threads: they are read differently in each epoch.",
+        "The examples (0.0 GB) are read by 2 threads: 0.0 GB are free for them.",
+    ]
 
 
 def test_examples_in_memory_need_no_worker() -> None:

@@ -61,7 +61,7 @@ def test_no_request_is_refused_that_somebody_would_take(prospects: list[Prospect
 
 
 def test_streams_go_where_the_fewest_are_though_measurements_differ() -> None:
-    assert by_load([Load(3, 100.0), Load(2, 60.0), Load(4, 110.0)]) == [1, 0, 2]
+    assert by_load([Load(3, 100.0), Load(2, 40.0), Load(4, 110.0)]) == [1, 0, 2]
     assert by_load([Load(0, 1.0), Load(0, 1.0)]) == [0, 1]
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.core.errors import TrainError
 from penstock.train import world
 from penstock.train.launch import launch
-from penstock.train.world import Seat, Watchdog, World, split_rows
+from penstock.train.world import Seat, Watchdog, World, device_of, split_rows
 
 PRELUDE = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
 
@@ -84,6 +85,13 @@ def test_asked_to_stop_all_stop(tmp_path: Path) -> None:
 def test_a_seat_that_cannot_be_is_refused(rank: int, size: int, local: int) -> None:
     with pytest.raises(TrainError, match="ranks begin at 0 and stay below the counts"):
         Seat(rank=rank, size=size, local_rank=local, local_size=2 if size == 1 else 1, address="here", port=1)
+
+
+def test_more_gpus_than_there_are_are_refused() -> None:
+    there = torch.cuda.device_count()
+    with pytest.raises(TrainError, match=f"{there + 1} GPUs are asked for and torch sees {there}"):
+        device_of(None, cuda=True, wanted=there + 1)
+    assert device_of(None, cuda=False, wanted=there + 1) == torch.device("cpu")
 
 
 def test_rows_are_split_as_evenly_as_can_be() -> None:

@@ -139,7 +139,7 @@ class Session:
             # Nearly every answer: the one that the client's next message waits for.
             awaited.popleft()
             self._result(output, False)
-            if awaited and awaited[0] == 0:
+            if awaited:
                 self._acknowledge_empty()
             return
         if last:
