@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.models.write import MODELS, write_bundle
+from benchmarks.models.write import ONE_SHOT, write_bundle
 from penstock.bench.results import Peer, append, line_of
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import BenchError
@@ -104,7 +104,7 @@ def compare(model: str, bundle: Path, cache: Path, *, repeat: int, compiled: boo
 def main() -> None:
     """Read the command line, compare, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.executors", description=__doc__)
-    parser.add_argument("--model", choices=MODELS, action="append", help="both by default")
+    parser.add_argument("--model", choices=ONE_SHOT, action="append", help="both by default")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes")
     parser.add_argument("--record", action="store_true", help="append the measurements to benchmarks/results")
@@ -113,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        for model in given.model or MODELS:
+        for model in given.model or ONE_SHOT:
             bundle = write_bundle(model, Path(folder) / model).folder
             table = compare(
                 model,

@@ -13,7 +13,10 @@ from penstock import Bundle
 from penstock.core.application import find_application
 
 HERE = Path(__file__).parent
-MODELS = ("cnn", "mlp", "murmur", "speech")
+ONE_SHOT = ("cnn", "mlp")
+# The last is one of Penstock's own applications.
+LIVE = ("murmur", "speech", "keywords")
+MODELS = ONE_SHOT + LIVE
 EXAMPLES = 32
 # Of live sound, of two seconds each.
 SOUNDS, SOUND_S = 2, 2
@@ -30,7 +33,8 @@ def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
     Raises:
         BundleError: The folder is taken by something else.
     """
-    found = find_application(str(HERE / f"{model}.py"))
+    file = HERE / f"{model}.py"
+    found = find_application(str(file) if file.exists() else model)
     torch.manual_seed(seed)
     network = found.model()
     spec, live = found.application.input, found.application.live

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.models.write import MODELS, write_bundle
+from benchmarks.models.write import ONE_SHOT, write_bundle
 from benchmarks.peers.asked import checked_target
 from benchmarks.peers.contestants import HOME, PENSTOCK, Contestant, chosen
 from benchmarks.peers.network import Network
@@ -255,7 +255,7 @@ def main() -> None:
     """Read the command line, compare, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.run", description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="a server's name; may be given several times")
-    parser.add_argument("--model", choices=MODELS, action="append", help="both by default")
+    parser.add_argument("--model", choices=ONE_SHOT, action="append", help="both by default")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each load is measured")
     parser.add_argument("--patience-s", type=float, default=60.0, help="how long a busy machine is waited for")
@@ -270,7 +270,7 @@ def main() -> None:
         contestants = chosen(given.only)
         for contestant in contestants:
             make_environment(contestant, console.print)
-        for model in given.model or MODELS:
+        for model in given.model or ONE_SHOT:
             values = compare(
                 model,
                 contestants,

@@ -1,6 +1,6 @@
 """Live streams in real time: Penstock beside Triton's sequence batcher; one core for the server, another for the load.
 
-python -m benchmarks.peers.streams [--only NAME ...] [--bundle BUNDLE] [--first N ...] [--repeat 1] [--record]
+python -m benchmarks.peers.streams [--only NAME ...] [--model murmur|keywords] [--first N ...] [--repeat 1] [--record]
 
 Every server runs the same network, a chunk of as many streams at a time as it likes. The figure is the most streams
 that are carried whole with a percentile of the latency within a budget; outputs that are not the network's own over the
@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.models.write import write_bundle
+from benchmarks.models.write import LIVE, write_bundle
 from benchmarks.peers.contestants import CACHE, HOME, ROOT, Contestant, chosen
 from benchmarks.peers.processes import make_environment, running, wait_until_quiet
 from penstock.bench.results import Line, Peer, append, line_of
@@ -26,7 +26,6 @@ from penstock.bench.streams import Played, StreamsMeasured, described, measure_s
 from penstock.core.errors import BenchError, PenstockError
 
 SERVER_CORE, LOAD_CORE = 0, 1
-MODEL = "murmur"
 MOST = 4096
 (TRITON,) = chosen(["triton"])
 
@@ -204,7 +203,8 @@ def table_of(search: Search, values: Values) -> Table:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.streams", description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="a server's name; may be given several times")
-    parser.add_argument("--bundle", type=Path, help=f"a live application's; {MODEL}'s, with random weights, by default")
+    parser.add_argument("--model", choices=LIVE, default="murmur", help="served with random weights")
+    parser.add_argument("--bundle", type=Path, help="a live application's, in its place")
     parser.add_argument("--first", type=int, action="append", help="where the search begins; once, or for each server")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each number of streams is measured")
     parser.add_argument("--within-ms", type=float, default=20.0)
@@ -224,7 +224,7 @@ def _compared(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[Se
         raise BenchError(f"--first is given {len(firsts)} times for {len(chosen)} servers; give it once, or for each.")
     if any(each.peer is TRITON for each in chosen):
         make_environment(TRITON, say)
-    bundle: Path = given.bundle or write_bundle(MODEL, HOME / "bundles" / MODEL).folder
+    bundle: Path = given.bundle or write_bundle(given.model, HOME / "bundles" / given.model).folder
     search = Search(
         bundle=bundle,
         played=played_for(bundle, seconds=given.seconds, tolerance=None),
