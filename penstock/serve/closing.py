@@ -76,6 +76,7 @@ class NoStream(asyncio.Protocol):
         self._transport = transport
         self._peers = peers
         self._reader = FrameReader(MOST_UNHEARD_BYTES)
+        self._unheard_bytes = 0
         self._told_s = clock_s()
         code, reason = code_of(error), reason_of(error)
         log.info("a page gets no stream: %d %s", code, reason)
@@ -85,8 +86,13 @@ class NoStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """asyncio's: the client sent something, of which only its own close is waited for.
 
-        To hang up before would reset the connection, and the client might never read why.
+        To hang up before would reset the connection, and the client might never read why. Who goes on sending though
+        has no claim to that: nobody had to show a key to get here.
         """
+        self._unheard_bytes += len(data)
+        if self._unheard_bytes > MOST_UNHEARD_BYTES:
+            self._transport.close()
+            return
         self._reader.feed(data)
         try:
             while (message := self._reader.next()) is not None:

@@ -59,8 +59,8 @@ class FrameReader:
         size, body = data[1] - _MASKED, 6
         if size == 126:
             size, body = data[2] << 8 | data[3], 8
-        # Also where it is not masked, or too long, which `next` refuses.
-        if body + size != there or size > self.most_bytes:
+        # Not one of a 64-bit length either; nor one that is not masked, or too long, which `next` refuses.
+        if body + size != there or size > self.most_bytes or data[1] == 0xFF:
             return None
         return apply_mask(data[body:], data[body - 4 : body])
 

@@ -71,7 +71,7 @@ def no_stream_of(error: RequestError, access: Access, request: Request) -> Switc
         The response that opens it; None for whoever reads an answer of HTTP, or is a page of another site's.
     """
     head = request.head
-    if SUBPROTOCOL not in _offered(head):
+    if SUBPROTOCOL not in _offered(head) or head.method != "GET":
         return None
     try:
         key = _key_of(head)

@@ -18,7 +18,7 @@ from penstock.core.errors import (
     UnknownRoute,
 )
 from penstock.serve.access import Access
-from penstock.serve.closing import LINGER_S, NoStream, code_of, reason_of
+from penstock.serve.closing import LINGER_S, MOST_UNHEARD_BYTES, NoStream, code_of, reason_of
 from penstock.serve.connection import Peer, Refusal, Switched
 from penstock.serve.frames import MOST_REASON_BYTES, close_frame
 from penstock.serve.models import Models, ModelState
@@ -62,14 +62,17 @@ class Wire:
 
 
 def answered(
-    name: str = "nobody", access: Access | None = None, changed: dict[str, str | None] | None = None
+    name: str = "nobody",
+    access: Access | None = None,
+    changed: dict[str, str | None] | None = None,
+    method: str = "GET",
 ) -> Response:
     """What a server that only loads the model `late` answers to a page."""
     models = Models(cast(Any, None), loading=False)
     models.tell((ModelState(name="late", version="1", state="LOADING"),))
     headers = {key: value for key, value in (HANDSHAKE | (changed or {})).items() if value is not None}
     answers: list[Response] = []
-    head = Head("GET", f"/v1/apps/{name}/stream", headers, keep_alive=False)
+    head = Head(method, f"/v1/apps/{name}/stream", headers, keep_alive=False)
     Routes(models, access or Access(), uptime_s=lambda: 1.0).handle(Request(head, b""), answers.append)
     (answer,) = answers
     return answer
@@ -119,6 +122,10 @@ def test_everybody_else_and_pages_of_other_sites_are_told_by_http(changed: dict[
     assert answer.status == 404
 
 
+def test_a_handshake_is_a_get() -> None:
+    assert isinstance(answered(method="POST"), Refusal)
+
+
 def test_pages_of_this_server_and_of_listed_sites_are_told() -> None:
     listed = Access(origins=(SITE,))
     for access, origin in ((None, "https://here.example"), (listed, SITE)):
@@ -147,6 +154,18 @@ def test_who_does_not_close_or_speaks_no_websocket_is_ended() -> None:
     assert wire.ended == "abort"
     wire = Wire()
     NoStream(UnknownRoute("Nothing."), cast(asyncio.Transport, wire), set(), clock).data_received(b"GET / HTTP/1.1")
+    assert wire.ended == "close"
+
+
+def test_who_goes_on_sending_is_not_listened_to() -> None:
+    wire = Wire()
+    last = NoStream(UnknownRoute("Nothing."), cast(asyncio.Transport, wire), set(), Clock())
+    nothing = Frame(Opcode.TEXT, b"").serialize(mask=True)
+    sent = 0
+    while not wire.ended:
+        assert sent < 2 * MOST_UNHEARD_BYTES
+        last.data_received(nothing * 100)
+        sent += len(nothing) * 100
     assert wire.ended == "close"
 
 

@@ -76,12 +76,26 @@ def test_a_frame_that_comes_alone_is_known_at_once(size: int) -> None:
     # A message may be shorter than the shortest frame that is looked at.
     assert FrameReader(65_535).alone(whole) == (payload[:size] if len(whole) >= 8 else None)
     assert FrameReader(size - 1).alone(whole) is None
-    for other in (whole[:-1], whole + b"x", frame(BINARY, payload[:size]), sent(TEXT, payload[:size])):
+    for other in (whole + b"x", frame(BINARY, payload[:size]), sent(TEXT, payload[:size])):
         assert FrameReader(65_535).alone(other) is None
     begun = FrameReader(65_535)
     begun.feed(sent(BINARY, b"a", fin=False))
     assert begun.next() is None
     assert begun.alone(whole) is None
+
+
+@pytest.mark.parametrize("length_bytes", [0, 2, 8])
+def test_the_begin_of_a_frame_is_not_taken_for_one(length_bytes: int) -> None:
+    # Whatever form its length has, also one that is wider than it need be.
+    code = {0: 100, 2: 126, 8: 127}[length_bytes]
+    body = bytes(range(200 if length_bytes else 100))
+    for first in (0x82, 0x02, 0x81, 0xC2):
+        width = len(body).to_bytes(8, "big")[8 - length_bytes :]
+        whole = bytes((first, 0x80 | code)) + width + bytes(4) + body
+        for end in range(len(whole)):
+            assert FrameReader(1 << 20).alone(whole[:end]) is None
+        expected = body if first == 0x82 and length_bytes < 8 else None
+        assert FrameReader(1 << 20).alone(whole) == expected
 
 
 def test_a_message_that_is_not_taken_waits() -> None:
