@@ -63,7 +63,9 @@ class _Sequence(Stream):
         if response.id == END:
             self._left()
         elif answer.error_message:
-            # What follows a chunk that was refused would be another signal.
+            # What follows a chunk that was refused would be another signal. A sequence belongs to its number, not to
+            # this call, so that the server hears of the end where it may still hold a slot for it.
+            self.finish()
             end = self.over if self._taken_in else self.refused
             end(answer.error_message)
         elif not response.id.isdecimal() or not response.raw_output_contents:

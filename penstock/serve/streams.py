@@ -344,8 +344,11 @@ class Stream:
             return
         backlog = self.backlog
         if backlog:
-            while backlog and self._pushed(*backlog[0]):
-                backlog.popleft()
+            while backlog:
+                chunk = backlog.popleft()
+                if not self._pushed(*chunk):
+                    backlog.appendleft(chunk)
+                    break
             if not backlog:
                 port.resume()
 
