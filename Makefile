@@ -6,6 +6,11 @@ CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 BIN := .venv/bin
 # More arguments for pytest: make unit ARGS='-k scheduler -x'
 ARGS ?=
+# How many tests run at once, of those that may.
+JOBS ?= 2
+CHOSEN_TESTS := not drill and not gpu and not multigpu
+# Of what ARGS chooses, there may be none in one of the two.
+NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
 # Where the generated modules go: make proto OUT=elsewhere
 OUT ?= .
 # Set-up leaves compiling to the first import; where nothing compiled is kept, every process compiles torch anew.
@@ -25,9 +30,8 @@ demo: setup ## Train, bundle, serve and measure the digits network; then keep se
 	@$(BIN)/python -m penstock.bench.demo
 
 test: setup browser lint types imports docs ## Run every check and every test
-	@# First what no clock decides, two files at a time; exit status 5 says that ARGS chose none of these.
-	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/property penstock/apps $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/pytest tests/fuzz tests/integration $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "$(CHOSEN_TESTS) and not alone" $(ARGS) $(NONE_IS_FINE)
+	$(BIN)/pytest -m "$(CHOSEN_TESTS) and alone" $(ARGS) $(NONE_IS_FINE)
 
 browser: setup
 	@$(BIN)/python bootstrap.py browser

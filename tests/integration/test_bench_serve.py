@@ -22,6 +22,8 @@ from penstock.cli import build
 from penstock.core.errors import BenchError
 from tests.support.serving import RunningServer, write_doubler
 
+pytestmark = pytest.mark.alone
+
 ANSWERS = np.arange(8, dtype=np.float32).reshape(2, 4)
 CLOSED = Load(rate=None, connections=4, seconds=0.5, warm_up_s=0.2)
 

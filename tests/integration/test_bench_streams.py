@@ -25,6 +25,8 @@ from penstock.serve.protocols import grpc_v2_pb2 as pb
 from tests.support.live import live_bundle
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.alone
+
 CHUNK, PERIOD_S, STREAMS = 4, 0.02, 3
 SOUND = TensorSpec(dtype="int16", shape=(CHUNK,), meaning="sound", name="sound")
 SOUNDS = np.arange(2 * 400, dtype=np.int16).reshape(2, 400)

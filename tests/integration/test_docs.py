@@ -6,6 +6,7 @@ A document is run from top to bottom in a folder of its own, which holds the REA
     ```python                 is executed, with the port of the server that was started above it
     ```console                its `$ ` lines are run by bash and must print what follows them, where `...` stands for
                               anything; `penstock serve` stays up, on a free port that stands in for the one in the text
+                              and with a latency budget that a busy machine keeps
     ```text, ```json, ...     are not examples to run
 """
 
@@ -71,10 +72,10 @@ class Shell:
     def serve(self, command: str) -> None:
         """Start a server and wait until it says where it is."""
         self.stop()
-        command = re.sub(r" --port \d+", "", command)
+        command = re.sub(r" --(port|latency-ms) \d+", "", command)
         with self.log.open("w") as log:
             server = subprocess.Popen(
-                ["bash", "-c", f"exec {command} --port 0"],
+                ["bash", "-c", f"exec {command} --port 0 --latency-ms 5000"],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -158,9 +159,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    # As in a notebook of that folder.
+    monkeypatch.syspath_prepend(tmp_path)
     shell = Shell(tmp_path)
     yield shell
     shell.stop()
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}/"):
+            del sys.modules[name]
 
 
 @pytest.mark.slow

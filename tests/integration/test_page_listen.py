@@ -13,6 +13,8 @@ from tests.support.loud import loud_bundle, write_spoken
 from tests.support.page import BROWSER_ARGUMENTS, BROWSERS, Watch, luminance, url_of
 from tests.support.serving import RunningServer, write_doubler
 
+pytestmark = pytest.mark.alone
+
 KEY = "anna (0123456789abcdef)".replace(" ", "-")
 WORDS = 2
 WHY = "The server is going down; open another stream."

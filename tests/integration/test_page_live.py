@@ -8,6 +8,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.page import DRAWINGS, Watch, draw, load, luminance, url_of
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.alone
+
 FEW_PX = 2
 
 

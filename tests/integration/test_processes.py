@@ -16,6 +16,8 @@ from penstock.bench.processes import children
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import RunningServer, write_doubler
 
+pytestmark = pytest.mark.alone
+
 ASK = "/v1/apps/doubler"
 RAW = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 ONE = np.array([1, 2, 3, 4], np.float32)

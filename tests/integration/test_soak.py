@@ -10,6 +10,8 @@ from penstock.cli import build
 from penstock.core.errors import BenchError
 from tests.support.serving import write_doubler
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.slow
 def test_a_short_soak_with_two_kills(tmp_path: Path) -> None:
