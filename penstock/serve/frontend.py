@@ -135,6 +135,7 @@ class Frontend:
         budget_ns: int | None = None,
         now_ns: int | None = None,
         background: bool = False,
+        alone: bool = True,
     ) -> Ticket:
         """Put in a request: a stream of one chunk.
 
@@ -145,6 +146,7 @@ class Frontend:
             budget_ns: Its own latency budget.
             now_ns: The time, where some of the budget is already spent; by default the arrival.
             background: Whether it is of the second class.
+            alone: Whether it is no row of a larger one, whose other rows it would wait for.
 
         Raises:
             Overloaded: It would be answered too late, or no slot is free.
@@ -161,7 +163,7 @@ class Frontend:
                 self._admit(waiting, left_ns, budget_ns)
             ticket = self.open(done, background=background)
         except Overloaded as error:
-            if budget_ns == self._budget_ns and not background:
+            if alone and budget_ns == self._budget_ns and not background:
                 # Another one, because that which is raised holds on to the request.
                 self._standing = Overloaded(str(error), error.retry_after_s)
                 self.refusing, self._stands_until_ns = True, now_ns + STANDS_NS

@@ -159,10 +159,11 @@ class Served:
         background: bool = False,
         heard: Heard | None = None,
         frontend: Frontend | None = None,
+        alone: bool = True,
     ) -> Ticket:
         """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says, `heard` for how long it is here.
 
-        Where `frontend` is given, it is put in there.
+        Where `frontend` is given, it is put in there; unless `alone`, it is a row of a larger request.
 
         Raises:
             RequestError: It is refused.
@@ -175,7 +176,13 @@ class Served:
         # Once more, since a batch may have been run meanwhile.
         now_ns = self._now_ns()
         return (frontend or self.frontend).submit(
-            chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
+            chunk,
+            done=done,
+            arrival_ns=arrival_ns,
+            budget_ns=budget_ns,
+            now_ns=now_ns,
+            background=background,
+            alone=alone,
         )
 
     def ask_all(
@@ -216,7 +223,7 @@ class Served:
                 def done(status: int, output: Array, last: bool, index: int = index) -> None:
                     finish_one(index, status, output)
 
-                tickets.append(self.put(chunk, done, budget_ns, background, heard, frontend))
+                tickets.append(self.put(chunk, done, budget_ns, background, heard, frontend, len(chunks) == 1))
         except RequestError:
             self.cancel(tickets)
             raise

@@ -92,12 +92,14 @@ class SpreadRequests:
 
     def standing(self, now_ns: int, left_ns: int = 0) -> Overloaded | None:
         """Why a request would be refused that must be answered within so long; None where that must be worked out."""
-        # Whoever refused one would have been the first to answer it.
+        standing: Overloaded | None = None
         for frontend in self._frontends:
             error = frontend.standing(now_ns, left_ns)
-            if error is not None:
-                return error
-        return None
+            # Where none stands, as with those that were not the first to answer what was refused, it is worked out.
+            if error is None and not self._refuses(frontend, left_ns):
+                return None
+            standing = standing or error
+        return standing
 
     def chosen(self, left_ns: int, budget_ns: int | None, *, rows: int = 1, background: bool = False) -> Frontend:
         """Where a request belongs that must be answered within so long."""
@@ -117,12 +119,23 @@ class SpreadRequests:
         budget_ns: int | None = None,
         now_ns: int | None = None,
         background: bool = False,
+        alone: bool = True,
     ) -> Ticket:
         """Put in a request, see `Frontend.submit`."""
         left_ns = arrival_ns + (budget_ns or self._budget_ns) - (now_ns or arrival_ns)
         return self.chosen(left_ns, budget_ns, background=background).submit(
-            chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, background=background
+            chunk,
+            done=done,
+            arrival_ns=arrival_ns,
+            budget_ns=budget_ns,
+            now_ns=now_ns,
+            background=background,
+            alone=alone,
         )
+
+    def _refuses(self, frontend: Frontend, left_ns: int) -> bool:
+        finish_ns, waiting = frontend.prospect(1, self._budget_ns, False)
+        return finish_ns >= FOR_EVER_NS or (waiting > 0 and finish_ns > left_ns)
 
 
 @final

@@ -245,6 +245,38 @@ def test_a_refusal_stands_for_all_replicas_until_a_result_comes() -> None:
     assert world.served.refusal(None) is None
 
 
+def test_a_refusal_does_not_stand_where_one_replica_has_room_again() -> None:
+    curve = Costs([1], [20.0 * MS])
+    world = Engines(curve, curve)
+    chunk, heard = np.zeros(FRAMES, np.int16), list[int]()
+    for _ in range(4):
+        world.served.put(chunk, lambda status, output, last: heard.append(status))
+    with pytest.raises(Overloaded):
+        world.served.put(chunk, no_result)
+    refusing = next(index for index, replica in enumerate(world.replicas) if replica.frontend.refusing)
+    world.engines[1 - refusing].tick(world.clock())
+    world.replicas[1 - refusing].frontend.collect()
+    assert heard == [OK]
+    assert world.served.frontend.refusing
+    assert world.served.refusal(None) is None
+    world.served.put(chunk, no_result)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_the_refusal_of_many_rows_does_not_stand_for_one(engines: int) -> None:
+    world = Engines(*[Costs([1], [20.0 * MS])] * engines)
+    with pytest.raises(Overloaded):
+        world.served.ask_all(np.zeros((4, FRAMES), np.int16), lambda results: None, None)
+    assert not world.served.frontend.refusing
+    # One row that is refused stands, though it came as a batch of one.
+    world.tick()
+    for _ in range(2 * engines):
+        world.served.put(np.zeros(FRAMES, np.int16), no_result)
+    with pytest.raises(Overloaded):
+        world.served.ask_all(np.zeros((1, FRAMES), np.int16), lambda results: None, None)
+    assert world.served.refusal(None) is not None
+
+
 def test_who_waits_for_a_lost_engine_is_told_and_the_others_go_on() -> None:
     world = Engines()
     statuses: list[list[int]] = [[] for _ in range(4)]
