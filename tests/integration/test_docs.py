@@ -56,6 +56,8 @@ class Shell:
             self.serve(command)
         else:
             command = command.replace(URL_IN_TEXT, self.url).replace(TLS_URL_IN_TEXT, self.url)
+            # What is refused is so for its reason, and not because somebody else has the port.
+            command = command.replace("penstock serve ", "penstock serve --port 0 ")
             done = subprocess.run(
                 ["bash", "-c", command],
                 cwd=self.folder,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import eventually
+
 ROOT = Path(__file__).parents[2]
 SET_UP_FILES = ("bootstrap.py", "Makefile", "pyproject.toml", "constraints.txt")
 
@@ -95,11 +97,9 @@ def test_torch_is_pinned_once_and_without_a_local_part() -> None:
 def test_an_interrupted_set_up_is_redone(clone: Path) -> None:
     finished_before(clone, "sleep 60")
     process = subprocess.Popen([sys.executable, "bootstrap.py"], cwd=clone, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 10
-    while not (clone / "calls").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    eventually((clone / "calls").exists, within_s=60)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=10)
+    _, error = process.communicate(timeout=40)
     assert process.returncode == 130
     assert "interrupted" in error
     assert not (clone / ".venv" / "penstock-setup.json").exists()
@@ -111,10 +111,9 @@ def test_an_interrupted_set_up_is_redone(clone: Path) -> None:
 def test_two_at_once_wait_for_each_other(clone: Path) -> None:
     finished_before(clone, "sleep 1")
     first = subprocess.Popen([sys.executable, "bootstrap.py"], cwd=clone)
-    while not (clone / "calls").exists():
-        time.sleep(0.02)
+    eventually((clone / "calls").exists, within_s=60)
     second = bootstrap(clone)
-    assert first.wait(10) == 0
+    assert first.wait(60) == 0
     assert second.returncode == 0
     assert "Waiting for another set-up" in second.stdout
     assert len(calls(clone)) == 2
