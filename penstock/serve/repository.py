@@ -40,7 +40,7 @@ class EngineSide(Protocol):
 
     @property
     def engines(self) -> tuple[int, ...]:
-        """Those that are not being started again now."""
+        """Those that are there, or are started for the first time."""
         ...
 
     async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
@@ -290,7 +290,7 @@ class ModelRepository:
                 f"two bundles are of application {name!r}; put them into a model directory, where folders name them."
             )
         before = self._models.get(name)
-        await self._hand_out(replicas, before)
+        replicas = await self._hand_out(replicas, before)
         found = replace(found, name=name)
         self._models[name] = _Model(found, number, replicas, _keys_of(replicas))
         self._set_state(name, found.version, "READY")
@@ -300,7 +300,7 @@ class ModelRepository:
             task.add_done_callback(self._retiring.discard)
 
     async def _made(self, found: Found, number: int, engines: tuple[int, ...]) -> Replicas:
-        """A model made ready in all of some engines."""
+        """A model made ready in some engines; those that end meanwhile get it when they are back."""
         orders = [
             Order(key=next(self._keys), model=number, name=found.name, version=found.version, bundle=str(found.bundle))
             for _ in engines
@@ -308,20 +308,22 @@ class ModelRepository:
         loads = (self._engines.load(order, engine) for order, engine in zip(orders, engines, strict=True))
         done = await asyncio.gather(*loads, return_exceptions=True)
         failures = [each for each in done if isinstance(each, BaseException)]
-        if failures:
+        # What is wrong with the model says more than that an engine ended.
+        worst = min(failures, key=lambda error: isinstance(error, EngineLost), default=None)
+        if worst is not None and (len(failures) == len(done) or not isinstance(worst, EngineLost)):
             await self._forget([order.key for order in orders])
-            # What is wrong with the model says more than that an engine ended.
-            raise min(failures, key=lambda error: isinstance(error, EngineLost))
+            raise worst
         made = zip(engines, done, strict=True)
         return {engine: each for engine, each in made if not isinstance(each, BaseException)}
 
-    async def _hand_out(self, replicas: Replicas, before: _Model | None) -> None:
-        """Let the front-ends take replicas in, all or none."""
+    async def _hand_out(self, replicas: Replicas, before: _Model | None) -> Replicas:
+        """Let the front-ends take replicas in, all or none; gives those whose engines are still there."""
         self._coming = dict(replicas)
         try:
             for replica in replicas.values():
-                await self._frontends.attach(*replica)
-            if len(self._coming) < len(replicas):
+                with suppress(EngineLost):
+                    await self._frontends.attach(*replica)
+            if not self._coming:
                 raise EngineLost("the engine's process ended when it had loaded; its log says why.")
         except PenstockError:
             # Some front-ends may have taken it, and given its name to it.
@@ -330,6 +332,7 @@ class ModelRepository:
                     await self._frontends.attach(*replica)
             await self._let_go(_keys_of(replicas))
             raise
+        return dict(self._coming)
 
     async def _let_go(self, keys: list[int]) -> None:
         await asyncio.gather(*(self._frontends.retire(key) for key in keys))
