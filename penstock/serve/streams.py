@@ -112,6 +112,11 @@ class Streams:
         return int(self._table.counts[:, STREAMS_OPEN].sum())
 
     @property
+    def carried_everywhere(self) -> int:
+        """The streams that are open, or that hold a slot still, of all front-ends: an engine that hangs frees none."""
+        return max(self.open_everywhere, int(self._table.held.sum()))
+
+    @property
     def least_ns(self) -> int:
         """The shortest time that the network took for one row, in nanoseconds."""
         return int(self._table.least_ns[0])

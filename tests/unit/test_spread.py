@@ -323,6 +323,21 @@ def test_an_engine_that_is_back_takes_the_next_streams() -> None:
     assert world.open == [3, 2]
 
 
+def test_an_engine_that_hangs_draws_no_streams_though_their_clients_give_up() -> None:
+    world = Engines()
+    outcomes: list[Array | RequestError] = []
+    for key in range(4):
+        world.begin(key + 1, outcomes)
+    assert world.open == [2, 2]
+    for _ in range(4):
+        # Each time the client of the first one gives up, and asks again.
+        world.begin(1, outcomes)
+        world.engines[1].tick(world.clock())
+        world.replicas[1].frontend.collect()
+    assert world.in_use[0] <= 3
+    assert world.open == [1, 3]
+
+
 def test_a_sequence_may_be_started_anew_wherever_there_is_room() -> None:
     world = Engines(slots=1)
     outcomes: list[list[Array | RequestError]] = [[], []]
