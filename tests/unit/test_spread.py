@@ -16,7 +16,7 @@ from penstock.serve.engine import Engine
 from penstock.serve.frontend import FOR_EVER_NS, Frontend
 from penstock.serve.sequences import Place
 from penstock.serve.served import Replica, Served, refusal_of
-from penstock.serve.slots import ANSWERED, ENGINE_LOST, OK, STREAMS_OPEN, STREAMS_REFUSED, SlotTable, TableLayout
+from penstock.serve.slots import ANSWERED, OK, ONE_ENGINE_LOST, STREAMS_OPEN, STREAMS_REFUSED, SlotTable, TableLayout
 from penstock.serve.spread import ALIKE, Load, Prospect, by_load, soonest
 from penstock.serve.streams import Streams
 from tests.support.streams import BUDGET_NS, FRAMES, MS, SOUND, SUMS, Sums
@@ -298,7 +298,7 @@ def test_who_waits_for_a_lost_engine_is_told_and_the_others_go_on() -> None:
     assert isinstance(error, Overloaded)
     assert world.served.total(ANSWERED) == 6
     world.tick()
-    assert sorted(code for (code,) in statuses) == [OK, OK, ENGINE_LOST, ENGINE_LOST]
+    assert sorted(code for (code,) in statuses) == [OK, OK, ONE_ENGINE_LOST, ONE_ENGINE_LOST]
     (result,) = outcomes[1]
     assert not isinstance(result, RequestError)
     # New ones go to the other one, until that is lost too.
