@@ -182,7 +182,11 @@ class Streams:
         self.refuse_impossible(budget_ns)
         if not self.carries(budget_ns, newcomers):
             count = self.open_everywhere
-            raise Overloaded(f"{count:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s)
+            # What is here already stays on its engine, whatever others could carry.
+            where = "" if newcomers else " on its engine"
+            raise Overloaded(
+                f"{count:,} streams are open{where}, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s
+            )
 
     def carries(self, budget_ns: int, newcomers: int = 1) -> bool:
         """Whether so many more streams can be carried under a budget."""
