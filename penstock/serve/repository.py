@@ -12,7 +12,7 @@ when its last client has its answer.
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -255,7 +255,7 @@ class ModelRepository:
         self._set_state(model.found.name, model.found.version, "READY")
 
     @contextmanager
-    def _telling(self, model: _Model, engine: int) -> Iterator[None]:
+    def _telling(self, model: _Model, engine: int) -> Generator[None]:
         name = model.found.name
         try:
             yield

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.application import find_application
 from penstock.core.bundle import read_manifest
-from penstock.core.errors import BundleError
+from penstock.core.errors import BundleError, Overloaded
 from penstock.core.spec import Array
 from penstock.serve.attachments import Attachments
 from penstock.serve.costs import Costs
@@ -86,6 +86,7 @@ def test_who_waits_for_one_of_several_engines_is_told_to_ask_again(bundle: Path)
     attached.lose_engine(0)
     assert statuses == [ONE_ENGINE_LOST]
     error = served.why(statuses[0], None)
+    assert isinstance(error, Overloaded)
     assert (str(error), error.retry_after_s) == ("The engine that it was on stopped; send it again.", 1.0)
     # Of the last one, the next start is what there is to wait for.
     served.put(np.zeros(4, np.float32), done)

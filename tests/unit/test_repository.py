@@ -274,10 +274,15 @@ def test_engines_that_all_die_while_a_model_comes_leave_the_version_before(model
         repository = ModelRepository((), models, sides, sides)
         await repository.load_all()
         (models / "first" / "2").mkdir()
+
+        def die(loaded: Loaded) -> None:
+            for engine in (0, 1):
+                sides.die(engine, repository)
+
         if moment == "loading":
             sides.fails = [EngineLost("it ended"), EngineLost("it ended")]
         else:
-            sides.while_attaching = lambda loaded: [sides.die(engine, repository) for engine in (0, 1)] and None
+            sides.while_attaching = die
         with pytest.raises(Overloaded):
             await repository.load("first")
         sides.while_attaching = lambda loaded: None
