@@ -99,7 +99,12 @@ class Attachments:
         served = self._served.get(order.model)
         manifest = read_manifest(Path(order.bundle)) if served is None else served.manifest
         if manifest.content_hash != loaded.bundle_hash:
-            raise BundleError(f"{order.bundle} was replaced while it was loaded; load it again.")
+            if served is None:
+                raise BundleError(f"{order.bundle} was replaced while it was loaded; load it again.")
+            raise BundleError(
+                f"{order.bundle} holds another bundle now than the one that is served; load the model again, or start "
+                "the server anew."
+            )
         application = find_application(loaded.application).application if served is None else served.application
         replica = self._replica(loaded, application, memory)
         if served is None:
@@ -137,7 +142,9 @@ class Attachments:
             self._let_go(key)
             served.lose(replica)
             if served.engine_lost:
-                self._lost[key] = served
+                # Else it is a version that goes, or one that is gone.
+                if served in self._models:
+                    self._lost[key] = served
                 self._answered_before += replica.frontend.counts[ANSWERED]
 
     def sweep(self) -> None:

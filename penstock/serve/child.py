@@ -19,9 +19,28 @@ STARTS_S = 300.0
 LOOK_S = 1.0
 # A batch blocks the engine's loop, and may take the whole budget where one is measured for the first time.
 BUDGETS_BLOCKED = 2
-# One that dies at once every time is started ever more slowly.
+# One that dies at once every time, or before it is ready, is started ever more slowly.
 QUICK_S = 5.0
 SLOWEST_S = 10.0
+
+
+@final
+class Backoff:
+    """How long to wait before a process that died is started again."""
+
+    def __init__(self) -> None:
+        self._quick_deaths = 0
+
+    def after(self, lived_s: float, *, ready: bool) -> float:
+        """The pause after one more death, in seconds.
+
+        Args:
+            lived_s: How long the process was there.
+            ready: Whether it ever gave a sign of life.
+        """
+        quick = not ready or lived_s < QUICK_S
+        self._quick_deaths = self._quick_deaths + 1 if quick else 0
+        return min(0.1 * 2**self._quick_deaths, SLOWEST_S) if self._quick_deaths > 1 else 0.0
 
 
 @final
@@ -69,7 +88,7 @@ class Child:
         self._started_s = 0.0
         self._alive_s = 0.0
         self._looked_s = 0.0
-        self._quick_deaths = 0
+        self._backoff = Backoff()
         self._gone = asyncio.Event()
 
     @property
@@ -145,15 +164,13 @@ class Child:
         if self._channel is not None:
             self._channel.hear_out()
         self.close()
-        self.ready = False
+        ready, self.ready = self.ready, False
         self._gone.set()
         self._lost(self)
         if self.wanted:
             why = self.why or f"ended with status {status}"
             log.error("%s (process %d) %s; it is started again", self.role, process.pid, why)
-            quick = time.monotonic() - self._started_s < QUICK_S
-            self._quick_deaths = self._quick_deaths + 1 if quick else 0
-            pause_s = min(0.1 * 2**self._quick_deaths, SLOWEST_S) if self._quick_deaths > 1 else 0.0
+            pause_s = self._backoff.after(time.monotonic() - self._started_s, ready=ready)
             loop.call_later(pause_s, self._again)
 
     def _again(self) -> None:

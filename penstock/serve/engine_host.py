@@ -28,6 +28,20 @@ DEVICE_LOST = 70
 MOST_STREAMS_GPU, MOST_STREAMS_CPU = 32_768, 4096
 
 
+def engines_on(device: str, devices: tuple[str, ...]) -> int:
+    """How many engines run on the device of one of them, whatever they call it: `cuda` is the first GPU.
+
+    Args:
+        device: As it is named for that engine.
+        devices: As they are named for all.
+    """
+    return [_numbered(each) for each in devices].count(_numbered(device))
+
+
+def _numbered(device: str) -> str:
+    return "cuda:0" if device == "cuda" else device
+
+
 @final
 class EngineHost:
     """The models of one processor.
@@ -45,7 +59,7 @@ class EngineHost:
         device = settings.devices[index]
         self._device = resolved_device(device, as_choice(settings.executor))
         # Engines of one device, which is one machine's CPU mostly, have a part of it each.
-        self._sharing = settings.devices.count(device)
+        self._sharing = engines_on(device, settings.devices)
         self.engines = Engines(time.monotonic_ns)
         self.by_key: dict[int, Engine] = {}
 

@@ -12,7 +12,8 @@ when its last client has its answer.
 import asyncio
 import itertools
 import logging
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
@@ -40,7 +41,7 @@ class EngineSide(Protocol):
 
     @property
     def engines(self) -> tuple[int, ...]:
-        """Those that are not being started again now."""
+        """Those that are there, or are started for the first time."""
         ...
 
     async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
@@ -202,16 +203,20 @@ class ModelRepository:
                 self._set_state(name, model.found.version, "LOADING", RESTARTING)
 
     async def restore(self, engine: int) -> None:
-        """Load what is served in an engine that was started anew; what fails is tried again and again."""
+        """Load what is served in an engine that was started anew; what fails is tried again and again.
+
+        What others serve too is handed out when all is loaded: new streams come here at once, and would be slow beside
+        what is still to be loaded.
+        """
         pause_s = FIRST_PAUSE_S
         while missing := await self._missing(engine):
-            for name in missing:
-                try:
-                    await self._restore(name, engine)
-                except EngineLost:
-                    return  # the engine's next start calls this anew
-                except PenstockError as error:
-                    log.error("%s is not served now, and tried again in %g s: %s", name, pause_s, error)
+            try:
+                made = [await self._made_again(name, engine) for name in missing]
+                for each in made:
+                    if each is not None:
+                        await self._joined(*each, engine)
+            except EngineLost:
+                return  # the engine's next start calls this anew
             if await self._missing(engine):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -219,23 +224,47 @@ class ModelRepository:
     async def _missing(self, engine: int) -> list[str]:
         # A change that is under way may have begun when that engine was not there.
         async with self._one_at_a_time:
-            return [name for name, model in self._models.items() if engine not in model.replicas]
+            missing = [name for name, model in self._models.items() if engine not in model.replicas]
+            return sorted(missing, key=lambda name: bool(self._models[name].replicas))
 
-    async def _restore(self, name: str, engine: int) -> None:
+    async def _made_again(self, name: str, engine: int) -> tuple[_Model, Replicas] | None:
+        """A model with its new replica, unless that serves already or cannot be made."""
         async with self._one_at_a_time:
             model = self._models.get(name)
             if model is None or engine in model.replicas:
-                return
-            try:
+                return None
+            with self._telling(model, engine):
                 replicas = await self._made(model.found, model.number, (engine,))
-                await self._hand_out(replicas, None)
-            except PenstockError as error:
-                if not model.replicas:
-                    self._set_state(name, model.found.version, "LOADING", f"{RESTARTING}: {error}")
+                if model.replicas:
+                    return model, replicas
+                await self._join(model, replicas)
+        return None
+
+    async def _joined(self, model: _Model, replicas: Replicas, engine: int) -> None:
+        async with self._one_at_a_time:
+            # It may have been replaced or unloaded meanwhile.
+            if self._models.get(model.found.name) is not model or engine in model.replicas:
+                await self._forget(_keys_of(replicas))
+                return
+            with self._telling(model, engine):
+                await self._join(model, replicas)
+
+    async def _join(self, model: _Model, replicas: Replicas) -> None:
+        model.replicas |= await self._hand_out(replicas, None)
+        model.keys = _keys_of(model.replicas)
+        self._set_state(model.found.name, model.found.version, "READY")
+
+    @contextmanager
+    def _telling(self, model: _Model, engine: int) -> Generator[None]:
+        name = model.found.name
+        try:
+            yield
+        except PenstockError as error:
+            if not model.replicas:
+                self._set_state(name, model.found.version, "LOADING", f"{RESTARTING}: {error}")
+            if isinstance(error, EngineLost):
                 raise
-            model.replicas |= replicas
-            model.keys = _keys_of(model.replicas)
-            self._set_state(name, model.found.version, "READY")
+            log.error("engine %d does not serve %s, and tries again: %s", engine, name, error)
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model; the one before it answers until then.
@@ -290,7 +319,7 @@ class ModelRepository:
                 f"two bundles are of application {name!r}; put them into a model directory, where folders name them."
             )
         before = self._models.get(name)
-        await self._hand_out(replicas, before)
+        replicas = await self._hand_out(replicas, before)
         found = replace(found, name=name)
         self._models[name] = _Model(found, number, replicas, _keys_of(replicas))
         self._set_state(name, found.version, "READY")
@@ -300,7 +329,7 @@ class ModelRepository:
             task.add_done_callback(self._retiring.discard)
 
     async def _made(self, found: Found, number: int, engines: tuple[int, ...]) -> Replicas:
-        """A model made ready in all of some engines."""
+        """A model made ready in some engines; those that end meanwhile get it when they are back."""
         orders = [
             Order(key=next(self._keys), model=number, name=found.name, version=found.version, bundle=str(found.bundle))
             for _ in engines
@@ -308,20 +337,24 @@ class ModelRepository:
         loads = (self._engines.load(order, engine) for order, engine in zip(orders, engines, strict=True))
         done = await asyncio.gather(*loads, return_exceptions=True)
         failures = [each for each in done if isinstance(each, BaseException)]
-        if failures:
+        # What is wrong with the model says more than that an engine ended.
+        worst = min(failures, key=lambda error: isinstance(error, EngineLost), default=None)
+        if worst is not None and (len(failures) == len(done) or not isinstance(worst, EngineLost)):
             await self._forget([order.key for order in orders])
-            # What is wrong with the model says more than that an engine ended.
-            raise min(failures, key=lambda error: isinstance(error, EngineLost))
+            raise worst
         made = zip(engines, done, strict=True)
         return {engine: each for engine, each in made if not isinstance(each, BaseException)}
 
-    async def _hand_out(self, replicas: Replicas, before: _Model | None) -> None:
-        """Let the front-ends take replicas in, all or none."""
+    async def _hand_out(self, replicas: Replicas, before: _Model | None) -> Replicas:
+        """Let the front-ends take replicas in, all or none; gives those whose engines are still there."""
         self._coming = dict(replicas)
         try:
-            for replica in replicas.values():
-                await self._frontends.attach(*replica)
-            if len(self._coming) < len(replicas):
+            for engine, replica in replicas.items():
+                try:
+                    await self._frontends.attach(*replica)
+                except EngineLost:
+                    self._coming.pop(engine, None)
+            if not self._coming:
                 raise EngineLost("the engine's process ended when it had loaded; its log says why.")
         except PenstockError:
             # Some front-ends may have taken it, and given its name to it.
@@ -330,6 +363,7 @@ class ModelRepository:
                     await self._frontends.attach(*replica)
             await self._let_go(_keys_of(replicas))
             raise
+        return dict(self._coming)
 
     async def _let_go(self, keys: list[int]) -> None:
         await asyncio.gather(*(self._frontends.retire(key) for key in keys))

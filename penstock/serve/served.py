@@ -22,6 +22,7 @@ from penstock.serve.slots import (
     INVALID,
     OFFERED,
     OK,
+    ONE_ENGINE_LOST,
     REFUSED,
     STREAMS_OPEN,
     TOO_LATE,
@@ -237,7 +238,7 @@ class Served:
     def lose(self, replica: Replica) -> None:
         """An engine is gone: whoever waits for it is told, and nobody else is taken in there."""
         self.engine_lost = not self.part(replica)
-        replica.frontend.fail(ENGINE_LOST)
+        replica.frontend.fail(ENGINE_LOST if self.engine_lost else ONE_ENGINE_LOST)
         if not self.engine_lost:
             # What was counted there would be missing in the sum.
             for column, count in enumerate(replica.frontend.counts):
@@ -278,6 +279,8 @@ def refusal_of(status: int, budget_ns: int) -> RequestError:
         return TooLate(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
     if status == ENGINE_LOST:
         return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
+    if status == ONE_ENGINE_LOST:
+        return Overloaded("The engine that it was on stopped; send it again.", 1.0)
     if status == FAILED:
         return ComputeFailed("The application's network failed on this input; the server's log says how.")
     return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")

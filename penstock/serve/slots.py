@@ -30,6 +30,7 @@ from penstock.core.spec import Array, TensorSpec
 # status
 OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
 ENGINE_LOST = 4  # never in the table: what a front-end says for an engine that is gone
+ONE_ENGINE_LOST = 5  # as well, where other engines go on
 
 # flags
 FIRST = 1  # the first chunk of a stream

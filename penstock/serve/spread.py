@@ -35,7 +35,7 @@ class Load(NamedTuple):
     """What a replica carries.
 
     Args:
-        streams: All that are open there.
+        streams: All that are open there, or hold a slot still.
         most: About how many there may be.
     """
 
@@ -193,7 +193,7 @@ class SpreadStreams:
     def _taking(self, budget_ns: int) -> Streams | None:
         self.refuse_impossible(budget_ns)
         replicas = self._replicas
-        for index in by_load([Load(streams.open_everywhere, streams.most(budget_ns)) for streams in replicas]):
+        for index in by_load([Load(streams.carried_everywhere, streams.most(budget_ns)) for streams in replicas]):
             streams = replicas[index]
             if budget_ns >= streams.least_ns and streams.frontend.next_slot is not None and streams.carries(budget_ns):
                 return streams

@@ -112,6 +112,11 @@ class Streams:
         return int(self._table.counts[:, STREAMS_OPEN].sum())
 
     @property
+    def carried_everywhere(self) -> int:
+        """The streams that are open, or that hold a slot still, of all front-ends: an engine that hangs frees none."""
+        return max(self.open_everywhere, int(self._table.held.sum()))
+
+    @property
     def least_ns(self) -> int:
         """The shortest time that the network took for one row, in nanoseconds."""
         return int(self._table.least_ns[0])
@@ -177,7 +182,11 @@ class Streams:
         self.refuse_impossible(budget_ns)
         if not self.carries(budget_ns, newcomers):
             count = self.open_everywhere
-            raise Overloaded(f"{count:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s)
+            # What is here already stays on its engine, whatever others could carry.
+            where = "" if newcomers else " on its engine"
+            raise Overloaded(
+                f"{count:,} streams are open{where}, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s
+            )
 
     def carries(self, budget_ns: int, newcomers: int = 1) -> bool:
         """Whether so many more streams can be carried under a budget."""

@@ -91,7 +91,7 @@ class _Supervisor:
         # Of these tables, those that front-ends work on.
         self._shown: set[int] = set()
         self._engines = [
-            Child(role, settings, [wake, *wakes], self._heard, self._engine_lost, self._engine_back)
+            Child(role, settings, [wake, *wakes], self._heard, self._engine_lost, lambda child: None)
             for role, wake in zip(engine_roles(settings.devices), engine_wakes, strict=True)
         ]
         self._frontends = [
@@ -167,7 +167,11 @@ class _Supervisor:
     @property
     def engines(self) -> tuple[int, ...]:
         """`EngineSide`'s."""
-        return tuple(index for index, child in enumerate(self._engines) if child.alive)
+        # At the start of the server all are waited for, later none that may never be ready.
+        there = (
+            index for index, child in enumerate(self._engines) if child.alive and (child.ready or child.starts == 1)
+        )
+        return tuple(there)
 
     async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
         """`EngineSide`'s."""
@@ -224,8 +228,11 @@ class _Supervisor:
     def _heard(self, child: Child, message: Message, descriptors: list[int]) -> None:
         match message:
             case Alive():
+                back = not child.ready and child.starts > 1
                 child.heard()
                 self._arrange_stand_ins()
+                if back and child in self._engines:
+                    self._run(self._repository.restore(self._engines.index(child)))
             case Change():
                 self._run(self._change(child, message))
             case Loaded(order=order):
@@ -317,9 +324,6 @@ class _Supervisor:
             elif not child.ready and stand_in is None:
                 there[0].send(StandIn(index=index), (self._sockets[index].fileno(),))
                 self._stand_ins[index] = there[0]
-
-    def _engine_back(self, child: Child) -> None:
-        self._run(self._repository.restore(self._engines.index(child)))
 
     def _frontend_back(self, child: Child) -> None:
         # All at once, before anything that happens from now on: it hears of that in its order.

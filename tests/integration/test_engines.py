@@ -157,7 +157,7 @@ def test_a_killed_engine_ends_its_own_streams_alone(server: RunningServer, clien
         except Overloaded as error:
             lost[index] = str(error)
         stream.close()
-    assert [sentence.startswith("The engine stopped before it answered") for sentence in lost.values()] == [True] * 2
+    assert [sentence.startswith("The engine that it was on stopped") for sentence in lost.values()] == [True] * 2
     for index, whole in enumerate(offline(models / "hark" / "1", signals)):
         if index not in lost:
             np.testing.assert_allclose(frames[index], whole, atol=1e-5)

@@ -176,6 +176,13 @@ def test_figures_are_differences_between_polls(page: Page) -> None:
     assert difference["latency"]["counts"] == [0, 400, 0]
 
 
+def test_nothing_is_less_than_nothing_where_one_of_several_engines_took_its_counts_along(page: Page) -> None:
+    difference = in_page(page, STATS + "return between(stats(10, 1000), stats(12, 600))")
+    for key in ("batch", "latency", "queue", "compute"):
+        assert difference[key]["counts"] == [0, 0, 0]
+    assert (difference["answeredPerS"], difference["lostPerS"], difference["meanBatch"]) == (0, 0, None)
+
+
 def test_history_is_bounded_and_begins_anew_with_another_server(page: Page) -> None:
     seen = in_page(
         page,

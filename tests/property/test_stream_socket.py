@@ -173,7 +173,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_the_start() -> None:
     world = World(curve=Costs([1, 8], [3.0 * MS, 10.0 * MS]))
     for latency_ms, code, said in (
         (1, 1008, "shorter than the network's own time"),
-        (4, 1013, "as many as keep 4 ms. Retry after"),
+        (4, 1013, "open on its engine, as many as keep 4 ms. Retry after"),
     ):
         others = [world.call() for _ in range(2)]
         caller = world.call()

@@ -157,7 +157,7 @@ def test_a_second_start_that_is_refused_leaves_the_first(server: Server) -> None
     for name in (1, 2):
         server.ask(str(name), 1, 1, name=name, flags="S")
         server.run()
-    with pytest.raises(Overloaded, match="2 streams are open, as many as keep 1"):
+    with pytest.raises(Overloaded, match="2 streams are open on its engine, as many as keep 1"):
         server.ask("anew", 5, 5, name=1, flags="S", budget_ns=int(1.5 * MS))
     server.ask("goes on", 1, 1, name=1)
     assert server.run() == [("goes on", [[2, 2]])]

@@ -16,7 +16,7 @@ from penstock.serve.engine import Engine
 from penstock.serve.frontend import FOR_EVER_NS, Frontend
 from penstock.serve.sequences import Place
 from penstock.serve.served import Replica, Served, refusal_of
-from penstock.serve.slots import ANSWERED, ENGINE_LOST, OK, STREAMS_OPEN, STREAMS_REFUSED, SlotTable, TableLayout
+from penstock.serve.slots import ANSWERED, OK, ONE_ENGINE_LOST, STREAMS_OPEN, STREAMS_REFUSED, SlotTable, TableLayout
 from penstock.serve.spread import ALIKE, Load, Prospect, by_load, soonest
 from penstock.serve.streams import Streams
 from tests.support.streams import BUDGET_NS, FRAMES, MS, SOUND, SUMS, Sums
@@ -298,7 +298,7 @@ def test_who_waits_for_a_lost_engine_is_told_and_the_others_go_on() -> None:
     assert isinstance(error, Overloaded)
     assert world.served.total(ANSWERED) == 6
     world.tick()
-    assert sorted(code for (code,) in statuses) == [OK, OK, ENGINE_LOST, ENGINE_LOST]
+    assert sorted(code for (code,) in statuses) == [OK, OK, ONE_ENGINE_LOST, ONE_ENGINE_LOST]
     (result,) = outcomes[1]
     assert not isinstance(result, RequestError)
     # New ones go to the other one, until that is lost too.
@@ -321,6 +321,21 @@ def test_an_engine_that_is_back_takes_the_next_streams() -> None:
     for key in range(4, 7):
         world.begin(key + 1, outcomes)
     assert world.open == [3, 2]
+
+
+def test_an_engine_that_hangs_draws_no_streams_though_their_clients_give_up() -> None:
+    world = Engines()
+    outcomes: list[Array | RequestError] = []
+    for key in range(4):
+        world.begin(key + 1, outcomes)
+    assert world.open == [2, 2]
+    for _ in range(4):
+        # Each time the client of the first one gives up, and asks again.
+        world.begin(1, outcomes)
+        world.engines[1].tick(world.clock())
+        world.replicas[1].frontend.collect()
+    assert world.in_use[0] <= 3
+    assert world.open == [1, 3]
 
 
 def test_a_sequence_may_be_started_anew_wherever_there_is_room() -> None:

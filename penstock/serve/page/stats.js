@@ -1,4 +1,5 @@
-// Figures from the server's counters. Counters only grow, so every figure is a difference between two polls.
+// Figures from the server's counters, every one a difference between two polls. Counters grow, but fall by what one of
+// several engines had counted when that is lost: then nothing is drawn for that moment, rather than less than nothing.
 
 export const SHOWN_S = 60;
 const RATE_WINDOW_S = 1;
@@ -29,14 +30,14 @@ export function between(before, after) {
   const seconds = after.uptime_s - before.uptime_s;
   const histogram = (key, edges) => ({
     upper: after[key][edges],
-    counts: after[key].counts.map((value, bin) => value - before[key].counts[bin]),
+    counts: after[key].counts.map((value, bin) => Math.max(0, value - before[key].counts[bin])),
   });
   const batch = histogram("batch", "upper");
   const latency = histogram("latency", "upper_ms");
   const batches = sum(batch.counts);
   return {
-    answeredPerS: (after.answered - before.answered) / seconds,
-    lostPerS: (lost(after) - lost(before)) / seconds,
+    answeredPerS: Math.max(0, after.answered - before.answered) / seconds,
+    lostPerS: Math.max(0, lost(after) - lost(before)) / seconds,
     batch,
     meanBatch: batches === 0 ? null : sum(latency.counts) / batches,
     latency,

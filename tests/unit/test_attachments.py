@@ -1,0 +1,112 @@
+"""The tables that a front-end works on, when engines end and come back."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.core.application import find_application
+from penstock.core.bundle import read_manifest
+from penstock.core.errors import BundleError, Overloaded
+from penstock.core.spec import Array
+from penstock.serve.attachments import Attachments
+from penstock.serve.costs import Costs
+from penstock.serve.messages import Loaded, Order
+from penstock.serve.models import Models
+from penstock.serve.slots import ONE_ENGINE_LOST, SlotTable, TableLayout
+from tests.support.serving import write_doubler
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_doubler(tmp_path_factory.mktemp("doubler"))
+
+
+def loaded(bundle: Path, engine: int = 0, key: int = 0, model: int = 0) -> Loaded:
+    manifest = read_manifest(bundle)
+    return Loaded(
+        order=Order(key=key, model=model, name="doubler", version="1", bundle=str(bundle)),
+        engine=engine,
+        device="cpu",
+        slots=4,
+        frontends=1,
+        bundle_hash=manifest.content_hash,
+        application=manifest.reference,
+    )
+
+
+def table(bundle: Path) -> SlotTable:
+    application = find_application(read_manifest(bundle).reference).application
+    made = SlotTable.private(TableLayout(slots=4, chunks=1, input=application.input, output=application.output))
+    Costs([1, 4], [1e6, 1e6]).publish(made)
+    return made
+
+
+def attachments(engines: int = 2) -> tuple[Models, Attachments]:
+    models = Models(cast(Any, None), loading=False)
+    made = Attachments(
+        models,
+        budget_ns=50_000_000,
+        idle_ns=10**12,
+        margin_ns=0,
+        index=0,
+        wakes=[lambda: None] * engines,
+        arrived=lambda now_ns: now_ns,
+        now_ns=lambda: 1,
+    )
+    return models, made
+
+
+def test_an_engine_that_loaded_another_bundle_than_the_one_that_is_served_says_so(bundle: Path) -> None:
+    models, attached = attachments()
+    attached.attach(loaded(bundle), table(bundle))
+    other = replace(loaded(bundle, engine=1, key=1), bundle_hash="another")
+    with pytest.raises(BundleError, match="holds another bundle now than the one that is served; load the model again"):
+        attached.attach(other, table(bundle))
+    assert [replica.engine for replica in models.named("doubler").replicas] == [0]
+    # Where nothing is served yet, it was replaced between two readings.
+    _, anew = attachments()
+    with pytest.raises(BundleError, match="was replaced while it was loaded"):
+        anew.attach(other, table(bundle))
+
+
+def test_who_waits_for_one_of_several_engines_is_told_to_ask_again(bundle: Path) -> None:
+    models, attached = attachments()
+    for engine in (0, 1):
+        attached.attach(loaded(bundle, engine=engine, key=engine), table(bundle))
+    served, statuses = models.named("doubler"), list[int]()
+
+    def done(status: int, output: Array, last: bool) -> None:
+        statuses.append(status)
+
+    served.put(np.zeros(4, np.float32), done)
+    attached.lose_engine(0)
+    assert statuses == [ONE_ENGINE_LOST]
+    error = served.why(statuses[0], None)
+    assert isinstance(error, Overloaded)
+    assert (str(error), error.retry_after_s) == ("The engine that it was on stopped; send it again.", 1.0)
+    # Of the last one, the next start is what there is to wait for.
+    served.put(np.zeros(4, np.float32), done)
+    attached.lose_engine(1)
+    assert "is being started again" in str(served.why(statuses[1], None))
+
+
+def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: Path) -> None:
+    async def scene() -> None:
+        models, attached = attachments(engines=1)
+        attached.attach(loaded(bundle), table(bundle))
+        before = models.named("doubler")
+        attached.attach(loaded(bundle, key=1, model=1), table(bundle))
+        # Somebody waits for the version before.
+        before.put(np.zeros(4, np.float32), lambda status, output, last: None)
+        retiring = asyncio.create_task(attached.retire(0))
+        await asyncio.sleep(0)
+        attached.lose_engine(0)
+        assert list(attached._lost) == [1]
+        await asyncio.wait_for(retiring, 5)
+        assert models.named("doubler").engine_lost
+
+    asyncio.run(scene())
