@@ -23,7 +23,7 @@ from penstock.train.losses import CrossEntropy
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
-from penstock.train.state import load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.state import check_optimizer, load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
 from penstock.train.world import World
 
 # B examples of this process
@@ -72,6 +72,7 @@ class Trainer:
         self.placed = self.layout.placed
         self.module = self.placed.module
         self.optimizer = recipe.optimizer(self.module.parameters())
+        check_optimizer(self.optimizer, self.placed.shards)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
         self.gradients = Gradients(
             dict(self.module.named_parameters()),
