@@ -66,9 +66,9 @@ def check_optimizer(optimizer: Optimizer, shards: Mapping[str, Shard]) -> None:
     if not shards or known or getattr(kind, "elementwise", False):
         return
     raise TrainError(
-        f"the optimizer {kind.__name__} may look at whole weights, and each process has a part of {next(iter(shards))!r} "
-        f"only; place all layers by 'data', or choose one of {', '.join(_ELEMENTWISE)}. If each weight's step depends "
-        f"on its own gradients alone, give the class 'elementwise = True'."
+        f"the optimizer {kind.__name__} may look at whole weights, and each process has only a part of "
+        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(_ELEMENTWISE)}. If each "
+        f"weight's step depends on its own gradients alone, give the class 'elementwise = True'."
     )
 
 
