@@ -22,7 +22,8 @@ class CrossEntropy:
     """The mean cross-entropy of logits `[n, classes]` and labels `[n]`, or shares of classes, for a recipe's `loss`.
 
     It is `torch.nn.functional.cross_entropy`, and what a last layer placed by `"classes"` needs. There every label must
-    be a class: none is ignored (-100), and on a GPU, where the host does not look at labels, another makes the loss NaN.
+    be a class: none is ignored (-100), and on a GPU, where the host does not look at labels, any other makes the loss
+    NaN.
 
     Args:
         smoothing: The share of a target that is spread evenly over all classes (Szegedy et al. 2016, section 7).
