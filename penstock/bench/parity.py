@@ -125,7 +125,8 @@ CASES: dict[str, Case] = {
     "model": Case(placements=_MODEL, dropout=0.3),
     "model, uneven": Case(placements={name: Placement(kind="model") for name in _MODEL}, batch=15),
     "classes": Case(placements=_CLASSES),
-    "classes, uneven, accumulated": Case(placements=_CLASSES, batch=26, changes={"accumulate": 1}, dropout=0.3),
+    "classes, uneven": Case(placements=_CLASSES, batch=26, dropout=0.3),
+    "classes, accumulated": Case(placements=_CLASSES, changes={"accumulate": 2}, dropout=0.3),
     "sharded": Case(placements=_SHARDED, dropout=0.3, changes=_SYNCHRONISED),
     "sharded, recomputed": Case(placements=_RECOMPUTED, dropout=0.3, changes={"clip_norm": 0.01, "accumulate": 2}),
     "all together": Case(
@@ -194,6 +195,7 @@ def agreements(processes: int, cases: Iterable[str] = CASES) -> list[Agreement]:
     finally:
         for process in started:
             process.kill()
+            process.wait()
     if any(process.returncode for process in started):
         raise BenchError(f"a process of {processes} failed: {[process.returncode for process in started]}.")
     return [Agreement(**json.loads(line)) for line in said[0].splitlines()]
@@ -254,6 +256,8 @@ def _recipe(case: Case) -> Recipe:
 @final
 class _Still:
     """Follows no gradients: they are looked at. torch's optimizers take seconds to import."""
+
+    elementwise = True
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.param_groups = [{"params": list(parameters)}]

@@ -156,8 +156,10 @@ def _resume(folder: Path, application: str | None, company: Company) -> None:
             f"exactly; bring them back, or begin a new run."
         )
     overrides = run.fields["overrides"]
-    # The last bits of a sum depend on how many threads share it.
-    recipe = replace(_with(found.recipe(), overrides), threads=run.fields["threads"])
+    recipe = _with(found.recipe(), overrides)
+    if (company.seat.size if company.seat else 1) == run.fields.get("processes", 1):
+        # The last bits of a sum depend on how many threads share it. Other processes have other shares of the cores.
+        recipe = replace(recipe, threads=run.fields["threads"])
     _run(found, folder, recipe, overrides, company)
 
 

@@ -13,6 +13,7 @@ class Average:
     """`decay * mean + (1 - decay) * weights` after each step, from the first weights on.
 
     Polyak and Juditsky 1992, "Acceleration of stochastic approximation by averaging", with weights that fall behind.
+    Of the parameters alone: buffers, as the statistics of batch norms, stay those of the network that is stepped.
 
     Args:
         module: Whose weights.

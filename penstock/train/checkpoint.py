@@ -45,8 +45,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     fields = {"step": checkpoint.step, "state": values, "sha256": hashlib.sha256(data).hexdigest()}
     fields["seal"] = _seal(fields)
     place = folder / f"step-{checkpoint.step:08d}"
+    # What a process that was killed while it wrote has left: one process writes a run.
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
     beside = place.with_name(f".{place.name}-{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     for name, content in ((_TENSORS, data), (_VALUES, json.dumps(fields).encode())):
         with (beside / name).open("wb") as sink:

@@ -204,17 +204,25 @@ class _Read:
     on_bad: OnBad
 
     def __call__(self) -> _Part:
-        indices_P = self.places.indices_B
+        try:
+            return _Part(self.examples.read(self.places.indices_B, self.places.seeds_B, self.inputs_P), [])
+        except BadExample:
+            if self.on_bad == "stop":
+                raise
+        # One by one, or all would be read again for each that is bad.
         bad: list[BadExample] = []
-        attempts_P = np.zeros(len(indices_P), np.int64)
+        targets = [self._one(slice(row, row + 1), bad) for row in range(len(self.places.indices_B))]
+        return _Part(np.concatenate(targets), bad)
+
+    def _one(self, row: slice, bad: list[BadExample]) -> Array:
+        place = Places(indices_B=self.places.indices_B[row], seeds_B=self.places.seeds_B[row])
+        index_1, attempts_1 = place.indices_B, np.zeros(1, np.int64)
         while True:
             try:
-                return _Part(self.examples.read(indices_P, self.places.seeds_B, self.inputs_P), bad)
+                return self.examples.read(index_1, place.seeds_B, self.inputs_P[row])
             except BadExample as error:
-                if self.on_bad == "stop":
-                    raise
-                indices_P, places = replaced(indices_P, self.places, error, attempts_P, len(self.examples))
-                bad += [error] * places
+                index_1, _ = replaced(index_1, place, error, attempts_1, len(self.examples))
+                bad.append(error)
 
 
 def replaced(

@@ -1,5 +1,6 @@
 """Photographs in a folder for each class, decoded when they are read."""
 
+import errno
 import math
 import os
 from collections.abc import Callable
@@ -27,6 +28,8 @@ SUFFIXES = {
 # Szegedy et al. 2015, "Going deeper with convolutions", section 6: the share of the picture, and its sides' ratio.
 LEAST_AREA, MOST_AREA = 0.08, 1.0
 LEAST_RATIO, MOST_RATIO = 3 / 4, 4 / 3
+# A picture that fails so is not damaged, and another one in its place would fare no better.
+_OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 TRIES = 10
 # A flip, and two numbers for the size and two for the place of a crop at every try.
 DRAWS = 1 + 4 * TRIES
@@ -116,6 +119,11 @@ class ImageFolder(Examples):
             try:
                 inputs_B[row] = self._picture(self.root / self.files[index], draws_BD[row].tolist())
             except Exception as error:
+                if isinstance(error, MemoryError) or getattr(error, "errno", None) in _OF_THE_MACHINE:
+                    raise TrainError(
+                        f"{self.root / self.files[index]} cannot be read ({_reason(error)}), for which the machine is "
+                        f"at fault and not the picture; mend that, and go on."
+                    ) from error
                 raise self._bad(index, error) from error
         return self.targets[indices_B]
 

@@ -1,6 +1,7 @@
 """Starts the processes that train together on this machine, watches them, and ends all when one ends too early."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ SAID_LINES = 40
 SENTENCE = "penstock: "
 # Set for the processes that are started here: the one whose end is theirs.
 PARENT_VARIABLE = "PENSTOCK_PARENT"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def launch(command: Sequence[str], processes: int, environment: Mapping[str, str]) -> None:
@@ -39,10 +41,17 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
         KeyboardInterrupt: They were asked to stop, and did.
     """
     port = _free_port()
-    workers = [_Worker(command, rank, processes, port, environment) for rank in range(processes)]
+    workers: list[_Worker] = []
     with _Forwarded(workers):
         try:
+            for rank in range(processes):
+                # Those that were started before one fails must be known, to be ended.
+                workers.append(_Worker(command, rank, processes, port, environment))  # noqa: PERF401
             ended = _first_to_fail(workers)
+        except OSError as error:
+            raise TrainError(
+                f"process {len(workers)} of {processes} cannot be started ({error.strerror}); ask for fewer processes."
+            ) from None
         finally:
             for worker in workers:
                 worker.end()
@@ -56,18 +65,20 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
 def _first_to_fail(workers: "Sequence[_Worker]") -> "_Worker | None":
     """The process that is at fault, once one has ended with an error; None when all have ended well."""
     while True:
-        failed = [worker for worker in workers if worker.status]
+        # Whoever asked to stop, all do, and the first one writes a checkpoint, however long that takes: a second
+        # signal ends them.
+        failed = [worker for worker in workers if worker.status not in (EXIT_INTERRUPTED, 0, None)]
         if failed:
             deadline_s = time.monotonic() + SETTLE_S
-            # Whoever asked to stop, all do; and who lost the others may have been faster than who left them.
+            # Who lost the others may have been faster than who left them.
             patient = {EXIT_OTHERS_LOST, EXIT_INTERRUPTED}
             while time.monotonic() < deadline_s and all(worker.status in (*patient, 0, None) for worker in workers):
                 if all(worker.status is not None for worker in workers):
                     break
                 time.sleep(LOOK_S)
             return min((worker for worker in workers if worker.status), key=_Worker.blame)
-        if all(worker.status == 0 for worker in workers):
-            return None
+        if all(worker.status is not None for worker in workers):
+            return next((worker for worker in workers if worker.status), None)
         time.sleep(LOOK_S)
 
 
@@ -126,7 +137,7 @@ class _Worker:
     def sentence(self, processes: int) -> str:
         """Why it failed."""
         assert self.status is not None
-        own = [line for line in self._said if line.startswith(SENTENCE)]
+        own = [line for line in map(_uncoloured, self._said) if line.startswith(SENTENCE)]
         if self.status > 0 and own:
             return own[-1].removeprefix(SENTENCE)
         if self.status < 0:
@@ -143,7 +154,7 @@ class _Worker:
                 text = line.rstrip("\n")
                 self._said.append(text)
                 # A sentence of ours is said once, at the end.
-                if not text.startswith(SENTENCE):
+                if not _uncoloured(text).startswith(SENTENCE):
                     sys.stderr.write(f"[rank {self.rank}] {text}\n")
 
 
@@ -171,6 +182,11 @@ class _Forwarded:
         for worker in self._workers:
             if worker.status is None:
                 worker.send(number)
+
+
+def _uncoloured(line: str) -> str:
+    """Without the colours that FORCE_COLOR asks for."""
+    return _COLOUR.sub("", line)
 
 
 def _free_port() -> int:

@@ -30,6 +30,7 @@ from penstock.train.world import Watchdog, World
 
 # Of a run's time; more than this is worth saying.
 WAITED_SHARE = 0.1
+BAD_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,7 @@ def train(
         quiet = quiet or not world.is_first
         with Interrupt() as interrupt, Progress(found.application.name, total, history.step, quiet=quiet) as progress:
             run.steps(progress, interrupt)
-        return run.finish()
+        return run.finish(progress)
 
 
 @final
@@ -125,7 +126,7 @@ class _Run:
         with self._trainer.feed(self._data.train, history.step, progress.say) as feed:
             feed.bad.update(history.bad_examples)
             self._steps(feed, progress, interrupt)
-        _say_of_feed(feed, time.monotonic() - started, progress)
+        _say_of_feed(feed, self._world.counts(feed.bad), time.monotonic() - started, progress)
 
     def _steps(self, feed: Feed, progress: Progress, interrupt: Interrupt) -> None:
         recipe, trainer, history, world = self._recipe, self._trainer, self._history, self._world
@@ -147,24 +148,34 @@ class _Run:
                     f"the loss is {loss} at step {history.step}; lower the learning rate or check the data."
                 )
             progress.advance(loss, recipe.batch_size)
-            if history.step % validated_every == 0 or history.step == total:
-                self._watchdog.beat(f"the validation after step {history.step}")
-                with trainer.averaged():
-                    self._validate(loss, feed.waited_s)
-                progress.note(history.best_metrics or {})
+            last = history.step == total
             if recipe.checkpoint_every_steps:
                 due = history.step % recipe.checkpoint_every_steps == 0
-            if due or asked or history.step == total:
+            validates, saves = history.step % validated_every == 0 or last, due or asked or last
+            if (validates or saves) and not trainer.is_finite():
+                raise TrainError(
+                    f"weights are not finite after step {history.step}: a gradient overflowed there or shortly before. "
+                    f"The last checkpoint is kept; lower the learning rate, or check the data and the loss."
+                )
+            if validates:
+                self._watchdog.beat(f"the validation after step {history.step}")
+                with trainer.averaged():
+                    self._validate(loss, feed, progress)
+                history.bad_examples = dict(feed.bad)
+                progress.note(history.best_metrics or {})
+            if saves:
                 self._watchdog.beat(f"the checkpoint of step {history.step}")
                 trainer.save(self._folder / "checkpoints", history)
                 saved = time.monotonic()
-            if asked and history.step < total:
+            if asked and not last:
+                # Who leaves sooner may be taken for lost, and the first one's writing be cut short.
+                world.total(0.0)
                 progress.say(
                     f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {self._folder}"
                 )
                 raise KeyboardInterrupt
 
-    def finish(self) -> RunResult:
+    def finish(self, progress: Progress) -> RunResult:
         """Write the bundle of the best weights."""
         trainer, history, world = self._trainer, self._history, self._world
         assert history.best_weights is not None, history.step
@@ -174,7 +185,8 @@ class _Run:
         trainer.module.load_state_dict(history.best_weights)
         metrics = dict(history.best_metrics)
         if self._data.test is not None:
-            metrics |= {f"test_{name}": value for name, value in trainer.validate(self._data.test).items()}
+            test = trainer.validate(self._data.test, bad=history.bad_examples, notice=progress.say)
+            metrics |= {f"test_{name}": value for name, value in test.items()}
         result = RunResult(
             folder=self._folder,
             metrics=metrics,
@@ -184,6 +196,7 @@ class _Run:
         )
         weights = trainer.whole_state()
         bad_examples = world.counts(history.bad_examples)
+        self._watchdog.alone("the bundle")
         if self._log is not None:
             self._log.close()
             draw_curves(self._folder)
@@ -240,15 +253,15 @@ class _Run:
             return self._trainer.layout.sentences
         return [f"Training on {self._world.describe()}.", *self._trainer.layout.sentences]
 
-    def _validate(self, train_loss: float, waited_s: float) -> None:
+    def _validate(self, train_loss: float, feed: Feed, progress: Progress) -> None:
         recipe, trainer, history = self._recipe, self._trainer, self._history
-        metrics = trainer.validate(self._data.validation)
+        metrics = trainer.validate(self._data.validation, bad=feed.bad, notice=progress.say)
         if self._log is not None:
             self._log.write(
                 {
                     "step": history.step,
                     "seconds": round(history.seconds, 3),
-                    "waited_s": round(waited_s, 3),
+                    "waited_s": round(feed.waited_s, 3),
                     "samples": history.step * recipe.batch_size,
                     "train_loss": train_loss,
                     "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
@@ -259,9 +272,13 @@ class _Run:
             trainer.keep_best(history, metrics)
 
 
-def _say_of_feed(feed: Feed, seconds: float, progress: Progress) -> None:
-    if feed.bad:
-        progress.say(f"{len(feed.bad):,} bad examples or files were replaced, {sum(feed.bad.values()):,} times in all.")
+def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Progress) -> None:
+    if bad:
+        names = ", ".join(sorted(bad)[:BAD_NAMED]) + (", ..." if len(bad) > BAD_NAMED else "")
+        progress.say(
+            f"{len(bad):,} bad examples or files were replaced, {sum(bad.values()):,} times in all: {names}. "
+            f"{RUN_FILE} has all of them."
+        )
     if feed.waited_s > WAITED_SHARE * seconds:
         progress.say(
             f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "

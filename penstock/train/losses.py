@@ -14,14 +14,16 @@ from penstock.core.errors import TrainError
 from penstock.train.collectives import once_differentiable, padded, start_gather, whole_batch
 from penstock.train.world import World
 
-# B examples of this rank, N of all ranks, C classes of this rank
+# B examples of this rank, N of all ranks, C classes of this rank, K of all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropy:
     """The mean cross-entropy of logits `[n, classes]` and labels `[n]`, or shares of classes, for a recipe's `loss`.
 
-    It is `torch.nn.functional.cross_entropy`, and what a last layer placed by `"classes"` needs.
+    It is `torch.nn.functional.cross_entropy`, and what a last layer placed by `"classes"` needs. There every label must
+    be a class: none is ignored (-100), and on a GPU, where the host does not look at labels, any other makes the loss
+    NaN.
 
     Args:
         smoothing: The share of a target that is spread evenly over all classes (Szegedy et al. 2016, section 7).
@@ -40,24 +42,34 @@ class CrossEntropy:
         """The mean over the examples."""
         return F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
 
-    def over_classes(self, world: World, logits_NC: Tensor, labels_B: Tensor, rows: Sequence[int]) -> Tensor:
+    def over_classes(self, world: World, logits_NC: Tensor, targets_B: Tensor, rows: Sequence[int]) -> Tensor:
         """The mean over this rank's examples, where each rank has its part of the classes for all examples.
 
         Args:
             world: Who has the other classes, in the order of the ranks.
             logits_NC: This rank's.
-            labels_B: Of this rank's examples, among all classes.
+            targets_B: Of this rank's examples, labels among all classes, or shares of all classes `[B, K]`.
             rows: How many examples each rank has.
 
         Raises:
-            TrainError: The labels are no whole numbers.
+            TrainError: The targets are neither, or a label is none of the classes.
         """
-        if labels_B.is_floating_point() or labels_B.ndim != 1:
+        classes = logits_NC.shape[1] * world.size
+        shares = targets_B.is_floating_point()
+        if tuple(targets_B.shape[1:]) != ((classes,) if shares else ()):
             raise TrainError(
-                f"a last layer placed by classes needs labels as whole numbers [n], not {labels_B.dtype} "
-                f"{list(labels_B.shape)}."
+                f"a last layer of {classes:,} classes, placed by classes, needs labels as whole numbers [n] or shares "
+                f"as floats [n, {classes}], not {targets_B.dtype} {list(targets_B.shape)}; change the data or the "
+                f"augmentation, or place the layer by 'model'."
             )
-        loss_B = cast(Tensor, _OverClasses.apply(world, logits_NC, labels_B, rows, self.smoothing))
+        if not shares and targets_B.device.type == "cpu":
+            strange = targets_B[(targets_B < 0) | (targets_B >= classes)]
+            if len(strange):
+                raise TrainError(
+                    f"a label is {int(strange[0])}; a last layer placed by classes takes 0..{classes - 1:,}, and "
+                    f"ignores none. Mend the labels, or place the layer by 'model'."
+                )
+        loss_B = cast(Tensor, _OverClasses.apply(world, logits_NC, targets_B, rows, self.smoothing))
         return loss_B.mean()
 
 
@@ -65,28 +77,30 @@ class CrossEntropy:
 class _OverClasses(Function):
     @staticmethod
     def forward(
-        ctx: Any, world: World, logits_NC: Tensor, labels_B: Tensor, rows: Sequence[int], smoothing: float
+        ctx: Any, world: World, logits_NC: Tensor, targets_B: Tensor, rows: Sequence[int], smoothing: float
     ) -> Tensor:
         classes = logits_NC.shape[1]
-        labels_N = _of_all(world, "the gather of the labels", labels_B, rows)
+        targets_N = _of_all(world, "the gather of the targets", targets_B, rows)
         scores_NC = logits_NC.float() if logits_NC.dtype != torch.float64 else logits_NC.clone()
         most_N = scores_NC.amax(1)
         with world.operation("the largest score of all classes"):
             dist.all_reduce(most_N, op=dist.ReduceOp.MAX, group=world.group)
         scores_NC = scores_NC - most_N[:, None]
-        own_N = labels_N - world.rank * classes
-        mine_N = (own_N >= 0) & (own_N < classes)
-        own_N = own_N.clamp(0, classes - 1)
-        wanted_N = scores_NC.gather(1, own_N[:, None])[:, 0] * mine_N
+        own = _own_targets(targets_N, world.rank * classes, classes)
+        share_N, wanted_N = own.shares(scores_NC)
         sum_N = scores_NC.sum(1)
         chances_NC = scores_NC.exp_()
-        sums_3N = torch.stack([chances_NC.sum(1), wanted_N, sum_N])
+        sums_4N = torch.stack([chances_NC.sum(1), wanted_N, sum_N, share_N])
         with world.operation("the sums over all classes"):
-            dist.all_reduce(sums_3N, group=world.group)
-        whole_N, wanted_N, sum_N = sums_3N
+            dist.all_reduce(sums_4N, group=world.group)
+        whole_N, wanted_N, sum_N, share_N = sums_4N
+        if not targets_N.is_floating_point():
+            # A label that is nobody's: the host finds the loss not finite, without having looked at labels.
+            share_N = share_N.masked_fill(share_N == 0, torch.nan)
         all_classes = classes * world.size
-        loss_N = whole_N.log() - (1 - smoothing) * wanted_N - smoothing / all_classes * sum_N
-        ctx.save_for_backward(chances_NC.div_(whole_N[:, None]), own_N, mine_N)
+        weight_N = (1 - smoothing) * share_N + smoothing
+        loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N - smoothing / all_classes * sum_N
+        ctx.save_for_backward(chances_NC.mul_((weight_N / whole_N)[:, None]), *own.tensors)
         ctx.world, ctx.rows, ctx.smoothing, ctx.dtype = world, rows, smoothing, logits_NC.dtype
         first = sum(rows[: world.rank])
         return loss_N[first : first + rows[world.rank]].clone()
@@ -94,12 +108,42 @@ class _OverClasses(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> Any:
-        chances_NC, own_N, mine_N = ctx.saved_tensors
+        chances_NC, *own = ctx.saved_tensors
         world: World = ctx.world
         grad_N = _of_all(world, "the gather of the loss's gradients", grad_B, ctx.rows)
         logits_grad = chances_NC - ctx.smoothing / (chances_NC.shape[1] * world.size)
-        logits_grad.scatter_add_(1, own_N[:, None], ((ctx.smoothing - 1) * mine_N).to(logits_grad)[:, None])
+        _OwnTargets(tuple(own)).add_to(logits_grad, ctx.smoothing - 1)
         return None, logits_grad.mul_(grad_N[:, None]).to(ctx.dtype), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnTargets:
+    """What is wanted of this rank's classes: `[N]` labels and whether they are its own, or `[N, C]` shares."""
+
+    tensors: tuple[Tensor, ...]
+
+    def shares(self, scores_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """How much of each target is of these classes, and the scores weighed by it."""
+        if len(self.tensors) == 1:
+            shares_NC = self.tensors[0].to(scores_NC)
+            return shares_NC.sum(1), (shares_NC * scores_NC).sum(1)
+        own_N, mine_N = self.tensors
+        return mine_N.to(scores_NC), scores_NC.gather(1, own_N[:, None])[:, 0] * mine_N
+
+    def add_to(self, grad_NC: Tensor, times: float) -> None:
+        """Add so many times the targets."""
+        if len(self.tensors) == 1:
+            grad_NC.add_(self.tensors[0].to(grad_NC), alpha=times)
+            return
+        own_N, mine_N = self.tensors
+        grad_NC.scatter_add_(1, own_N[:, None], (times * mine_N).to(grad_NC)[:, None])
+
+
+def _own_targets(targets_N: Tensor, first: int, classes: int) -> _OwnTargets:
+    if targets_N.is_floating_point():
+        return _OwnTargets((targets_N[:, first : first + classes],))
+    own_N = targets_N.long() - first
+    return _OwnTargets((own_N.clamp(0, classes - 1), (own_N >= 0) & (own_N < classes)))
 
 
 def _of_all(world: World, name: str, own_B: Tensor, rows: Sequence[int]) -> Tensor:

@@ -19,6 +19,7 @@ Kind = Literal["data", "columns", "rows", "model", "classes", "sharded"]
 KINDS: tuple[Kind, ...] = ("data", "columns", "rows", "model", "classes", "sharded")
 # These gather the inputs of the whole batch, and have a part of the weights.
 _OF_LINEAR = {"columns", "rows", "model", "classes"}
+_WILDCARDS = set("*?[")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ Placements = Mapping[str, Placement]
 
 
 def named_layers(module: nn.Module, wanted: Placements) -> dict[str, Placement]:
-    """The layers that patterns name; of `sharded` ones that lie in one another, the outermost.
+    """The layers that patterns name; of `sharded` ones, the outermost of those with weights.
 
     Raises:
         TrainError: A pattern names no layer, or two name the same one.
@@ -70,6 +71,9 @@ def named_layers(module: nn.Module, wanted: Placements) -> dict[str, Placement]:
     for pattern, placement in wanted.items():
         names = [name for name, _ in module.named_modules() if name and fnmatchcase(name, pattern)]
         if placement.kind == "sharded":
+            if _WILDCARDS & set(pattern):
+                # A pattern that means all of a stack means what lies between its layers too.
+                names = [name for name in names if next(module.get_submodule(name).parameters(), None) is not None]
             names = [name for name in names if not any(name.startswith(f"{above}.") for above in names)]
         if not names:
             layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
@@ -244,6 +248,14 @@ def _check_sharded(name: str, layer: nn.Module, placements: Mapping[str, Placeme
         raise TrainError(f"{name!r} is placed by sharded, and {inside[0]!r} in it by another way; choose one of them.")
     if next(layer.parameters(), None) is None:
         raise TrainError(f"{name!r} is placed by sharded, but has no weights.")
+    named: dict[int, str] = {}
+    for own, weight in layer.named_parameters(remove_duplicate=False):
+        first = named.setdefault(id(weight), own)
+        if first != own:
+            raise TrainError(
+                f"{name!r} has one weight by two names, {first!r} and {own!r}, and cannot be placed by sharded; leave "
+                f"it as data, or place the layers in it that share nothing."
+            )
 
 
 def _check_tied(module: nn.Module, name: str) -> None:

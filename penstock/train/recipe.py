@@ -61,13 +61,15 @@ class Recipe:
         accumulate: In how many parts each process computes its share of a batch, one after the other.
         clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
         average_decay: Validate and keep a running mean of the weights, of which a step keeps this share (0.999, say);
-            None for the weights themselves.
+            None for the weights themselves. It begins with the first weights, which are gone after some 5 / (1 - share)
+            steps; buffers, as the statistics of batch norms, stay those of the weights themselves.
         deterministic: Compute the same bits each time, so that a resumed run ends exactly as an undisturbed one. Some
             operations have no such algorithm on GPUs; False takes what there is.
         placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
             Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
         batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
         gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
+            The gradients of weights that are cut travel in the precision in which their layer is computed.
         workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
             not depend on it.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its

@@ -28,12 +28,19 @@ class Resident:
         examples: What is read; `varies` must be false.
         device: Where they stay.
         workers: Threads that read.
+        got_on: Called after each piece.
 
     Raises:
         BadExample: Not one can be read.
     """
 
-    def __init__(self, examples: Examples, device: torch.device, workers: int) -> None:
+    def __init__(
+        self,
+        examples: Examples,
+        device: torch.device,
+        workers: int,
+        got_on: Callable[[], object] = lambda: None,
+    ) -> None:
         assert not examples.varies, examples
         shape, dtype = examples.input_shape, torch.from_numpy(examples.empty(0)).dtype
         inputs = torch.zeros((len(examples), *shape), dtype=dtype, device=device)
@@ -41,6 +48,7 @@ class Resident:
         self.damaged: dict[int, BadExample] = {}
         at_once = max(1, AT_ONCE_BYTES // max(1, examples.input_nbytes))
         for piece in in_order(examples, one_pass(len(examples), at_once), workers):
+            got_on()
             self.damaged |= {error.index: error for error in piece.bad}
             if not len(piece.indices_P):
                 continue
@@ -102,7 +110,12 @@ class ResidentFeed(Feed):
 
 
 def settle(
-    examples: Examples, device: torch.device, *, workers: int, say: Callable[[str], object]
+    examples: Examples,
+    device: torch.device,
+    *,
+    workers: int,
+    say: Callable[[str], object],
+    got_on: Callable[[], object] = lambda: None,
 ) -> "Examples | Resident":
     """Put examples onto a GPU if they are always read alike and fit into a quarter of its free memory.
 
@@ -111,6 +124,7 @@ def settle(
         device: Where the steps are.
         workers: Threads that read.
         say: Called with a sentence on what was chosen and why.
+        got_on: Called after each piece that was read.
 
     Returns:
         What `make_feed` takes: the examples as they are, or on the device.
@@ -123,7 +137,7 @@ def settle(
     why = "they are read differently in each epoch" if examples.varies else f"{room / 1e9:.1f} GB are free for them"
     where = f"stay on {device}" if resident else f"are read by {workers} threads"
     say(f"The examples ({size / 1e9:.1f} GB) {where}: {why}.")
-    return Resident(examples, device, workers) if resident else examples
+    return Resident(examples, device, workers, got_on) if resident else examples
 
 
 def make_feed(

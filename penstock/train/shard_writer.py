@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, final
@@ -80,7 +80,7 @@ def _write(
     left_out: list[BadExample] = []
     at_once = max(1, AT_ONCE_BYTES // max(1, examples.input_nbytes))
     seen = 0
-    for piece in in_order(examples, one_pass(len(examples), at_once), workers):
+    for piece in _pieces(examples, at_once, workers):
         if piece.bad and on_bad == "stop":
             raise piece.bad[0]
         left_out += piece.bad
@@ -92,6 +92,15 @@ def _write(
         raise TrainError(f"none of {len(examples):,} examples can be read; the first: {left_out[0]}")
     writer.finish(classes)
     return left_out
+
+
+def _pieces(examples: Examples, at_once: int, workers: int) -> Iterator[Piece]:
+    try:
+        yield from in_order(examples, one_pass(len(examples), at_once), workers)
+    except OSError as error:
+        raise TrainError(
+            f"the examples cannot be read ({error.strerror or error}); mend that and try again."
+        ) from error
 
 
 @final

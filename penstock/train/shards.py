@@ -196,7 +196,11 @@ class _File:
         at = self._start + row * len(room)
         done = 0
         while done < len(room):
-            more = os.preadv(self._descriptor, [room[done:]], at + done)
+            try:
+                more = os.preadv(self._descriptor, [room[done:]], at + done)
+            except OSError as error:
+                self._wrong = self._unreadable(error)
+                return self._wrong
             if more == 0:
                 self._wrong = f"{self.path} was cut short while it was read; write the shards again."
                 return self._wrong

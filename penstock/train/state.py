@@ -15,6 +15,9 @@ from penstock.train.collectives import padded, start_gather, whole_batch
 from penstock.train.placed import Placed, Shard
 from penstock.train.world import World
 
+# Of torch's optimizers, those whose step of a number depends on the gradients of that number alone.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
+
 
 @torch.no_grad()
 def whole_state(placed: Placed, world: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -46,6 +49,27 @@ def load_whole(placed: Placed, world: World, state: Mapping[str, Tensor]) -> Non
         placed.module.load_state_dict(parts_of(placed, world, state))
     except RuntimeError as error:
         raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
+
+
+def check_optimizer(optimizer: Optimizer, shards: Mapping[str, Shard]) -> None:
+    """See that an optimizer does to parts of weights what it would do to whole ones.
+
+    Args:
+        optimizer: Of torch, or one of your own whose class has `elementwise = True`.
+        shards: What is cut, by parameter name.
+
+    Raises:
+        TrainError: It looks at whole weights, or nothing is known of it.
+    """
+    kind = type(optimizer)
+    known = kind.__module__.startswith("torch.optim.") and kind.__name__ in _ELEMENTWISE
+    if not shards or known or getattr(kind, "elementwise", False):
+        return
+    raise TrainError(
+        f"the optimizer {kind.__name__} may look at whole weights, and each process has only a part of "
+        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(_ELEMENTWISE)}. If each "
+        f"weight's step depends on its own gradients alone, give the class 'elementwise = True'."
+    )
 
 
 @torch.no_grad()

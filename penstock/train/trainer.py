@@ -23,7 +23,7 @@ from penstock.train.losses import CrossEntropy
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
-from penstock.train.state import load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.state import check_optimizer, load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
 from penstock.train.world import World
 
 # B examples of this process
@@ -72,6 +72,7 @@ class Trainer:
         self.placed = self.layout.placed
         self.module = self.placed.module
         self.optimizer = recipe.optimizer(self.module.parameters())
+        check_optimizer(self.optimizer, self.placed.shards)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
         self.gradients = Gradients(
             dict(self.module.named_parameters()),
@@ -93,7 +94,7 @@ class Trainer:
         recipe, world = self.recipe, self.world
         order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
         on_bad, workers = recipe.bad_examples, self._workers()
-        settled = settle(examples, world.device, workers=workers, say=notice)
+        settled = settle(examples, world.device, workers=workers, say=notice, got_on=world.got_on)
         return make_feed(settled, order, workers=workers, on_bad=on_bad, device=world.device, notice=notice)
 
     def _workers(self) -> int:
@@ -148,13 +149,30 @@ class Trainer:
         assert isinstance(self.recipe.loss, CrossEntropy)
         return self.recipe.loss.over_classes(self.world, outputs, targets, self.layout.rows)
 
-    def validate(self, examples: Examples) -> dict[str, float]:
-        """The loss and every metric over a whole set, the same in every process."""
+    def is_finite(self) -> bool:
+        """Whether all weights are finite, in every process. The host waits for the device, and all must ask."""
+        strange = [~parameter.detach().isfinite().all() for parameter in self.module.parameters()]
+        return self.world.total(torch.stack(strange).any()) == [0.0]
+
+    def validate(
+        self,
+        examples: Examples,
+        *,
+        bad: dict[str, int] | None = None,
+        notice: Callable[[str], object] | None = None,
+    ) -> dict[str, float]:
+        """The loss and every metric over a whole set, the same in every process.
+
+        Args:
+            examples: The set.
+            bad: What this process could not read, by name, is counted here.
+            notice: Called with a sentence when an example is first found to be damaged.
+        """
         self.module.eval()
         names = ["loss", *self.recipe.metrics]
         values = [0.0] * len(names)
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-            parts = list(self._evaluated(examples))
+            parts = list(self._evaluated(examples, {} if bad is None else bad, notice))
             # The first process has them all, the others none.
             outputs, targets = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (None, None)
             if outputs is not None and targets is not None:
@@ -163,14 +181,18 @@ class Trainer:
             values[1:] = [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
         return dict(zip(names, self.world.of_first(values), strict=True))
 
-    def _evaluated(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+    def _evaluated(
+        self, examples: Examples, bad: dict[str, int], notice: Callable[[str], object] | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """The network's outputs and the targets, on the CPU; in the first process, the others help."""
         recipe, world = self.recipe, self.world
         at_once = world.size * max(1, min(EVALUATED_AT_ONCE, EVALUATED_BYTES // max(1, examples.input_nbytes)))
         counts = [len(places.indices_B) for places in one_pass(len(examples), at_once)]
         order = equal_shares(one_pass(len(examples), at_once), world.rank, world.size)
         workers = 0 if examples.in_memory else self._workers()
-        with ReadFeed(examples, order, workers=workers, on_bad=recipe.bad_examples, device=world.device) as feed:
+        on_bad, device = recipe.bad_examples, world.device
+        with ReadFeed(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice) as feed:
+            feed.bad = bad
             for count, (inputs, targets) in zip(counts, feed, strict=True):
                 outputs = self.module(inputs).float()
                 if world.size > 1:

@@ -25,6 +25,7 @@ from penstock.core.errors import OthersLost, TrainError
 TIMEOUT_S = 600.0
 EXIT_HANGS = 3
 LOOK_S = 1.0
+_OF_CONNECTIONS = ("gloo", "connection", "timed out", "timeout", "socket", "broken pipe")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,7 @@ class World:
 
     Attributes:
         doing: What this process does now, in words, for the message if it hangs.
+        got_on_s: When it last got on, by the monotonic clock.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class World:
         self.timeout_s = timeout_s
         self.local_size = local_size
         self.doing = "starting"
+        self.got_on_s = time.monotonic()
 
     @property
     def is_first(self) -> bool:
@@ -106,23 +109,31 @@ class World:
             one = torch.cuda.get_device_name(self.device)
         return one if self.size == 1 else f"{self.size} processes, each on {one}"
 
+    def got_on(self) -> None:
+        """Say that this process does not hang."""
+        self.got_on_s = time.monotonic()
+
     @contextmanager
     def operation(self, name: str) -> Generator[None]:
         """What is done inside waits for the others; if that fails, the error says who waited and in what.
 
         Raises:
             OthersLost: Another process ended, or did not come within the timeout.
+            RuntimeError: What else failed, this process's GPU say, as it was raised.
         """
         before, self.doing = self.doing, name
         try:
             yield
         except RuntimeError as error:
+            if not _is_of_others(error):
+                raise
             said = " ".join(str(error).split())[:200]
             raise OthersLost(
                 f"{self.named} waited for the others in {name}, and they did not come ({said}); see what became of "
                 f"them."
             ) from error
         self.doing = before
+        self.got_on()
 
     def total(self, *values: Tensor | float) -> list[float]:
         """The sums of numbers over all processes. The host waits for them: once a step, and marked."""
@@ -164,6 +175,15 @@ class World:
                 whole = tensor.contiguous()
                 dist.broadcast(whole, src=0, group=self.group)
                 tensor.copy_(whole)
+
+
+def _is_of_others(error: RuntimeError) -> bool:
+    """Whether an error of a collective comes of the other processes; where the host waits, its own GPU's come too."""
+    if isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError):
+        return False
+    # Gloo's have no type of their own.
+    said = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in said for word in _OF_CONNECTIONS)
 
 
 def split_rows(count: int, parts: int) -> tuple[int, ...]:
@@ -242,7 +262,7 @@ class Watchdog:
         self._parent = parent
         # Gloo gives up after the timeout by itself, with an error that is better than an end.
         self._limit_s = 1.25 * world.timeout_s + 2 * LOOK_S
-        self._beat_s = time.monotonic()
+        self._waits = True
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -256,18 +276,28 @@ class Watchdog:
 
     def beat(self, doing: str) -> None:
         """This process has got on, and does this next."""
-        self._beat_s = time.monotonic()
+        self._world.got_on()
         self._world.doing = doing
+        self._waits = True
+
+    def alone(self, doing: str) -> None:
+        """This process does what no other waits for, nor it for any other: it may take as long as it takes."""
+        self._world.doing = doing
+        self._waits = False
 
     def _watch(self) -> None:
         while not self._done.wait(LOOK_S):
-            if self._parent is not None and os.getppid() != self._parent:
-                os._exit(EXIT_HANGS)
-            silent_s = time.monotonic() - self._beat_s
-            if silent_s > self._limit_s:
-                sys.stderr.write(
-                    f"penstock: {self._world.named} has not got on for {silent_s:.0f} s in {self._world.doing}; "
-                    f"it is ended.\n"
-                )
-                sys.stderr.flush()
-                os._exit(EXIT_HANGS)
+            self.look()
+
+    def look(self) -> None:
+        """End this process if it is time for that."""
+        if self._parent is not None and os.getppid() != self._parent:
+            os._exit(EXIT_HANGS)
+        silent_s = time.monotonic() - self._world.got_on_s
+        if self._waits and silent_s > self._limit_s:
+            sys.stderr.write(
+                f"penstock: {self._world.named} has not got on for {silent_s:.0f} s in {self._world.doing}; "
+                f"it is ended.\n"
+            )
+            sys.stderr.flush()
+            os._exit(EXIT_HANGS)

@@ -1,4 +1,5 @@
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,21 @@ def batch_counts() -> dict[str, int]:
     return feed.bad
 
 
+def test_a_piece_is_not_read_again_for_each_of_its_bad_examples() -> None:
+    examples = Counted(100, bad=tuple(range(0, 100, 2)))
+    asked: list[int] = []
+    read = examples.read
+
+    def counting(indices_B: Any, seeds_B: Any, inputs_B: Any) -> Any:
+        asked.append(len(indices_B))
+        return read(indices_B, seeds_B, inputs_B)
+
+    examples.read = counting
+    batches(ReadFeed(examples, order(100, 100, 1), on_bad="skip"))
+    # Each once with its piece, then alone until one of them is good: twice on average.
+    assert sum(asked) < 500
+
+
 def test_nothing_but_bad_examples_ends_even_when_they_are_skipped() -> None:
     with pytest.raises(TrainError, match="64 examples in a row cannot be read, of which the last is: example"):
         batches(ReadFeed(Counted(9, bad=tuple(range(9))), order(9, 4, 1), on_bad="skip"))
@@ -195,7 +211,7 @@ def test_what_fits_into_a_quarter_of_a_gpus_free_memory_stays_there(monkeypatch:
     examples, changing, said = Counted(50, varies=False), Counted(50), list[str]()
     device = torch.device("cuda", 0)
     free = 4 * 50 * (1 << 18)
-    assert settle(examples, device, workers=2, say=said.append) == (examples, device, 2)
+    assert settle(examples, device, workers=2, say=said.append)[:3] == (examples, device, 2)  # pyright: ignore
     assert settle(changing, device, workers=2, say=said.append) is changing
     free -= 4
     assert settle(examples, device, workers=2, say=said.append) is examples

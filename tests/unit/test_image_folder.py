@@ -204,3 +204,14 @@ def test_classes_may_be_given_in_their_own_order(tmp_path: Path) -> None:
     folder = ImageFolder(root, COLOUR, classes=("eels", "bees", "dogs", "cats"))
     assert folder.files == ["eels/0.png", "dogs/0.png", "cats/0.png"]
     assert folder.targets.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError("no room")])
+def test_what_is_wrong_with_the_machine_is_not_put_on_the_picture(tmp_path: Path, error: Exception) -> None:
+    def failing(data: bytes, kind: str) -> Array:
+        raise error
+
+    examples = ImageFolder(picture_folder(tmp_path / "photos", per_class=1), COLOUR, decode=failing)
+    with pytest.raises(TrainError, match="for which the machine is at fault and not the picture") as raised:
+        examples.read(np.arange(1), np.zeros(1, np.uint64), examples.empty(1))
+    assert not isinstance(raised.value, BadExample)

@@ -189,6 +189,26 @@ def test_a_damaged_index_or_damaged_targets_are_refused(folder: Path) -> None:
         Shards(folder.parent)
 
 
+def test_what_cannot_be_read_is_not_said_to_be_unwritable(tmp_path: Path) -> None:
+    examples = Counted(4, bad=(1,), raises=OSError(5, "Input/output error"))
+    with pytest.raises(TrainError, match=r"the examples cannot be read \(Input/output error\)"):
+        write_shards(examples, tmp_path / "shards")
+
+
+def test_a_disk_that_fails_below_a_shard_makes_its_examples_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(Counted(4), tmp_path / "shards")
+    shards = Shards(tmp_path / "shards")
+
+    def failing(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("penstock.train.shards.os.preadv", failing)
+    with pytest.raises(BadExample, match=r"cannot be read \(Input/output error\); write the shards again"):
+        shards.read(np.arange(2), example_seeds(0, np.zeros(2, np.int64), np.arange(2)), shards.empty(2))
+
+
 def test_bad_examples_stop_the_writing_or_are_left_out(tmp_path: Path) -> None:
     examples = Counted(20, bad=(3, 17), varies=False)
     with pytest.raises(BadExample, match="example 3 is bad"):

@@ -36,6 +36,12 @@ def test_tensors_numbers_and_their_keys_come_back_as_they_were(tmp_path: Path) -
     assert {file.name for file in (tmp_path / "step-00000012").iterdir()} == {"state.safetensors", "state.json"}
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000007-4711").mkdir()
+    save_checkpoint(tmp_path, Checkpoint(step=9, state=STATE))
+    assert [place.name for place in tmp_path.iterdir()] == ["step-00000009"]
+
+
 def test_the_newest_two_are_kept_and_the_newest_is_found(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for step in (5, 10, 15, 100_000_000):

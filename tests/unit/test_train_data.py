@@ -58,10 +58,10 @@ def recipe_of(examples: Examples, held_out: Examples, **changes: Any) -> Recipe:
     return Recipe(**(fields | changes))
 
 
-def run(folder: Path, recipe: Recipe) -> RunResult:
+def run(folder: Path, recipe: Recipe, *, quiet: bool = True) -> RunResult:
     application = Application(name="animals", input=COLOUR, output=SCORES, model=Linear)
     found: FoundApplication = as_found(application)
-    return train(found, folder, recipe, overrides={}, quiet=True)
+    return train(found, folder, recipe, overrides={}, quiet=quiet)
 
 
 def pictures(root: Path) -> tuple[ImageFolder, ImageFolder]:
@@ -115,7 +115,9 @@ def test_a_run_that_goes_on_counts_on(root: Path, tmp_path: Path, monkeypatch: p
     assert fields(tmp_path / "run")["bad_examples"] == fields(tmp_path / "whole")["bad_examples"] != {}
 
 
-def test_shards_teach_what_the_pictures_would_have(root: Path, tmp_path: Path) -> None:
+def test_shards_teach_what_the_pictures_would_have(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     held_out = ImageFolder(root, COLOUR)
     write_shards(held_out, tmp_path / "shards", classes=held_out.classes, shard_bytes=5000)
     shards = Shards(tmp_path / "shards")
@@ -125,6 +127,13 @@ def test_shards_teach_what_the_pictures_would_have(root: Path, tmp_path: Path) -
     damaged = Shards(tmp_path / "shards")
     run(tmp_path / "skipped", recipe_of(damaged, held_out, bad_examples="skip"))
     assert list(fields(tmp_path / "skipped")["bad_examples"]) == ["00001.npy"]
+    # Of the validation set too, and by name.
+    capsys.readouterr()
+    run(tmp_path / "validated", recipe_of(held_out, damaged, bad_examples="skip"), quiet=False)
+    assert list(fields(tmp_path / "validated")["bad_examples"]) == ["00001.npy"]
+    said = capsys.readouterr().out
+    assert "It is replaced by another example." in said
+    assert "1 bad examples or files were replaced" in said
 
 
 def test_pictures_of_another_spec_than_the_applications_are_refused(root: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import OthersLost, TrainError
 from penstock.train import world
 from penstock.train.launch import launch
 from penstock.train.world import Seat, Watchdog, World, device_of, split_rows
@@ -79,6 +79,90 @@ def test_asked_to_stop_all_stop(tmp_path: Path) -> None:
             time.sleep(0.02)
         parent.send_signal(signal.SIGINT)
         assert parent.wait(timeout=30) == 130
+
+
+def test_asked_to_stop_the_one_that_writes_is_given_its_time(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom penstock.train import launch\nlaunch.SETTLE_S = 0.1\n"
+        f"inner = {PRELUDE!r} + '''\n"
+        "def stop(number, frame):\n"
+        f"    if rank == 0: time.sleep(1.5); open('{tmp_path}/written', 'w').close()\n"
+        "    sys.exit(130)\n"
+        f"signal.signal(signal.SIGINT, stop)\nopen(f'{tmp_path}/{{rank}}', 'w').close()\ntime.sleep(60)\n'''\n"
+        "try:\n    launch.launch([sys.executable, '-c', inner], 2, os.environ)\n"
+        "except KeyboardInterrupt:\n    sys.exit(130)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        while len(list(tmp_path.iterdir())) < 2:
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(timeout=60) == 130
+    assert (tmp_path / "written").exists()
+
+
+def test_a_sentence_in_colours_is_found() -> None:
+    code = r"sys.stderr.write('\x1b[1;31mpenstock:\x1b[0m the loss is nan.\n'); sys.exit(2)"
+    assert failure(code, 1) == "the loss is nan."
+
+
+def test_if_one_cannot_be_started_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    real = subprocess.Popen
+
+    def popen(*given: Any, **named: Any) -> Any:
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(real(*given, **named))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    assert failure("time.sleep(60)", 2) == (
+        "process 1 of 2 cannot be started (Resource temporarily unavailable); ask for fewer processes."
+    )
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("Timed out waiting 100ms for recv operation to complete"), True),
+        (torch.distributed.DistBackendError("NCCL error"), True),
+        (RuntimeError("expected a tensor of 3 numbers"), False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (torch.AcceleratorError("CUDA error: device-side assert; no connection"), False),
+    ],
+)
+def test_only_what_comes_of_the_others_is_put_on_them(error: RuntimeError, lost: bool) -> None:
+    with pytest.raises(OthersLost if lost else type(error)) as raised, World().operation("the sum of the losses"):
+        raise error
+    assert isinstance(raised.value, OthersLost) == lost
+
+
+def test_each_operation_that_ends_is_getting_on_and_who_is_alone_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, ended = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(os, "_exit", ended.append)
+    group: Any = object()
+    together = World(0, 2, group=group, timeout_s=10)
+    watchdog = Watchdog(together)
+    now_s[0] = 114.0
+    with together.operation("the gather of the outputs"):
+        pass
+    now_s[0] = 120.0
+    watchdog.look()
+    assert not ended
+    watchdog.alone("the bundle")
+    now_s[0] = 999.0
+    watchdog.look()
+    assert not ended
+    watchdog.beat("step 8")
+    now_s[0] = 1999.0
+    watchdog.look()
+    assert ended == [3]
 
 
 @pytest.mark.parametrize(("rank", "size", "local"), [(-1, 2, 0), (2, 2, 0), (0, 2, 1), (0, 1, 0)])

@@ -14,6 +14,7 @@ import penstock
 from penstock.bench.resume import APPLICATION
 from penstock.core.application import FoundApplication, find_application
 from penstock.core.errors import TrainError
+from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.interrupt import Interrupt
 from penstock.train.loop import RunResult, train
 from penstock.train.recipe import ArraySet, Recipe, accuracy
@@ -88,6 +89,23 @@ def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_pa
 
     with pytest.raises(TrainError, match="the loss is inf at step 1; lower the learning rate"):
         run(found, tmp_path / "run", loss=exploding)
+
+
+def test_weights_that_are_not_finite_are_never_kept(found: FoundApplication, tmp_path: Path) -> None:
+    calls: list[Tensor] = []
+
+    def overflowing(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(outputs)
+        # A root at 0: a finite loss with a gradient that is not.
+        root = (outputs * 0).square().sum().sqrt() if len(calls) > 4 else 0
+        return nn.functional.cross_entropy(outputs, targets) + root
+
+    with pytest.raises(TrainError, match=r"weights are not finite after step 5.*The last checkpoint is kept"):
+        run(found, tmp_path / "run", loss=overflowing, checkpoint_every_steps=1, validate_every_epochs=99.0)
+    checkpoint = newest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.step == 4
+    assert all(weight.isfinite().all() for weight in checkpoint.state["model"].values())
 
 
 def test_a_metric_that_is_nan_and_inputs_of_another_spec_are_refused(found: FoundApplication, tmp_path: Path) -> None:

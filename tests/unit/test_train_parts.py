@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
+from penstock.train import losses
 from penstock.train.batch_norm import SynchronisedBatchNorm, synchronise
 from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.gradients import Gradients
 from penstock.train.layout import lay_out, rows_of
-from penstock.train.losses import CrossEntropy
+from penstock.train.losses import CrossEntropy, _OverClasses  # pyright: ignore[reportPrivateUsage]
 from penstock.train.placed import Placed, Shard, place
 from penstock.train.placements import Placement
 from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.state import load_whole, parts_of, whole_state
+from penstock.train.state import check_optimizer, load_whole, parts_of, whole_state
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
 
@@ -178,8 +179,60 @@ def test_cross_entropy_is_torchs() -> None:
     assert torch.equal(CrossEntropy(0.1)(logits, labels), expected)
     with pytest.raises(TrainError, match=r"the smoothing is 1.5; it must be from 0 to below 1"):
         CrossEntropy(1.5)
-    with pytest.raises(TrainError, match=r"needs labels as whole numbers \[n\], not torch.float32 \[5, 4\]"):
-        CrossEntropy().over_classes(World(), logits, torch.zeros(5, 4), (5,))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_over_classes_is_torchs(monkeypatch: pytest.MonkeyPatch, smoothing: float) -> None:
+    _alone(monkeypatch)
+    labels = torch.tensor([0, 3, 2, 2, 1])
+    for targets in (labels, torch.randn(5, 4).softmax(1), nn.functional.one_hot(labels, 4) * 0.5):
+        logits = torch.randn(5, 4, requires_grad=True)
+        expected = nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+        (expected_grad,) = torch.autograd.grad(expected, logits)
+        found = CrossEntropy(smoothing).over_classes(World(), logits, targets, (5,))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, logits)[0], expected_grad)
+
+
+def test_targets_that_are_no_classes_are_refused_and_where_nobody_looks_the_loss_is_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _alone(monkeypatch)
+    logits, over = torch.randn(3, 4), CrossEntropy().over_classes
+    for label in (4, -1, -100):
+        with pytest.raises(TrainError, match=f"a label is {label}; a last layer placed by classes takes 0..3"):
+            over(World(), logits, torch.tensor([0, label, 1]), (3,))
+        losses_B: Any = _OverClasses.apply(World(), logits, torch.tensor([0, label, 1]), (3,), 0.0)
+        assert losses_B.isnan().tolist() == [False, True, False]
+    with pytest.raises(TrainError, match=r"or shares as floats \[n, 4\], not torch.float32 \[3, 5\]"):
+        over(World(), logits, torch.zeros(3, 5), (3,))
+
+
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums and gathers of one process."""
+    monkeypatch.setattr(losses, "_of_all", lambda world, name, own_B, rows: own_B)
+    monkeypatch.setattr(losses.dist, "all_reduce", lambda *given, **named: None)
+
+
+class Odd(torch.optim.SGD):
+    """Not one of torch's own."""
+
+
+class Said(torch.optim.SGD):
+    """Of which is said that it may."""
+
+    elementwise = True
+
+
+def test_optimizers_that_need_whole_weights_are_refused_where_weights_are_cut() -> None:
+    cut = {"0.weight": Shard(dim=0, sizes=(1, 1))}
+    weights = [nn.Parameter(torch.zeros(2, 2))]
+    for fine in (torch.optim.SGD(weights), torch.optim.AdamW(weights), Said(weights)):
+        check_optimizer(fine, cut)
+    check_optimizer(torch.optim.Adafactor(weights), {})
+    for refused in (torch.optim.Adafactor(weights), Odd(weights)):
+        with pytest.raises(TrainError, match=f"{type(refused).__name__} .* '0.weight'"):
+            check_optimizer(refused, cut)
 
 
 def test_a_synchronised_batch_norm_has_the_same_state_and_answers_when_served() -> None:

@@ -180,6 +180,19 @@ def test_a_head_must_be_last_and_tied_weights_stay() -> None:
     assert "'head' shares a weight with 'own'" in refusal(tied, {"head": MODEL})
 
 
+def test_weights_shared_inside_a_sharded_layer_are_refused() -> None:
+    tied = Net()
+    tied.classifier.shared = tied.classifier[1].weight
+    assert "'classifier' has one weight by two names, 'shared' and '1.weight'" in refusal(tied, {"classifier": SHARDED})
+
+
+def test_what_a_wildcard_names_and_has_no_weights_is_left_out_of_sharded_layers() -> None:
+    assert list(named_layers(Net(), {"classifier.*": SHARDED})) == ["classifier.1", "classifier.4"]
+    assert "has no weights" in refusal(Net(), {"features.1": SHARDED})
+    with pytest.raises(TrainError, match="names no layer of the network"):
+        named_layers(nn.Sequential(nn.ReLU()), {"*": SHARDED})
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
