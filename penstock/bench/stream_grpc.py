@@ -31,15 +31,16 @@ class _Sequence(Stream):
         super().__init__(player, index, self._call.first)
         self._parts, self._last = parts[self.which], last[self.which]
         self._common = _of_stream(job)
-        self._taken_in = self._leaving = False
-        self.begin()
+        self._leaving = False
+        # The answer to the first chunk says that the sequence is taken in; the others are due from then on.
+        self.write(self._call.message(self._common + _START + self._parts[0]))
+        self.sent = 1
 
     def say(self, number: int) -> None:
-        start = _START if number == 0 else b""
-        self.write(self._call.message(self._common + start + self._parts[number]))
+        self.write(self._call.message(self._common + self._parts[number]))
 
     def finish(self) -> None:
-        if self.live and self.sent:
+        if self.live:
             self._leaving = True
             self.player.leaving += 1
             self.write(self._call.message(self._common + _END + self._last))
@@ -66,14 +67,14 @@ class _Sequence(Stream):
             # What follows a chunk that was refused would be another signal. A sequence belongs to its number, not to
             # this call, so that the server hears of the end where it may still hold a slot for it.
             self.finish()
-            end = self.over if self._taken_in else self.refused
+            end = self.over if self.live else self.refused
             end(answer.error_message)
         elif not response.id.isdecimal() or not response.raw_output_contents:
             raise BenchError(f"a request was answered without its id or its output's bytes: {str(answer)[:200]!r}.")
         else:
-            if not self._taken_in:
-                self._taken_in = True
+            if not self.live:
                 self.player.opened += 1
+                self.begin()
             self.result(int(response.id), response.raw_output_contents[0])
 
     def _left(self) -> None:
