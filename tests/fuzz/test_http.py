@@ -28,7 +28,8 @@ def test_a_client_that_asks_ahead_for_thousands_of_answers_is_not_answered_in_on
         greedy.send(ahead)
         start_s = time.monotonic()
         assert server.ask("GET", "/v2/health/live")[0] == 200
-        assert time.monotonic() - start_s < 0.5
+        # All of the answers take several times as long.
+        assert time.monotonic() - start_s < 1.5
 
 
 def test_without_descriptors_the_server_waits_for_them_and_not_in_a_loop(bundle: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, final
@@ -195,7 +196,7 @@ def test_only_an_admin_loads_models(server: RunningServer) -> None:
 @pytest.fixture(scope="module")
 def narrow(bundle: Path) -> Iterator[RunningServer]:
     """Small limits, every site, and a log of JSON that must parse to its end."""
-    options = ["--max-connections", "5", "--max-headers", "24", "--idle-s", "1", "--begun-s", "1", "--cors", "*"]
+    options = ["--max-connections", "5", "--max-headers", "24", "--idle-s", "2", "--begun-s", "1", "--cors", "*"]
     with RunningServer(bundle, *options, "--log-format", "json", "--verbose") as server:
         yield server
         lines = [json.loads(line) for line in server.log().splitlines()]
@@ -221,8 +222,6 @@ def test_a_fault_of_the_application_is_one_line_of_the_log(narrow: RunningServer
 def test_a_star_lets_every_site_ask(page: Page, narrow: RunningServer) -> None:
     headers = {"Content-Type": "application/json"}
     assert fetched(page, url(narrow) + ASK, method="POST", body="[1, 2, 3, 4]", headers=headers)[0] == 200
-    # The browser keeps its connections, of which there are few here.
-    time.sleep(2.5)
 
 
 def until_closed(connection: socket.socket) -> bytes:
@@ -236,16 +235,26 @@ def connected(server: RunningServer) -> socket.socket:
     return socket.create_connection((server.host, server.port), timeout=10)
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(narrow: RunningServer) -> None:
-    few = [connected(narrow) for _ in range(5)]
-    for connection in few:
+def admitted(server: RunningServer) -> socket.socket:
+    """A connection, as soon as the server takes one more."""
+    end_s = time.monotonic() + 10
+    while True:
+        connection = connected(server)
         connection.sendall(LIVE)
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        with suppress(ConnectionError):
+            if connection.recv(4096).startswith(b"HTTP/1.1 200 OK"):
+                return connection
+        connection.close()
+        assert time.monotonic() < end_s
+
+
+def test_one_connection_too_many_is_closed_and_the_others_go_on(narrow: RunningServer) -> None:
+    # A browser before this may still have its connections.
+    few = [admitted(narrow) for _ in range(5)]
     with connected(narrow) as late:
         assert late.recv(4096) == b""
     few.pop().close()
-    time.sleep(0.1)
-    few.append(connected(narrow))
+    few.append(admitted(narrow))
     for connection in few:
         connection.sendall(LIVE)
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
@@ -258,7 +267,7 @@ def test_a_silent_connection_is_closed_without_a_word(narrow: RunningServer) -> 
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
         start_s = time.monotonic()
         assert connection.recv(4096) == b""
-        assert 0.9 < time.monotonic() - start_s < 4
+        assert 1.9 < time.monotonic() - start_s < 8
 
 
 @pytest.mark.parametrize("begun", [b"GET / HT", b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 12\r\n\r\n[1, 2"])

@@ -13,6 +13,7 @@ import pytest
 
 import penstock
 from penstock.core.errors import Unreachable
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer, serve_command, write_doubler
 from tests.support.tls import Certificate, certificate
 
@@ -129,7 +130,7 @@ def test_closing_in_either_way_leaves_the_server_well(server: RunningServer, mad
 
 
 def test_front_ends_of_their_own_speak_it_too_and_drain(bundle: Path, made: Certificate) -> None:
-    options = [*made.options(), "--frontends", "2", "--drain-s", "10"]
+    options = [*made.options(), "--frontends", "2", "--drain-s", "30"]
     with RunningServer(bundle, *options) as server, made.connected(server) as connection:
         connection.sendall(LIVE)
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
@@ -137,8 +138,8 @@ def test_front_ends_of_their_own_speak_it_too_and_drain(bundle: Path, made: Cert
         server.stop()
         assert connection.recv(4096) == b""
         # This client never says farewell, and is not waited for as long as a request would be.
-        assert server.process.wait(15) == 0
-        assert time.monotonic() - start_s < 8
+        assert server.process.wait(25) == 0
+        assert time.monotonic() - start_s < 20
         assert server.log() == ""
 
 
@@ -170,13 +171,16 @@ def test_a_tls_session_that_is_cut_off_in_the_middle_of_an_answer_gives_the_slot
         connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 12\r\n\r\n[1, 2, 3, 4]")
         connection.shutdown(socket.SHUT_RDWR)
         connection.close()
-    time.sleep(0.2)
+    eventually(lambda: b'"in_use":0' in _stats(server, made), within_s=10)
+
+
+def _stats(server: RunningServer, made: Certificate) -> bytes:
+    received = b""
     with made.connected(server) as connection:
         connection.sendall(b"GET /v1/stats HTTP/1.1\r\nConnection: close\r\n\r\n")
-        received = b""
         while part := _read(connection):
             received += part
-    assert b'"in_use":0' in received
+    return received
 
 
 def _read(connection: ssl.SSLSocket) -> bytes:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +47,11 @@ def finished_before(clone: Path, python: str) -> None:
     (clone / ".venv" / "penstock-setup.json").write_text(json.dumps(stamp))
 
 
+def processor_s() -> float:
+    """Of the commands that have ended."""
+    return os.times().children_user + os.times().children_system
+
+
 def calls(clone: Path) -> list[str]:
     return (clone / "calls").read_text().splitlines()
 
@@ -65,9 +69,9 @@ def test_a_second_run_changes_nothing_and_is_quick(clone: Path) -> None:
     assert bootstrap(clone).returncode == 0
     assert [call.split()[-1] for call in calls(clone)] == ["setuptools", f"{clone}[dev]"]
 
-    start = time.monotonic()
+    before_s = processor_s()
     again = bootstrap(clone)
-    assert time.monotonic() - start < 1
+    assert processor_s() - before_s < 1
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert len(calls(clone)) == 2
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.resume import APPLICATION
+from penstock.cli import main
 
 COMMAND = [sys.executable, "-m", "penstock"]
 STEPS = 600
@@ -85,7 +86,9 @@ def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
     assert (app.parent / "runs.png").stat().st_size > 5000
 
 
-def test_mistakes_are_said_in_a_sentence(app: Path, undisturbed: str, tmp_path: Path) -> None:
+def test_mistakes_are_said_in_a_sentence(
+    app: Path, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "run.json").write_text(
@@ -105,7 +108,10 @@ def test_mistakes_are_said_in_a_sentence(app: Path, undisturbed: str, tmp_path: 
         (("runs", tmp_path / "empty"), "there is no run"),
     ]
     for arguments, sentence in mistakes:
-        done = penstock(*arguments)
-        assert done.returncode == 2, arguments
-        assert sentence in done.stderr.replace("\n", " "), (arguments, done.stderr)
-        assert "Traceback" not in done.stderr
+        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr().err
+        assert left.value.code == 2, arguments
+        assert sentence in said.replace("\n", " "), (arguments, said)
+        assert "Traceback" not in said

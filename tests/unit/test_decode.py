@@ -184,10 +184,10 @@ def test_a_picture_with_noise_in_it_is_read_or_refused_and_nothing_else(kind: st
 
 def test_an_image_bomb_is_refused_before_it_is_unpacked() -> None:
     bomb = hand_made_png(30_000, 30_000, 0)
-    start, most_kib = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s, most_kib = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TooLarge, match=r"too many pixels; at most 4,194,304 are taken"):
         decode_image(bomb, mode="L")
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start_s < 0.5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_kib < 20_000
 
 
@@ -214,10 +214,10 @@ def test_much_packed_text_in_a_small_picture_is_refused() -> None:
     text = chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(50_000_000), 9))
     body = hand_made_png(2, 2, 2, before=text)
     assert len(body) < 100_000
-    start = time.perf_counter()
+    start_s = time.process_time()
     with pytest.raises(InvalidInput):
         decode_image(body, mode="L")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start_s < 1
 
 
 def test_another_mode_is_the_applications_mistake() -> None:

@@ -204,12 +204,12 @@ def test_deep_lists_are_refused_at_once() -> None:
     deep: object = 1
     for _ in range(100_000):
         deep = [deep]
-    start = time.perf_counter()
+    start_s = time.process_time()
     with pytest.raises(InvalidInput, match="belongs"):
         GREY.from_numbers(deep)
     with pytest.raises(InvalidInput, match="where a number belongs"):
         spec("uint8", (1,) * 8).from_numbers(deep)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start_s < 0.5
     while isinstance(deep, list):
         deep = deep.pop()
 
