@@ -134,14 +134,19 @@ def _busy_share(seconds: float) -> float:
     return 1 - (later_idle - idle) / max(later_total - total, 1)
 
 
+def is_listening(host: str, port: int) -> bool:
+    """Whether anybody takes connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
 def _wait_until_it_listens(contestant: Started, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     given_up_s = time.monotonic() + START_S
     while time.monotonic() < given_up_s:
         if process.poll() is not None:
             raise BenchError(f"{contestant.label} ended while it started; its log says:\n{_end_of(log)}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if is_listening("127.0.0.1", port):
+            return
         time.sleep(0.1)
     raise BenchError(f"{contestant.label} did not listen within {START_S:g} s; its log says:\n{_end_of(log)}")
 

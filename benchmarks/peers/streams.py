@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,13 +21,23 @@ from rich.table import Table
 
 from benchmarks.models.write import LIVE, write_bundle
 from benchmarks.peers.contestants import CACHE, HOME, ROOT, Contestant, chosen
-from benchmarks.peers.processes import make_environment, running, wait_until_quiet
+from benchmarks.peers.processes import is_listening, make_environment, running, wait_until_quiet
 from penstock.bench.results import Line, Peer, append, line_of
-from penstock.bench.streams import Played, StreamsMeasured, described, measure_streams, most_streams, played_for
+from penstock.bench.streams import (
+    Played,
+    StreamsMeasured,
+    address_of,
+    described,
+    measure_streams,
+    most_streams,
+    played_for,
+)
 from penstock.core.errors import BenchError, PenstockError
 
 SERVER_CORE, LOAD_CORE = 0, 1
 MOST = 4096
+# A server that crashes is given other chances: what is compared is what it carries.
+ATTEMPTS = 3
 (TRITON,) = chosen(["triton"])
 
 
@@ -126,13 +137,25 @@ class Search:
         Raises:
             BenchError: Its outputs are wrong, or it did not start.
         """
-        with running(contestant, self.played.model, self.bundle, SERVER_CORE) as port:
-            played = replace(self.played, url=f"127.0.0.1:{port}", protocol=contestant.protocol)
+        with ExitStack() as server:
+
+            def start() -> Played:
+                port = server.enter_context(running(contestant, self.played.model, self.bundle, SERVER_CORE))
+                return replace(self.played, url=f"127.0.0.1:{port}", protocol=contestant.protocol)
+
+            played = start()
 
             def play(count: int) -> StreamsMeasured:
-                measured = measure_streams(played, count, seconds=self.seconds, cpus=frozenset({LOAD_CORE}))
-                self.say(f"  {described(measured)}")
-                return measured
+                nonlocal played
+                for _ in range(ATTEMPTS):
+                    measured = measure_streams(played, count, seconds=self.seconds, cpus=frozenset({LOAD_CORE}))
+                    self.say(f"  {described(measured)}")
+                    if is_listening(*address_of(played.url)):
+                        return measured
+                    self.say(f"  {contestant.label} crashed and is started again")
+                    server.close()
+                    played = start()
+                raise BenchError(f"{contestant.label} crashed {ATTEMPTS} times at {count:,} streams.")
 
             best, _ = most_streams(
                 play,

@@ -43,7 +43,7 @@ class _Sequence(Stream):
         if self.live:
             self._leaving = True
             self.player.leaving += 1
-            self.write(self._call.message(self._common + _END + self._last))
+            self._end_when_answered()
 
     def received(self, data: bytes) -> None:
         messages, said = self._call.feed(data)
@@ -76,6 +76,13 @@ class _Sequence(Stream):
                 self.player.opened += 1
                 self.begin()
             self.result(int(response.id), response.raw_output_contents[0])
+            if self._leaving:
+                self._end_when_answered()
+
+    def _end_when_answered(self) -> None:
+        # Triton takes requests of a stream that come at once in any order, and what comes behind the end is refused.
+        if self.next_result == self.sent:
+            self.write(self._call.message(self._common + _END + self._last))
 
     def _left(self) -> None:
         self.player.leaving -= self._leaving

@@ -223,6 +223,7 @@ class Stream(ABC):
         which: Of the sounds.
         chunks: How many chunks that one has.
         sent: How many were sent.
+        next_result: The number of the chunk whose result comes next.
         live: Whether chunks may be sent.
         kept: What came of the chunks, where it is compared.
     """
@@ -239,7 +240,7 @@ class Stream(ABC):
         self._index = index
         self._unsent = first
         self._due_s: dict[int, float] = {}
-        self._next_result = 0
+        self.next_result = 0
         self._socket = socket.socket(player.family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -304,9 +305,9 @@ class Stream(ABC):
     def result(self, number: int, output: bytes) -> None:
         """Take what came of a chunk."""
         player = self.player
-        if number != self._next_result:
+        if number != self.next_result:
             player.repeated += 1
-        self._next_result = number + 1
+        self.next_result = number + 1
         due_s = self._due_s.pop(number, None)
         now = time.monotonic()
         if due_s is not None:

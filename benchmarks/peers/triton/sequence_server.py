@@ -7,7 +7,7 @@ from benchmarks.peers.triton.server import HERE, become_triton, repository_of
 from penstock.core.bundle import read_bundle
 
 # A sequence that its client left behind is ended after so long.
-IDLE_US = 2_000_000
+IDLE_US = 10_000_000
 
 CONFIG = """\
 name: "{name}"
