@@ -100,7 +100,14 @@ def test_torch_is_pinned_once_and_without_a_local_part() -> None:
 
 def test_an_interrupted_set_up_is_redone(clone: Path) -> None:
     finished_before(clone, "sleep 60")
-    process = subprocess.Popen([sys.executable, "bootstrap.py"], cwd=clone, stderr=subprocess.PIPE, text=True)
+    # What a shell starts in the background ignores Ctrl-C, and so does what that starts: the tests, too.
+    process = subprocess.Popen(
+        [sys.executable, "bootstrap.py"],
+        cwd=clone,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     eventually((clone / "calls").exists, within_s=60)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=40)
