@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock.train.world import World
 
@@ -15,21 +16,33 @@ BUCKET_BYTES = 25_000_000
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Bucket:
-    """Some parameters' gradients behind one another, and how many of them the backward pass has made."""
+    """Some parameters' gradients behind one another, and how many of them the backward pass has made.
 
-    flat: Tensor
+    Args:
+        parameters: Whose.
+        flat: All of them, in the parameters' own type.
+        views: Each parameter's part of `flat`, laid out as the parameter is.
+        wire: What travels: `flat` itself, or its numbers in a shorter type.
+        wire_views: Each parameter's part of `wire`.
+    """
+
     parameters: list[nn.Parameter]
-    wire: Tensor | None = None
+    flat: Tensor
+    views: list[Tensor]
+    wire: Tensor
+    wire_views: list[Tensor]
     made: int = 0
     work: Any = None
 
 
 @final
 class Gradients:
-    """Every parameter's gradient, a view of a flat bucket.
+    """Every parameter's gradient, made anew by each step: of several processes the sum over all.
 
     Each process's gradients are those of its share of the global batch's mean loss, so that their *sum* over processes
-    is the gradient. Parameters that are cut are summed where they are used; all others here.
+    is the gradient. Parameters that are cut are summed where they are used; all others here. The backward pass makes
+    each gradient in memory of its own, which is copied once, into what travels: to add into memory that was set to zero
+    would read and write it twice more.
 
     Args:
         parameters: By name.
@@ -49,26 +62,33 @@ class Gradients:
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-        # The backward pass makes the last layer's gradients first.
-        common = [parameter for name, parameter in reversed(learned.items()) if name not in cut]
-        own = [parameter for name, parameter in learned.items() if name in cut]
         self._world = world
-        self._buckets = [_bucket_of(part) for part in _parts(common, bucket_bytes)]
-        self._own = [_bucket_of(part) for part in _parts(own, bucket_bytes)]
+        self._own = [parameter for name, parameter in learned.items() if name in cut]
+        self._common = [parameter for name, parameter in learned.items() if name not in cut]
+        self._buckets: list[_Bucket] = []
         self._next = 0
         self._travel = False
         if world.size == 1:
             return
-        for bucket in self._buckets:
-            if precision == "bf16":
-                bucket.wire = torch.empty_like(bucket.flat, dtype=torch.bfloat16)
+        # The backward pass makes the last layer's gradients first.
+        for part in _parts(self._common[::-1], bucket_bytes):
+            bucket = _bucket_of(part, torch.bfloat16 if precision == "bf16" else None)
+            self._buckets.append(bucket)
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._made(bucket))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """This process's gradients, after `finish`."""
+        found = [parameter.grad for parameter in (*self._common, *self._own)]
+        assert all(grad is not None for grad in found), "gradients are asked for before they are finished"
+        return cast(list[Tensor], found)
+
     def start(self) -> None:
-        """Set them to zero, in their memory."""
-        for bucket in (*self._buckets, *self._own):
-            bucket.flat.zero_()
+        """Forget the step before's."""
+        for parameter in (*self._common, *self._own):
+            parameter.grad = None
+        for bucket in self._buckets:
             bucket.made, bucket.work = 0, None
         self._next, self._travel = 0, False
 
@@ -78,20 +98,20 @@ class Gradients:
 
     def finish(self) -> None:
         """Sum what no backward pass has filled, and wait (on a GPU: let what comes next wait) for all."""
-        if not self._travel:
-            return
-        while self._next < len(self._buckets):
+        while self._travel and self._next < len(self._buckets):
             self._send()
-        for index, bucket in enumerate(self._buckets):
+        for index, bucket in enumerate(self._buckets if self._travel else []):
             with self._world.operation(f"the sum of gradients, bucket {index}"):
                 bucket.work.wait()
-            if bucket.wire is not None:
+            if bucket.wire is not bucket.flat:
                 bucket.flat.copy_(bucket.wire)
+        for parameter in (*self._common, *self._own):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def norm(self) -> Tensor:
         """The Euclidean norm of the whole gradient: what every process has counted once, all parts of what is cut."""
-        common = _square([bucket.flat for bucket in self._buckets], self._world.device)
-        own = _square([bucket.flat for bucket in self._own], self._world.device)
+        common, own = (_square(part, self._world.device) for part in (self._common, self._own))
         if self._world.size > 1 and self._own:
             with self._world.operation("the norm of the gradients"):
                 dist.all_reduce(own, group=self._world.group)
@@ -99,9 +119,7 @@ class Gradients:
 
     def clip(self, most: float) -> None:
         """Scale the whole gradient down to a norm, where it is longer."""
-        scale = (most / (self.norm() + 1e-6)).clamp(max=1.0)
-        for bucket in (*self._buckets, *self._own):
-            bucket.flat.mul_(scale.to(bucket.flat.dtype))
+        clip_grads_with_norm_([*self._common, *self._own], most, self.norm())
 
     def _made(self, bucket: _Bucket) -> Any:
         def hook(parameter: nn.Parameter) -> None:
@@ -118,13 +136,24 @@ class Gradients:
     def _full(self, bucket: _Bucket) -> bool:
         return bucket.made >= len(bucket.parameters)
 
+    @torch.no_grad()
     def _send(self) -> None:
         bucket = self._buckets[self._next]
-        if bucket.wire is not None:
-            bucket.wire.copy_(bucket.flat)
-        travels = bucket.flat if bucket.wire is None else bucket.wire
+        unused = [view for view, own in zip(bucket.wire_views, bucket.parameters, strict=True) if own.grad is None]
+        made = [
+            (view, own.grad)
+            for view, own in zip(bucket.wire_views, bucket.parameters, strict=True)
+            if own.grad is not None
+        ]
+        for view in unused:
+            view.zero_()
+        if made:
+            # All in one kernel.
+            cast(Any, torch)._foreach_copy_([view for view, _ in made], [grad for _, grad in made])
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            parameter.grad = view
         with self._world.operation(f"the sum of gradients, bucket {self._next}"):
-            bucket.work = dist.all_reduce(travels, group=self._world.group, async_op=True)
+            bucket.work = dist.all_reduce(bucket.wire, group=self._world.group, async_op=True)
         self._next += 1
 
 
@@ -143,15 +172,22 @@ def _parts(parameters: Sequence[nn.Parameter], most_bytes: int) -> list[list[nn.
     return parts
 
 
-def _bucket_of(parameters: list[nn.Parameter]) -> _Bucket:
+def _bucket_of(parameters: list[nn.Parameter], wire_type: torch.dtype | None) -> _Bucket:
     first = parameters[0]
-    flat = first.new_zeros(sum(parameter.numel() for parameter in parameters))
-    flat.requires_grad_(False)
-    begin = 0
-    for parameter in parameters:
-        parameter.grad = _like(parameter, flat[begin : begin + parameter.numel()])
-        begin += parameter.numel()
-    return _Bucket(flat=flat, parameters=parameters)
+    flat = first.detach().new_zeros(sum(parameter.numel() for parameter in parameters))
+    wire = flat if wire_type is None else torch.zeros_like(flat, dtype=wire_type)
+    return _Bucket(
+        parameters=parameters,
+        flat=flat,
+        views=_views(parameters, flat),
+        wire=wire,
+        wire_views=_views(parameters, wire),
+    )
+
+
+def _views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    return [_like(parameter, part) for parameter, part in zip(parameters, parts, strict=True)]
 
 
 def _like(parameter: nn.Parameter, flat: Tensor) -> Tensor:
@@ -161,8 +197,8 @@ def _like(parameter: nn.Parameter, flat: Tensor) -> Tensor:
     return shaped.permute([order.index(dim) for dim in range(parameter.ndim)])
 
 
-def _square(flats: Sequence[Tensor], device: torch.device) -> Tensor:
-    squares = [torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32)) for flat in flats]
-    if not squares:
+def _square(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
         return torch.zeros((), device=device)
-    return torch.stack(squares).square().sum()
+    return get_total_norm(grads).square()

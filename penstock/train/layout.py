@@ -69,6 +69,9 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
     """
     rows = rows_of(recipe, world)
     module.to(world.device)
+    if world.device.type == "cuda":
+        # As its convolutions want them; else they turn them around in every step.
+        module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     world.same([*module.parameters(), *module.buffers()], "the first weights")
     sentences: list[str] = []
     placements: dict[str, Placement] = {}
@@ -100,4 +103,5 @@ def _batch_norm(module: nn.Module, recipe: Recipe, world: World, rows: Sequence[
 
 def cast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
     """The precision in which a recipe's network is computed."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
+    return torch.autocast(device.type, half, enabled=half is not None)

@@ -7,11 +7,9 @@ One step is a function of the step's number: which examples, which augmentation 
 import json
 import math
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 
@@ -22,6 +20,8 @@ from penstock.train.checkpoint import Checkpoint, newest_checkpoint, state_hash
 from penstock.train.feed import Feed, first_inputs
 from penstock.train.interrupt import Interrupt
 from penstock.train.layout import EXAMPLES_SEEN
+from penstock.train.looks import Looks
+from penstock.train.numerics import numerics
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE, Log, draw_curves
@@ -85,7 +85,7 @@ def train(
     data = recipe.data()
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
-    with _deterministic(recipe), Watchdog(world, parent) as watchdog:
+    with numerics(recipe), Watchdog(world, parent) as watchdog:
         looked_at = first_inputs(data.train, EXAMPLES_SEEN, on_bad=recipe.bad_examples)
         trainer = Trainer(found.model(), recipe, total, world, inputs=looked_at)
         checkpoint = _agreed(newest_checkpoint(folder / "checkpoints"), world)
@@ -122,6 +122,7 @@ class _Run:
         """Take the steps that are left."""
         for sentence in self._sentences():
             progress.say(sentence)
+        self._trainer.say = progress.say
         history, started = self._history, time.monotonic()
         with self._trainer.feed(self._data.train, history.step, progress.say) as feed:
             feed.bad.update(history.bad_examples)
@@ -134,24 +135,24 @@ class _Run:
         validated_every = max(1, round(recipe.validate_every_epochs * len(self._data.train) / recipe.batch_size))
         saved = started = time.monotonic()
         seconds_before = history.seconds
+        looks = Looks(world)
         while history.step < total:
             self._watchdog.beat(f"step {history.step}")
-            due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
-            share = trainer.step(next(feed), history.step)
+            looks.taken(trainer.step(next(feed), history.step))
             history.step += 1
-            # The host waits for the device here, once a step. The first process's clock and anybody's wish count.
-            loss, asked, due = world.total(share, interrupt.asked, due and world.is_first)
+            last = history.step == total
+            validates = history.step % validated_every == 0 or last
+            saves = last or bool(recipe.checkpoint_every_steps and history.step % recipe.checkpoint_every_steps == 0)
+            if not (validates or saves or looks.are_due):
+                continue
+            due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
+            seen = looks.look(asked=interrupt.asked, due=due)
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
-            if not math.isfinite(loss):
-                raise TrainError(
-                    f"the loss is {loss} at step {history.step}; lower the learning rate or check the data."
-                )
-            progress.advance(loss, recipe.batch_size)
-            last = history.step == total
-            if recipe.checkpoint_every_steps:
-                due = history.step % recipe.checkpoint_every_steps == 0
-            validates, saves = history.step % validated_every == 0 or last, due or asked or last
+            _check_finite(seen.losses, history.step)
+            for loss in seen.losses:
+                progress.advance(loss, recipe.batch_size)
+            loss, asked, saves = seen.losses[-1], seen.asked, saves or seen.due or seen.asked
             if (validates or saves) and not trainer.is_finite():
                 raise TrainError(
                     f"weights are not finite after step {history.step}: a gradient overflowed there or shortly before. "
@@ -272,6 +273,14 @@ class _Run:
             trainer.keep_best(history, metrics)
 
 
+def _check_finite(losses: list[float], step: int) -> None:
+    """See that the losses of the steps up to one are numbers."""
+    for index, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            at = step - len(losses) + 1 + index
+            raise TrainError(f"the loss is {loss} at step {at}; lower the learning rate or check the data.")
+
+
 def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Progress) -> None:
     if bad:
         names = ", ".join(sorted(bad)[:BAD_NAMED]) + (", ..." if len(bad) > BAD_NAMED else "")
@@ -315,21 +324,3 @@ def _check_inputs(application: Application, data: Data) -> None:
                 f"the {name} inputs are {part.input_dtype}{list(part.input_shape)}; application "
                 f"{application.name!r} declares {spec.describe()}."
             )
-
-
-@contextmanager
-def _deterministic(recipe: Recipe) -> Generator[None]:
-    memory = cast(Any, torch.utils.deterministic)
-    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(recipe.threads or threads_before)
-    torch.use_deterministic_algorithms(recipe.deterministic)
-    # Filling all new memory first costs time at every step and makes nothing here more deterministic.
-    memory.fill_uninitialized_memory = False
-    torch.manual_seed(recipe.seed)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        memory.fill_uninitialized_memory = before[1]
-        torch.set_num_threads(threads_before)

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function
 
 from penstock.core.errors import TrainError
-from penstock.train.collectives import once_differentiable, padded, start_gather, whole_batch
+from penstock.train.collectives import Waited, once_differentiable, padded, start_gather, whole_batch
 from penstock.train.world import World
 
 # B examples of this rank, N of all ranks, C classes of this rank, K of all ranks
@@ -42,14 +41,25 @@ class CrossEntropy:
         """The mean over the examples."""
         return F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
 
-    def over_classes(self, world: World, logits_NC: Tensor, targets_B: Tensor, rows: Sequence[int]) -> Tensor:
+    def over_classes(
+        self,
+        world: World,
+        logits_NC: Tensor,
+        targets_B: Tensor,
+        rows: Sequence[int],
+        targets_of_all: Waited | None = None,
+    ) -> Tensor:
         """The mean over this rank's examples, where each rank has its part of the classes for all examples.
+
+        The gradient that comes back to it must be its share of all examples (`rows[rank] / sum(rows)`) times what is
+        the same in every process: then no process has to tell it to the others.
 
         Args:
             world: Who has the other classes, in the order of the ranks.
             logits_NC: This rank's.
             targets_B: Of this rank's examples, labels among all classes, or shares of all classes `[B, K]`.
             rows: How many examples each rank has.
+            targets_of_all: What `start_targets` gave, if they were sent before.
 
         Raises:
             TrainError: The targets are neither, or a label is none of the classes.
@@ -69,51 +79,62 @@ class CrossEntropy:
                     f"a label is {int(strange[0])}; a last layer placed by classes takes 0..{classes - 1:,}, and "
                     f"ignores none. Mend the labels, or place the layer by 'model'."
                 )
-        loss_B = cast(Tensor, _OverClasses.apply(world, logits_NC, targets_B, rows, self.smoothing))
-        return loss_B.mean()
+        waited = targets_of_all or start_targets(world, targets_B, rows)
+        return cast(Tensor, _OverClasses.apply(world, logits_NC, waited(), rows, self.smoothing))
+
+
+def start_targets(world: World, targets_B: Tensor, rows: Sequence[int]) -> Waited:
+    """Begin to gather the targets of every rank; what is returned waits for `[N, ...]`."""
+    waited = start_gather(world, "the gather of the targets", padded(targets_B, rows))
+    return lambda: whole_batch(waited().flatten(0, 1), rows)
 
 
 @final
 class _OverClasses(Function):
     @staticmethod
     def forward(
-        ctx: Any, world: World, logits_NC: Tensor, targets_B: Tensor, rows: Sequence[int], smoothing: float
+        ctx: Any, world: World, logits_NC: Tensor, targets_N: Tensor, rows: Sequence[int], smoothing: float
     ) -> Tensor:
         classes = logits_NC.shape[1]
-        targets_N = _of_all(world, "the gather of the targets", targets_B, rows)
-        scores_NC = logits_NC.float() if logits_NC.dtype != torch.float64 else logits_NC.clone()
-        most_N = scores_NC.amax(1)
-        with world.operation("the largest score of all classes"):
-            dist.all_reduce(most_N, op=dist.ReduceOp.MAX, group=world.group)
-        scores_NC = scores_NC - most_N[:, None]
         own = _own_targets(targets_N, world.rank * classes, classes)
+        own_most_N = logits_NC.amax(1).to(torch.promote_types(logits_NC.dtype, torch.float32))
+        scores_NC = logits_NC - own_most_N[:, None]
         share_N, wanted_N = own.shares(scores_NC)
         sum_N = scores_NC.sum(1)
         chances_NC = scores_NC.exp_()
-        sums_4N = torch.stack([chances_NC.sum(1), wanted_N, sum_N, share_N])
-        with world.operation("the sums over all classes"):
-            dist.all_reduce(sums_4N, group=world.group)
-        whole_N, wanted_N, sum_N, share_N = sums_4N
+        own_5N = torch.stack([own_most_N, chances_NC.sum(1), wanted_N, sum_N, share_N])
+        most_RN, part_RN, wanted_RN, sum_RN, share_RN = start_gather(
+            world, "the sums over all classes", own_5N
+        )().unbind(1)
+        # All is relative to each rank's own largest score; now to that of all ranks.
+        below_RN = most_RN - most_RN.amax(0)
+        whole_N = (part_RN * below_RN.exp()).sum(0)
+        wanted_N = (wanted_RN + share_RN * below_RN).sum(0)
+        sum_N = (sum_RN + classes * below_RN).sum(0)
+        share_N = share_RN.sum(0)
         if not targets_N.is_floating_point():
             # A label that is nobody's: the host finds the loss not finite, without having looked at labels.
             share_N = share_N.masked_fill(share_N == 0, torch.nan)
-        all_classes = classes * world.size
         weight_N = (1 - smoothing) * share_N + smoothing
-        loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N - smoothing / all_classes * sum_N
-        ctx.save_for_backward(chances_NC.mul_((weight_N / whole_N)[:, None]), *own.tensors)
-        ctx.world, ctx.rows, ctx.smoothing, ctx.dtype = world, rows, smoothing, logits_NC.dtype
+        loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N - smoothing / (classes * world.size) * sum_N
+        of_all_N = weight_N * below_RN[world.rank].exp() / whole_N
+        ctx.save_for_backward(chances_NC.mul_(of_all_N[:, None]), *own.tensors)
+        ctx.rows, ctx.smoothing, ctx.dtype, ctx.classes = (
+            rows[world.rank],
+            smoothing,
+            logits_NC.dtype,
+            classes * world.size,
+        )
         first = sum(rows[: world.rank])
-        return loss_N[first : first + rows[world.rank]].clone()
+        return loss_N[first : first + rows[world.rank]].mean()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_B: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         chances_NC, *own = ctx.saved_tensors
-        world: World = ctx.world
-        grad_N = _of_all(world, "the gather of the loss's gradients", grad_B, ctx.rows)
-        logits_grad = chances_NC - ctx.smoothing / (chances_NC.shape[1] * world.size)
+        logits_grad = chances_NC - ctx.smoothing / ctx.classes
         _OwnTargets(tuple(own)).add_to(logits_grad, ctx.smoothing - 1)
-        return None, logits_grad.mul_(grad_N[:, None]).to(ctx.dtype), None, None, None
+        return None, logits_grad.mul_(grad / ctx.rows).to(ctx.dtype), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +165,3 @@ def _own_targets(targets_N: Tensor, first: int, classes: int) -> _OwnTargets:
         return _OwnTargets((targets_N[:, first : first + classes],))
     own_N = targets_N.long() - first
     return _OwnTargets((own_N.clamp(0, classes - 1), (own_N >= 0) & (own_N < classes)))
-
-
-def _of_all(world: World, name: str, own_B: Tensor, rows: Sequence[int]) -> Tensor:
-    return whole_batch(start_gather(world, name, padded(own_B, rows))().flatten(0, 1), rows)

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from penstock.train.batch_norm import SynchronisedBatchNorm
 from penstock.train.collectives import (
     gathered_linear,
     own_count,
@@ -203,6 +204,13 @@ class Classes(_Part):
         rows = self._rows_of_all(own)
         logits = self._own_outputs(given, rows)
         return whole_batch(logits, rows) if self.training else to_rows(self.world, self.name, logits)[:own]
+
+
+def eager_layers(module: nn.Module) -> None:
+    """Keep torch from compiling the layers that wait for other processes."""
+    for layer in module.modules():
+        if isinstance(layer, _Part | Sharded | SynchronisedBatchNorm):
+            layer.forward = torch.compiler.disable(layer.forward)
 
 
 _LAYERS = {"columns": Columns, "rows": Rows, "model": Model, "classes": Classes}

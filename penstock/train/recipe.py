@@ -19,6 +19,8 @@ from penstock.train.reading import OnBad
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
 
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
@@ -51,7 +53,9 @@ class Recipe:
         epochs: How often every example is seen; a fraction is allowed. Exactly one of `epochs` and `steps`.
         steps: How many steps are taken.
         augment: Changes a training batch at random; all its chance must come from the generator it is given.
-        precision: `"fp32"`, or `"bf16"` for autocast with fp32 weights.
+        precision: `"fp32"`; `"tf32"`, in which a GPU multiplies fp32 numbers of 10 bits behind the point; or `"bf16"` or
+            `"fp16"` for autocast with fp32 weights. With fp16 the loss is scaled, and a step whose gradients overflow
+            is left out.
         seed: Of the weights, the order of the examples, the augmentation and dropout.
         threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast with one, and
             much steadier on a machine that does other things. The parameters' last bits depend on it.
@@ -72,6 +76,9 @@ class Recipe:
             The gradients of weights that are cut travel in the precision in which their layer is computed.
         workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
             not depend on it.
+        compile: Have torch compile the network: the first step takes minutes, all others are shorter where a network
+            has many small operations. Layers that are not data-parallel stay as they are.
+        graph: Capture the step in a CUDA graph, on a GPU, where it can be.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
             place, name it, and count it in run.json.
 
@@ -90,7 +97,7 @@ class Recipe:
     epochs: float | None = None
     steps: int | None = None
     augment: Augment | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     seed: int = 0
     threads: int | None = None
     validate_every_epochs: float = 1.0
@@ -104,6 +111,8 @@ class Recipe:
     batch_norm: Literal["local", "synchronised"] = "local"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
     workers: int | None = None
+    compile: bool = False
+    graph: bool = True
     bad_examples: OnBad = "stop"
 
     def __post_init__(self) -> None:
@@ -125,9 +134,10 @@ class Recipe:
                 raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
-        for name, value in {"precision": self.precision, "gradient_precision": self.gradient_precision}.items():
-            if value not in ("fp32", "bf16"):
-                raise TrainError(f"the recipe has {name} {value!r}; choose 'fp32' or 'bf16'.")
+        if self.precision not in PRECISIONS:
+            raise TrainError(f"the recipe has precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}.")
+        if self.gradient_precision not in ("fp32", "bf16"):
+            raise TrainError(f"the recipe has gradient_precision {self.gradient_precision!r}; choose 'fp32' or 'bf16'.")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise TrainError(f"the recipe has average_decay {self.average_decay}; it must be from 0 to below 1.")
         if self.batch_norm not in ("local", "synchronised"):

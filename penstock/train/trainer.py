@@ -18,12 +18,16 @@ from penstock.train.data import equal_shares, one_pass, training_order
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed, ReadFeed
 from penstock.train.gradients import Gradients
+from penstock.train.graph import Steps
 from penstock.train.layout import cast_of, lay_out
-from penstock.train.losses import CrossEntropy
+from penstock.train.losses import CrossEntropy, start_targets
+from penstock.train.placed import eager_layers
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
+from penstock.train.scaling import LossScale
 from penstock.train.state import check_optimizer, load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.stepper import Stepper
 from penstock.train.world import World
 
 # B examples of this process
@@ -58,13 +62,23 @@ class Trainer:
         world: The processes.
         inputs: Some raw inputs, `[B, ...]`, to see by what goes where.
 
+    Attributes:
+        say: Called with a sentence on what a step does otherwise than one would expect.
+
     Raises:
         TrainError: The recipe does not fit the network or the processes.
     """
 
     def __init__(
-        self, module: nn.Module, recipe: Recipe, total_steps: int, world: World | None = None, *, inputs: Array
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        total_steps: int,
+        world: World | None = None,
+        *,
+        inputs: Array,
     ) -> None:
+        self.say: Callable[[str], object] = lambda sentence: None
         self.world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
@@ -73,6 +87,8 @@ class Trainer:
         self.module = self.placed.module
         self.optimizer = recipe.optimizer(self.module.parameters())
         check_optimizer(self.optimizer, self.placed.shards)
+        self._scale = LossScale(self.world) if recipe.precision == "fp16" else None
+        self._stepper = Stepper(self.optimizer, self.world.device, skips=self._scale is not None)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
         self.gradients = Gradients(
             dict(self.module.named_parameters()),
@@ -82,6 +98,12 @@ class Trainer:
         )
         self._statistics = RunningStatistics(self.module, self.world)
         self._average = None if recipe.average_decay is None else Average(self.module, recipe.average_decay)
+        self._network: Callable[[Tensor], Tensor] = self.module
+        if recipe.compile:
+            eager_layers(self.module)
+            self._network = torch.compile(self.module, dynamic=False)
+        why_eager = self._stepper.why_eager if recipe.graph else "the recipe has graph=False"
+        self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence))
 
     @property
     def rows(self) -> slice:
@@ -113,41 +135,54 @@ class Trainer:
         """
         recipe, world = self.recipe, self.world
         inputs_B, targets_B = batch
-        generator = torch.Generator().manual_seed(_step_seed(recipe.seed, step, world.rank))
-        # Dropout has no generator of its own; its chance must not be the augmentation's.
-        torch.manual_seed(_step_seed(recipe.seed, step, world.rank) ^ DROPOUT)
+        seed = _step_seed(recipe.seed, step, world.rank)
         if recipe.augment is not None:
-            inputs_B, targets_B = recipe.augment(inputs_B, targets_B, generator)
+            inputs_B, targets_B = recipe.augment(inputs_B, targets_B, torch.Generator().manual_seed(seed))
         inputs_B, targets_B = inputs_B.to(world.device), targets_B.to(world.device)
+        # Dropout has no generator of its own; its chance must not be the augmentation's.
+        torch.manual_seed(seed ^ DROPOUT)
         self.module.train()
+        self._stepper.carry()
+        share = self.steps.take(inputs_B, targets_B, self._stepper.constants)
+        if self.schedule is not None:
+            self.schedule.step()
+        return share
+
+    def _compute(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        """All of a step that the device does. The host reads nothing of it: on a GPU it is captured."""
+        recipe, world = self.recipe, self.world
         self.gradients.start()
         parts = zip(inputs_B.chunk(recipe.accumulate), targets_B.chunk(recipe.accumulate), strict=True)
         losses: list[Tensor] = []
         for part, (inputs, targets) in enumerate(parts, 1):
             if part == recipe.accumulate:
                 self.gradients.travel()
-            with cast_of(recipe, world.device):
-                loss = self._loss(self.module(inputs), targets)
             # A mean over this process's examples; what is wanted is the mean over all processes' examples.
-            share = loss * (self.layout.rows[world.rank] / recipe.batch_size)
-            share.backward()
+            share = self._loss(inputs, targets) * (self.layout.rows[world.rank] / recipe.batch_size)
+            (share if self._scale is None else self._scale.scaled(share)).backward()
             losses.append(share.detach())
         self.gradients.finish()
+        if self._scale is not None:
+            self._scale.unscale(self.gradients.tensors)
         if recipe.clip_norm is not None:
             self.gradients.clip(recipe.clip_norm)
-        self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
+        self._stepper.step(None if self._scale is None else self._scale.found_inf)
+        if self._scale is not None:
+            self._scale.move()
         self._statistics.average()
         if self._average is not None:
             self._average.update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if not self.placed.head:
-            return self.recipe.loss(outputs, targets)
-        assert isinstance(self.recipe.loss, CrossEntropy)
-        return self.recipe.loss.over_classes(self.world, outputs, targets, self.layout.rows)
+    def _loss(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        recipe, world, rows = self.recipe, self.world, self.layout.rows
+        with cast_of(recipe, world.device):
+            if not self.placed.head:
+                return recipe.loss(self._network(inputs_B), targets_B)
+            assert isinstance(recipe.loss, CrossEntropy)
+            # On their way while the network computes.
+            targets_of_all = start_targets(world, targets_B, rows)
+            return recipe.loss.over_classes(world, self._network(inputs_B), targets_B, rows, targets_of_all)
 
     def is_finite(self) -> bool:
         """Whether all weights are finite, in every process. The host waits for the device, and all must ask."""
@@ -224,6 +259,7 @@ class Trainer:
         state = {
             "model": self.whole_state(),
             "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
+            "scale": None if self._scale is None else self._scale.state_dict(),
             "average": None if self._average is None else self.whole_state(self._average.mean),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
@@ -246,7 +282,11 @@ class Trainer:
         """
         state, best = checkpoint.state, checkpoint.state["best"]
         load_whole(self.placed, self.world, state["model"])
-        load_optimizer(self.placed, self.world, self.optimizer, state["optimizer"])
+        optimizer = state["optimizer"]
+        optimizer = optimizer | {"param_groups": self._stepper.flagged(optimizer["param_groups"])}
+        load_optimizer(self.placed, self.world, self.optimizer, optimizer)
+        if self._scale is not None:
+            self._scale.load_state_dict(state["scale"])
         if self._average is not None:
             self._average.mean.update(self._parts_of(state["average"]))
         if self.schedule is not None:

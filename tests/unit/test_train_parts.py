@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
+from penstock.train import gradients as gradients_module
 from penstock.train import losses
 from penstock.train.batch_norm import SynchronisedBatchNorm, synchronise
 from penstock.train.checkpoint import newest_checkpoint
@@ -44,25 +46,58 @@ def company(size: int) -> World:
     return World(0, size, group=group)
 
 
-def test_gradients_lie_in_buckets_and_stay_there() -> None:
-    convolution, linear = nn.Conv2d(3, 4, 3), nn.Linear(16, 5)
-    net = nn.Sequential(convolution, nn.Flatten(), linear, nn.Linear(5, 2, bias=False).requires_grad_(False))
-    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
-    gradients = Gradients(dict(net.named_parameters()), [], World(), bucket_bytes=400)
-    held = [parameter.grad for parameter in net.parameters()]
-    assert held[3] is not None
-    assert held[4] is None
-    first = convolution.weight.grad
-    assert first is not None
-    assert first.stride() == convolution.weight.stride()
+def test_gradients_of_one_process_are_the_backward_passs() -> None:
+    unused = nn.Linear(2, 2)
+    net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2, bias=False).requires_grad_(False))
+    gradients = Gradients(dict(net.named_parameters()) | {"unused": unused.weight}, [], World())
     for _ in range(2):
         gradients.start()
-        inputs = torch.randn(2, 3, 4, 4)
-        net(inputs).sum().backward()
-        expected = torch.autograd.grad(net(inputs).sum(), [*convolution.parameters(), *linear.parameters()])
-        assert [parameter.grad for parameter in net.parameters()] == held
-        for parameter, gradient in zip(net.parameters(), expected, strict=False):
-            torch.testing.assert_close(parameter.grad, gradient)
+        inputs = torch.randn(3, 6)
+        for part in (inputs[:1], inputs[1:]):
+            net(part).sum().backward()
+        gradients.finish()
+        expected = torch.autograd.grad(net(inputs).sum(), [*net[0].parameters()])
+        for found, gradient in zip(gradients.tensors, expected, strict=False):
+            torch.testing.assert_close(found, gradient)
+        assert gradients.tensors[-1].count_nonzero() == 0
+        assert net[1].weight.grad is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_of_several_processes_travel_in_buckets(
+    monkeypatch: pytest.MonkeyPatch, precision: Literal["fp32", "bf16"]
+) -> None:
+    sent: list[Tensor] = []
+
+    def doubled(flat: Tensor, **_: Any) -> Any:
+        # As if one other process had the same.
+        sent.append(flat)
+        flat.mul_(2)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(gradients_module.dist, "all_reduce", doubled)
+    convolution, linear, unused = nn.Conv2d(3, 4, 3), nn.Linear(16, 5), nn.Linear(2, 2)
+    net = nn.Sequential(convolution, nn.Flatten(), linear)
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+    parameters = {**dict(net.named_parameters()), "unused": unused.weight}
+    gradients = Gradients(parameters, [], company(2), precision=precision, bucket_bytes=400)
+    for _ in range(2):
+        sent.clear()
+        gradients.start()
+        inputs = torch.randn(4, 3, 4, 4)
+        net(inputs[:2]).sum().backward()
+        assert not sent
+        gradients.travel()
+        net(inputs[2:]).sum().backward()
+        gradients.finish()
+        assert len(sent) == 3
+        assert all(flat.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32) for flat in sent)
+        expected = torch.autograd.grad(2 * net(inputs).sum(), [*net.parameters()])
+        exact = {} if precision == "fp32" else {"rtol": 2**-7, "atol": 1e-3}
+        for found, gradient in zip(gradients.tensors, expected, strict=False):
+            torch.testing.assert_close(found, gradient, **exact)
+        assert gradients.tensors[0].stride() == convolution.weight.stride()
+        assert gradients.tensors[-1].count_nonzero() == 0
 
 
 def test_the_norm_and_clipping_are_torchs() -> None:
@@ -202,16 +237,15 @@ def test_targets_that_are_no_classes_are_refused_and_where_nobody_looks_the_loss
     for label in (4, -1, -100):
         with pytest.raises(TrainError, match=f"a label is {label}; a last layer placed by classes takes 0..3"):
             over(World(), logits, torch.tensor([0, label, 1]), (3,))
-        losses_B: Any = _OverClasses.apply(World(), logits, torch.tensor([0, label, 1]), (3,), 0.0)
-        assert losses_B.isnan().tolist() == [False, True, False]
+        loss: Any = _OverClasses.apply(World(), logits, torch.tensor([0, label, 1]), (3,), 0.0)
+        assert loss.isnan()
     with pytest.raises(TrainError, match=r"or shares as floats \[n, 4\], not torch.float32 \[3, 5\]"):
         over(World(), logits, torch.zeros(3, 5), (3,))
 
 
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums and gathers of one process."""
-    monkeypatch.setattr(losses, "_of_all", lambda world, name, own_B, rows: own_B)
-    monkeypatch.setattr(losses.dist, "all_reduce", lambda *given, **named: None)
+    monkeypatch.setattr(losses, "start_gather", lambda world, name, own: lambda: own[None])
 
 
 class Odd(torch.optim.SGD):

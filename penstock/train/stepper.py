@@ -1,0 +1,107 @@
+"""An optimizer whose steps are taken by the device alone: the host neither waits for them nor tells them numbers."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.core.errors import TrainError
+
+# How torch's optimizers are asked to leave their state on the device, and to do all in few kernels.
+_FLAGS = ("fused", "foreach", "capturable")
+
+
+@final
+class Stepper:
+    """Takes an optimizer's steps, on a GPU such that they can be captured in a CUDA graph.
+
+    A captured step has the numbers that it was captured with. The one that changes is the learning rate: it is a number
+    to the schedule and in a checkpoint, and a tensor to the step.
+
+    Args:
+        optimizer: One of torch's, or one whose class has `capturable = True`: its step reads no tensor on the host and
+            takes its groups' `lr` as tensors.
+        device: Where the parameters are.
+        skips: Whether a step must be left out where `found_inf` says so, as fp16 needs it.
+
+    Attributes:
+        why_eager: Why its steps cannot be captured, or None.
+
+    Raises:
+        TrainError: It has to leave steps out and cannot.
+    """
+
+    def __init__(self, optimizer: Optimizer, device: torch.device, *, skips: bool = False) -> None:
+        self.optimizer = optimizer
+        self.why_eager: str | None = None
+        for group in optimizer.param_groups:
+            self._prepare(group, device, skips)
+        captured = device.type == "cuda" and self.why_eager is None
+        self._carried = [float(group["lr"]) for group in optimizer.param_groups] if captured else []
+        self._rates = [torch.tensor(rate, device=device) for rate in self._carried]
+
+    def _prepare(self, group: dict[str, Any], device: torch.device, skips: bool) -> None:
+        kind = type(self.optimizer)
+        own = bool(getattr(kind, "capturable", False))
+        chosen = group.get("foreach") or group.get("differentiable") or group.get("fused") is False
+        if "fused" in group and not chosen and (device.type == "cuda" or skips):
+            group["fused"], group["foreach"] = True, False
+        if skips and not (group.get("fused") or own):
+            raise TrainError(
+                f"precision 'fp16' leaves steps out whose gradients overflow, which the optimizer {kind.__name__} "
+                f"cannot do on its own; choose SGD, Adam, AdamW, LARS or LAMB, or the precision 'bf16'."
+            )
+        if device.type != "cuda":
+            return
+        if "capturable" in group:
+            group["capturable"] = True
+        elif not (group.get("fused") or own):
+            self.why_eager = f"the optimizer {kind.__name__} reads its learning rate on the host"
+
+    def carry(self) -> None:
+        """Bring learning rates that the schedule changed to the device. It is no part of a captured step."""
+        for index, group in enumerate(self.optimizer.param_groups if self._rates else []):
+            if group["lr"] != self._carried[index]:
+                self._carried[index] = float(group["lr"])
+                self._rates[index].fill_(self._carried[index])
+
+    def step(self, found_inf: Tensor | None = None) -> None:
+        """Take a step.
+
+        Args:
+            found_inf: A float on the device: above 0 where the step is to be left out.
+        """
+        if found_inf is not None:
+            # As torch.amp.GradScaler tells it to fused optimizers.
+            self.optimizer.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
+        if not self._rates:
+            self.optimizer.step()
+            return
+        groups = self.optimizer.param_groups
+        numbers = [group["lr"] for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
+        try:
+            self.optimizer.step()
+        finally:
+            for group, number in zip(groups, numbers, strict=True):
+                group["lr"] = number
+
+    @property
+    def constants(self) -> list[Any]:
+        """Every number that a captured step has for good."""
+        return [
+            value
+            for group in self.optimizer.param_groups
+            for name, value in group.items()
+            if name not in ("lr", "initial_lr", "params")
+        ]
+
+    def flagged(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A checkpoint's groups with this device's way to step, whatever device they were written on."""
+        own = self.optimizer.param_groups
+        return [
+            group | {flag: mine[flag] for flag in _FLAGS if flag in mine}
+            for group, mine in zip(groups, own, strict=False)
+        ]
