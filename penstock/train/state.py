@@ -13,10 +13,8 @@ from torch.optim import Optimizer
 from penstock.core.errors import TrainError
 from penstock.train.collectives import padded, start_gather, whole_batch
 from penstock.train.placed import Placed, Shard
+from penstock.train.stepper import ELEMENTWISE, is_elementwise
 from penstock.train.world import World
-
-# Of torch's optimizers, those whose step of a number depends on the gradients of that number alone.
-_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
 
 
 @torch.no_grad()
@@ -62,12 +60,11 @@ def check_optimizer(optimizer: Optimizer, shards: Mapping[str, Shard]) -> None:
         TrainError: It looks at whole weights, or nothing is known of it.
     """
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim.") and kind.__name__ in _ELEMENTWISE
-    if not shards or known or getattr(kind, "elementwise", False):
+    if not shards or is_elementwise(optimizer):
         return
     raise TrainError(
         f"the optimizer {kind.__name__} may look at whole weights, and each process has only a part of "
-        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(_ELEMENTWISE)}. If each "
+        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(ELEMENTWISE)}. If each "
         f"weight's step depends on its own gradients alone, give the class 'elementwise = True'."
     )
 
