@@ -91,19 +91,19 @@ class Saver:
         for path, part in parts.items():
             first = path.split("/")[1]
             groups[first if first in versions else STATE][path] = part
-        for group, mine in groups.items():
-            kept_by = keepers(mine, self._world.size)
-            own = {path: part.own for path, part in mine.items() if self._world.rank in kept_by[path]}
-            self._file(group).take(own, versions.get(group))
+        files = [self._copied(group, mine, versions.get(group)) for group, mine in groups.items() if mine]
         manifest = manifest_of(step, values, groups, self._world.size) if self._world.is_first else None
         self._own_written.clear()
-        self._thread = threading.Thread(target=self._write, args=(step, manifest), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(step, files, manifest), name="checkpoint", daemon=True
+        )
         self._thread.start()
 
-    def _file(self, group: str) -> "_File":
+    def _copied(self, group: str, parts: Mapping[str, Part], version: int | None) -> "_File":
+        rank, kept_by = self._world.rank, keepers(parts, self._world.size)
         if group not in self._files:
-            name = file_of(group, self._world.rank)
-            self._files[group] = _File(name=name, copy=Copy(self._world.device))
+            self._files[group] = _File(name=file_of(group, rank), copy=Copy(self._world.device))
+        self._files[group].take({path: part.own for path, part in parts.items() if rank in kept_by[path]}, version)
         return self._files[group]
 
     def wait(self) -> None:
@@ -136,12 +136,12 @@ class Saver:
             f"from the one before."
         )
 
-    def _write(self, step: int, manifest: dict[str, Any] | None) -> None:
+    def _write(self, step: int, files: "list[_File]", manifest: dict[str, Any] | None) -> None:
         place = self._folder / f"step-{step:08d}"
         beside = place.with_name(f".{place.name}-{self._token}")
         try:
             beside.mkdir(exist_ok=True)
-            written = {file.name: file.write(beside, self._place) for file in self._files.values()}
+            written = {file.name: file.write(beside, self._place) for file in files}
             announce(beside, self._world.rank, written)
             self._own_written.set()
             if manifest is None or publish(beside, place, manifest, self._given_up):
