@@ -181,6 +181,6 @@ class Copy:
         if self._copied is not None:
             self._copied.synchronize()
         yield memoryview(self._header)
-        data = memoryview(self._memory.numpy())
+        data = self._memory.numpy().data
         for first in range(0, len(data), CHUNK_BYTES):
             yield data[first : first + CHUNK_BYTES]

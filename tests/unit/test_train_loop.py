@@ -60,7 +60,7 @@ def test_an_interrupted_run_goes_on_to_the_undisturbed_end(
     found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = run(found, tmp_path / "undisturbed", checkpoint_every_steps=7)
-    asked = iter([False] * 24 + [True] * 999)
+    asked = iter([False] * 4 + [True] * 999)
     with monkeypatch.context() as patch:
         patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
         with pytest.raises(KeyboardInterrupt):
