@@ -22,7 +22,7 @@ from penstock.train.world import World, device_of, joined
 REPEAT = 5
 PART_S = 8.0
 EVERY_S = 60.0
-WARM_STEPS = 5
+WARM_STEPS = 10
 BATCH, FEATURES, WIDTH, CLASSES = 64, 2048, 4096, 1000
 
 

@@ -89,8 +89,7 @@ def train(
     with numerics(recipe), Watchdog(world, parent) as watchdog:
         looked_at = first_inputs(data.train, EXAMPLES_SEEN, on_bad=recipe.bad_examples)
         trainer = Trainer(found.model(), recipe, total, world, inputs=looked_at)
-        checkpoint = newest_checkpoint(folder / "checkpoints", world)
-        history = trainer.restore(checkpoint) if checkpoint else History()
+        history = _restored(trainer, folder / "checkpoints")
         run = _Run(found, folder, recipe, overrides, trainer, data, history, watchdog)
         run.write({"state": "running", "total_steps": total})
         quiet = quiet or not world.is_first
@@ -300,6 +299,11 @@ def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Prog
             f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
             f"decode them beforehand ('penstock shard'), or give the recipe more workers."
         )
+
+
+def _restored(trainer: Trainer, folder: Path) -> History:
+    checkpoint = newest_checkpoint(folder, trainer.world)
+    return trainer.restore(checkpoint) if checkpoint else History()
 
 
 def _check_inputs(application: Application, data: Data) -> None:
