@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from penstock.core.spec import Array
 from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
-from penstock.train.checkpoint import Checkpoint, save_checkpoint
+from penstock.train.checkpoint import Checkpoint
 from penstock.train.collectives import gather_rows
 from penstock.train.compiled import compiled
 from penstock.train.data import equal_shares, one_pass, training_order
@@ -26,9 +25,21 @@ from penstock.train.placed import layers_that_wait
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
+from penstock.train.saver import Saver
 from penstock.train.scaling import LossScale
-from penstock.train.state import check_optimizer, load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.snapshot import Part
+from penstock.train.state import (
+    check_optimizer,
+    load_optimizer,
+    load_whole,
+    own_optimizer,
+    own_state,
+    parts_of,
+    whole_names,
+    whole_state,
+)
 from penstock.train.stepper import Stepper
+from penstock.train.stored import Stored, read_whole
 from penstock.train.world import World
 
 # B examples of this process
@@ -86,6 +97,7 @@ class Trainer:
         self.layout = lay_out(module, recipe, self.world, torch.from_numpy(inputs))
         self.placed = self.layout.placed
         self.module = self.placed.module
+        self._whole_names = whole_names(self.placed)
         self.optimizer = recipe.optimizer(self.module.parameters())
         check_optimizer(self.optimizer, self.placed.shards)
         self._scale = LossScale(self.world) if recipe.precision == "fp16" else None
@@ -264,14 +276,18 @@ class Trainer:
         """
         return whole_state(self.placed, self.world, self.module.state_dict() if weights is None else weights)
 
-    def save(self, folder: Path, history: History) -> None:
-        """Write a checkpoint of all that the next step depends on; all processes must ask, the first one writes."""
-        best = None if history.best_weights is None else self.whole_state(history.best_weights)
+    def save(self, saver: Saver, history: History) -> None:
+        """Begin a checkpoint of all that the next step depends on; all processes must ask.
+
+        Raises:
+            TrainError: The checkpoint before could not be written.
+        """
+        weights = history.best_weights
         state = {
-            "model": self.whole_state(),
-            "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
+            "model": self._own(self.module.state_dict()),
+            "optimizer": own_optimizer(self.placed, self.optimizer),
             "scale": None if self._scale is None else self._scale.state_dict(),
-            "average": None if self._average is None else self.whole_state(self._average.mean),
+            "average": None if self._average is None else self._own(self._average.mean),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
             "bad_examples": self.world.counts(history.bad_examples),
@@ -279,11 +295,13 @@ class Trainer:
                 "step": history.best_step,
                 "value": history.best_value,
                 "metrics": history.best_metrics,
-                "weights": best,
+                "weights": None if weights is None else self._own(weights),
             },
         }
-        if self.world.is_first:
-            save_checkpoint(folder, Checkpoint(step=history.step, state=state))
+        saver.save(history.step, state, {"best": None if weights is None else history.best_step})
+
+    def _own(self, weights: Mapping[str, Tensor]) -> dict[str, Part]:
+        return own_state(self.placed, self._whole_names, weights)
 
     def restore(self, checkpoint: Checkpoint) -> History:
         """Go back to where a checkpoint was written, by whatever number of processes.
@@ -294,12 +312,12 @@ class Trainer:
         state, best = checkpoint.state, checkpoint.state["best"]
         load_whole(self.placed, self.world, state["model"])
         optimizer = state["optimizer"]
-        optimizer = optimizer | {"param_groups": self._stepper.flagged(optimizer["param_groups"])}
+        optimizer = optimizer | {"param_groups": self._stepper.flagged(read_whole(optimizer["param_groups"]))}
         load_optimizer(self.placed, self.world, self.optimizer, optimizer)
         self._stepper.settle()
         self.steps.restart()
         if self._scale is not None:
-            self._scale.load_state_dict(state["scale"])
+            self._scale.load_state_dict(read_whole(state["scale"]))
         if self._average is not None:
             self._average.mean.update(self._parts_of(state["average"]))
         if self.schedule is not None:
@@ -315,7 +333,7 @@ class Trainer:
             bad_examples=state.get("bad_examples", {}) if self.world.is_first else {},
         )
 
-    def _parts_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _parts_of(self, weights: Mapping[str, Stored]) -> dict[str, Tensor]:
         parts = parts_of(self.placed, self.world, weights)
         return {name: part.to(self.world.device, copy=True) for name, part in parts.items()}
 

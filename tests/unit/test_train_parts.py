@@ -22,6 +22,7 @@ from penstock.train.losses import CrossEntropy, _OverClasses  # pyright: ignore[
 from penstock.train.placed import Placed, Shard, place
 from penstock.train.placements import Placement
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
 from penstock.train.state import check_optimizer, load_whole, parts_of, whole_state
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
@@ -348,7 +349,8 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
     with one.averaged():
         torch.testing.assert_close(weight(one), mean)
     assert torch.equal(weight(one), last)
-    one.save(tmp_path, History(step=3))
+    with Saver(tmp_path, World()) as saver:
+        one.save(saver, History(step=3))
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     other = trainer()
