@@ -97,7 +97,9 @@ class Trainer:
             precision=recipe.gradient_precision,
         )
         self._statistics = RunningStatistics(self.module, self.world)
-        self._average = None if recipe.average_decay is None else Average(self.module, recipe.average_decay)
+        self._average: Average | None = None
+        if recipe.average_decay is not None:
+            self._average = Average(self.module, recipe.average_decay, warm_up=recipe.average_warm_up)
         self._network: Callable[[Tensor], Tensor] = self.module
         if recipe.compile:
             eager_layers(self.module)
@@ -260,7 +262,7 @@ class Trainer:
             "model": self.whole_state(),
             "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
             "scale": None if self._scale is None else self._scale.state_dict(),
-            "average": None if self._average is None else self.whole_state(self._average.mean),
+            "average": None if self._average is None else self._average.state_dict(self.whole_state),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
             "bad_examples": self.world.counts(history.bad_examples),
@@ -288,7 +290,7 @@ class Trainer:
         if self._scale is not None:
             self._scale.load_state_dict(state["scale"])
         if self._average is not None:
-            self._average.mean.update(self._parts_of(state["average"]))
+            self._average.load_state_dict(state["average"], self._parts_of)
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         return History(
