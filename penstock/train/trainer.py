@@ -26,7 +26,15 @@ from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
 from penstock.train.scaling import LossScale
-from penstock.train.state import check_optimizer, load_optimizer, load_whole, parts_of, whole_optimizer, whole_state
+from penstock.train.state import (
+    check_optimizer,
+    load_optimizer,
+    load_whole,
+    parts_of,
+    tell_optimizer,
+    whole_optimizer,
+    whole_state,
+)
 from penstock.train.stepper import Stepper
 from penstock.train.world import World
 
@@ -87,6 +95,7 @@ class Trainer:
         self.module = self.placed.module
         self.optimizer = recipe.optimizer(self.module.parameters())
         check_optimizer(self.optimizer, self.placed.shards)
+        tell_optimizer(self.optimizer, self.placed, self.world)
         self._scale = LossScale(self.world) if recipe.precision == "fp16" else None
         self._stepper = Stepper(self.optimizer, self.world.device, skips=self._scale is not None)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
