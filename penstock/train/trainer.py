@@ -35,6 +35,7 @@ from penstock.train.state import (
     own_optimizer,
     own_state,
     parts_of,
+    tell_optimizer,
     whole_names,
     whole_state,
 )
@@ -100,6 +101,7 @@ class Trainer:
         self._whole_names = whole_names(self.placed)
         self.optimizer = recipe.optimizer(self.module.parameters())
         check_optimizer(self.optimizer, self.placed.shards)
+        tell_optimizer(self.optimizer, self.placed, self.world)
         self._scale = LossScale(self.world) if recipe.precision == "fp16" else None
         self._stepper = Stepper(self.optimizer, self.world.device, skips=self._scale is not None)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
@@ -111,7 +113,9 @@ class Trainer:
             ready=self._step_early if self._steps_early else None,
         )
         self._statistics = RunningStatistics(self.module, self.world)
-        self._average = None if recipe.average_decay is None else Average(self.module, recipe.average_decay)
+        self._average: Average | None = None
+        if recipe.average_decay is not None:
+            self._average = Average(self.module, recipe.average_decay, warm_up=recipe.average_warm_up)
         self._network: Callable[[Tensor], Tensor] = self.module
         if recipe.compile:
             self._network = compiled(self.module, self.gradients.first_of_buckets, layers_that_wait(self.module))
@@ -287,7 +291,7 @@ class Trainer:
             "model": self._own(self.module.state_dict()),
             "optimizer": own_optimizer(self.placed, self.optimizer),
             "scale": None if self._scale is None else self._scale.state_dict(),
-            "average": None if self._average is None else self._own(self._average.mean),
+            "average": None if self._average is None else self._average.state_dict(self._own),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
             "bad_examples": self.world.counts(history.bad_examples),
@@ -319,7 +323,8 @@ class Trainer:
         if self._scale is not None:
             self._scale.load_state_dict(read_whole(state["scale"]))
         if self._average is not None:
-            self._average.mean.update(self._parts_of(state["average"]))
+            average = state["average"] | {"steps": read_whole(state["average"].get("steps"))}
+            self._average.load_state_dict(average, self._parts_of)
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         return History(

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.graph import EAGER_STEPS
 from penstock.train.losses import CrossEntropy
 from penstock.train.numerics import numerics
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
 from penstock.train.schedules import warm_up_cosine
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
@@ -121,11 +123,10 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path: Any) -> None:
     asked = recipe(average_decay=0.9)
     _, whole = ends(asked)
     with numerics(asked):
-        from penstock.train.checkpoint import newest_checkpoint
-
         first = made(network(), asked)
         early = steps(first, range(7))
-        first.save(tmp_path, History(step=7))
+        with Saver(tmp_path, first.world) as saver:
+            first.save(saver, History(step=7))
         second = made(network(), asked)
         checkpoint = newest_checkpoint(tmp_path)
         assert checkpoint is not None
