@@ -67,10 +67,19 @@ def train(
     timeout_s: Annotated[
         float | None, typer.Option(help="Seconds after which a process that waits for others gives up; 600.")
     ] = None,
+    profile: Annotated[
+        int | None,
+        typer.Option(
+            help="After a warm-up, say where the time of so many steps goes: receipt.json, timeline.svg, trace.json."
+        ),
+    ] = None,
 ) -> None:
     """Train an application and leave its bundle in OUT/bundle."""
     from penstock.core.application import find_application
 
+    if profile is not None:
+        # Or torch's profiler says on standard error when it begins and ends; it asks before it is used.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     company = _company(gpus, processes, timeout_s)
     given = {
         "epochs": epochs,
@@ -84,7 +93,7 @@ def train(
     if resume is not None:
         if out is not None or overrides:
             raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
-        _resume(resume, application, company)
+        _resume(resume, application, company, profile)
         return
     if application is None or out is None:
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
@@ -94,7 +103,7 @@ def train(
         _launch(out, company)
         return
     found = find_application(application)
-    _run(found, out, _with(found.recipe(), overrides), overrides, company)
+    _run(found, out, _with(found.recipe(), overrides), overrides, company, profile)
 
 
 def runs(
@@ -133,7 +142,7 @@ def runs(
     console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
 
 
-def _resume(folder: Path, application: str | None, company: Company) -> None:
+def _resume(folder: Path, application: str | None, company: Company, profile: int | None) -> None:
     from penstock.core.application import find_application
     from penstock.train.runs import read_run
 
@@ -160,7 +169,7 @@ def _resume(folder: Path, application: str | None, company: Company) -> None:
     if (company.seat.size if company.seat else 1) == run.fields.get("processes", 1):
         # The last bits of a sum depend on how many threads share it. Other processes have other shares of the cores.
         recipe = replace(recipe, threads=run.fields["threads"])
-    _run(found, folder, recipe, overrides, company)
+    _run(found, folder, recipe, overrides, company, profile)
 
 
 def _launch(folder: Path, company: Company) -> None:
@@ -175,7 +184,12 @@ def _launch(folder: Path, company: Company) -> None:
 
 
 def _run(
-    found: "FoundApplication", folder: Path, recipe: "Recipe", overrides: dict[str, Any], company: Company
+    found: "FoundApplication",
+    folder: Path,
+    recipe: "Recipe",
+    overrides: dict[str, Any],
+    company: Company,
+    profile: int | None,
 ) -> None:
     from penstock.train.launch import PARENT_VARIABLE
     from penstock.train.loop import train
@@ -190,7 +204,15 @@ def _run(
         recipe = replace(recipe, threads=max(1, len(os.sched_getaffinity(0)) // seat.local_size))
     parent = os.environ.get(PARENT_VARIABLE)
     with joined(seat, device, company.timeout_s) as world:
-        result = train(found, folder, recipe, overrides=overrides, world=world, parent=int(parent) if parent else None)
+        result = train(
+            found,
+            folder,
+            recipe,
+            overrides=overrides,
+            world=world,
+            parent=int(parent) if parent else None,
+            profiled_steps=profile,
+        )
         if world.is_first:
             _say(result)
 

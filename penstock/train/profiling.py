@@ -3,7 +3,7 @@
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import final
@@ -39,11 +39,25 @@ class Profile:
         batch_size: Examples a step, over all processes.
         folder: Where trace.json goes, the other processes' beside it as trace-RANK.json, receipt.json, and
             timeline.svg. None for nowhere.
+        left: How many steps there are to come; None where there is no end.
+
+    Raises:
+        TrainError: There are fewer than it takes.
     """
 
-    def __init__(self, world: World, steps: int, batch_size: int, folder: Path | None) -> None:
+    def __init__(
+        self, world: World, steps: int, batch_size: int, folder: Path | None, *, left: int | None = None
+    ) -> None:
         if steps < 1:
             raise TrainError(f"{steps} steps are to be profiled; give at least 1.")
+        needed = WARM_UP_STEPS + 2 * steps + LEAD_IN_STEPS
+        if left is not None and left < needed:
+            raise TrainError(
+                f"{needed} steps are needed for the profile, its warm-up included, and {left} are left; train longer, "
+                f"or profile fewer."
+            )
+        self.steps_needed = needed
+        """How many steps it takes to the end."""
         self._world, self._steps, self._batch_size, self._folder = world, steps, batch_size, folder
         self._taken = 0
         self._aside_s = self._started_s = 0.0
@@ -52,11 +66,6 @@ class Profile:
         if world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities)
-
-    @property
-    def steps_needed(self) -> int:
-        """How many steps it takes to the end."""
-        return WARM_UP_STEPS + 2 * self._steps + LEAD_IN_STEPS
 
     @property
     def is_done(self) -> bool:
@@ -72,7 +81,7 @@ class Profile:
         return record_function(STEP)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> Generator[None]:
         """Entered for what is of no step, such as a validation."""
         started_s = time.perf_counter()
         with record_function(ASIDE):
