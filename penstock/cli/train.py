@@ -60,7 +60,15 @@ def train(
     steps: Annotated[int | None, typer.Option(help="How many steps are taken, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples a step, over all devices together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the weights, the order, augmentation and dropout.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16 or fp16.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts of a batch that are computed one by one.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="The norm down to which longer gradients are scaled.")] = None,
+    compile: Annotated[bool | None, typer.Option(help="Have torch compile the network, or not.")] = None,
+    graph: Annotated[bool | None, typer.Option(help="Capture the step in a CUDA graph, or not.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads that read examples ahead of the steps.")] = None,
+    bad_examples: Annotated[
+        str | None, typer.Option(help="At damaged examples stop, or skip them and learn from others in their place.")
+    ] = None,
     checkpoint_every_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Train on so many GPUs of this machine, a process each.")] = None,
     processes: Annotated[int | None, typer.Option(help="Train in so many processes on the CPU.")] = None,
@@ -87,6 +95,12 @@ def train(
         "batch_size": batch_size,
         "seed": seed,
         "precision": precision,
+        "accumulate": accumulate,
+        "clip_norm": clip_norm,
+        "compile": compile,
+        "graph": graph,
+        "workers": workers,
+        "bad_examples": bad_examples,
         "checkpoint_every_steps": checkpoint_every_steps,
     }
     overrides = {name: value for name, value in given.items() if value is not None}
