@@ -4,17 +4,19 @@ A world of one process has no process group, and every collective of it gives ba
 the step serves any number of processes.
 """
 
+import gc
 import json
 import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self, final
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -89,6 +91,7 @@ class World:
         self.group = group
         self.timeout_s = timeout_s
         self.local_size = local_size
+        self._held: list[WeakMethod[Callable[[], None]]] = []
         self.doing = "starting"
         self.got_on_s = time.monotonic()
 
@@ -108,6 +111,20 @@ class World:
         if self.device.type == "cuda":
             one = torch.cuda.get_device_name(self.device)
         return one if self.size == 1 else f"{self.size} processes, each on {one}"
+
+    def hold(self, let_go: Callable[[], None]) -> None:
+        """Have something let go before the process leaves the others; a bound method, which keeps nothing alive."""
+        self._held.append(WeakMethod(let_go))
+
+    def before_leaving(self) -> None:
+        """Let go of captured collectives: NCCL does not leave as long as there is a graph that has one."""
+        for held in self._held:
+            let_go = held()
+            if let_go is not None:
+                let_go()
+        self._held.clear()
+        # Of graphs that somebody else captured.
+        gc.collect()
 
     def got_on(self) -> None:
         """Say that this process does not hang."""
@@ -252,8 +269,10 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
             f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
         ) from None
-    yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
+    world = World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
+    yield world
     # After an error the others may be gone, and leaving would wait for them; this process ends then.
+    world.before_leaving()
     dist.destroy_process_group()
 
 
