@@ -5,7 +5,7 @@ and any placements.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,11 +15,9 @@ from penstock.core.errors import TrainError
 from penstock.train.collectives import padded, start_gather, whole_batch
 from penstock.train.placed import Placed, Shard
 from penstock.train.snapshot import Part
+from penstock.train.stepper import ELEMENTWISE, is_elementwise
 from penstock.train.stored import Stored, read_whole
 from penstock.train.world import World
-
-# Of torch's optimizers, those whose step of a number depends on the gradients of that number alone.
-_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
 
 
 @torch.no_grad()
@@ -74,21 +72,37 @@ def check_optimizer(optimizer: Optimizer, shards: Mapping[str, Shard]) -> None:
     """See that an optimizer does to parts of weights what it would do to whole ones.
 
     Args:
-        optimizer: Of torch, or one of your own whose class has `elementwise = True`.
+        optimizer: Of torch or Penstock, or one of your own whose class has `elementwise = True`.
         shards: What is cut, by parameter name.
 
     Raises:
         TrainError: It looks at whole weights, or nothing is known of it.
     """
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim.") and kind.__name__ in _ELEMENTWISE
-    if not shards or known or getattr(kind, "elementwise", False):
+    if not shards or is_elementwise(optimizer) or hasattr(kind, "over_parts"):
         return
     raise TrainError(
         f"the optimizer {kind.__name__} may look at whole weights, and each process has only a part of "
-        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(_ELEMENTWISE)}. If each "
-        f"weight's step depends on its own gradients alone, give the class 'elementwise = True'."
+        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(ELEMENTWISE)}, LARS, LAMB. "
+        f"If each weight's step depends on its own gradients alone, give the class 'elementwise = True'."
     )
+
+
+def tell_optimizer(optimizer: Optimizer, placed: Placed, world: World) -> None:
+    """Let an optimizer that needs the norms of whole weights know which are cut, and how to sum over their parts.
+
+    Args:
+        optimizer: One whose class has `over_parts(cut, total)`, as LARS and LAMB; of others nothing becomes.
+        placed: The network.
+        world: The processes.
+    """
+    if world.size > 1 and hasattr(optimizer, "over_parts"):
+        weights = dict(placed.module.named_parameters())
+
+        def total(own: Tensor) -> Tensor:
+            return world.summed(own, "the norms of the optimizer's weights")
+
+        cast(Any, optimizer).over_parts([weights[name] for name in placed.shards], total)
 
 
 def own_optimizer(placed: Placed, optimizer: Optimizer) -> dict[str, Any]:

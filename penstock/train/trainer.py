@@ -1,6 +1,6 @@
 """The one step that moves a network, for one process or many."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,6 +13,7 @@ from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
 from penstock.train.checkpoint import Checkpoint
 from penstock.train.collectives import gather_rows
+from penstock.train.compiled import compiled
 from penstock.train.data import equal_shares, one_pass, training_order
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed, ReadFeed
@@ -20,7 +21,7 @@ from penstock.train.gradients import Gradients
 from penstock.train.graph import Steps
 from penstock.train.layout import cast_of, lay_out
 from penstock.train.losses import CrossEntropy, start_targets
-from penstock.train.placed import eager_layers
+from penstock.train.placed import layers_that_wait
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
@@ -34,6 +35,7 @@ from penstock.train.state import (
     own_optimizer,
     own_state,
     parts_of,
+    tell_optimizer,
     whole_names,
     whole_state,
 )
@@ -99,6 +101,7 @@ class Trainer:
         self._whole_names = whole_names(self.placed)
         self.optimizer = recipe.optimizer(self.module.parameters())
         check_optimizer(self.optimizer, self.placed.shards)
+        tell_optimizer(self.optimizer, self.placed, self.world)
         self._scale = LossScale(self.world) if recipe.precision == "fp16" else None
         self._stepper = Stepper(self.optimizer, self.world.device, skips=self._scale is not None)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
@@ -107,13 +110,15 @@ class Trainer:
             list(self.placed.shards),
             self.world,
             precision=recipe.gradient_precision,
+            ready=self._step_early if self._steps_early else None,
         )
         self._statistics = RunningStatistics(self.module, self.world)
-        self._average = None if recipe.average_decay is None else Average(self.module, recipe.average_decay)
+        self._average: Average | None = None
+        if recipe.average_decay is not None:
+            self._average = Average(self.module, recipe.average_decay, warm_up=recipe.average_warm_up)
         self._network: Callable[[Tensor], Tensor] = self.module
         if recipe.compile:
-            eager_layers(self.module)
-            self._network = torch.compile(self.module, dynamic=False)
+            self._network = compiled(self.module, self.gradients.first_of_buckets, layers_that_wait(self.module))
         why_eager = self._stepper.why_eager if recipe.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence))
 
@@ -178,13 +183,23 @@ class Trainer:
             self._scale.unscale(self.gradients.tensors)
         if recipe.clip_norm is not None:
             self.gradients.clip(recipe.clip_norm)
-        self._stepper.step(None if self._scale is None else self._scale.found_inf)
+        if not self._steps_early:
+            self._stepper.step(None if self._scale is None else self._scale.found_inf)
         if self._scale is not None:
             self._scale.move()
         self._statistics.average()
         if self._average is not None:
             self._average.update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    @property
+    def _steps_early(self) -> bool:
+        """Whether parameters are stepped as soon as their gradients are there, beside the backward pass."""
+        whole = self.recipe.clip_norm is not None or self._scale is not None
+        return self.world.device.type == "cuda" and self._stepper.is_elementwise and not whole
+
+    def _step_early(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._stepper.step(only=parameters)
 
     def _loss(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
@@ -276,7 +291,7 @@ class Trainer:
             "model": self._own(self.module.state_dict()),
             "optimizer": own_optimizer(self.placed, self.optimizer),
             "scale": None if self._scale is None else self._scale.state_dict(),
-            "average": None if self._average is None else self._own(self._average.mean),
+            "average": None if self._average is None else self._average.state_dict(self._own),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
             "bad_examples": self.world.counts(history.bad_examples),
@@ -303,10 +318,13 @@ class Trainer:
         optimizer = state["optimizer"]
         optimizer = optimizer | {"param_groups": self._stepper.flagged(read_whole(optimizer["param_groups"]))}
         load_optimizer(self.placed, self.world, self.optimizer, optimizer)
+        self._stepper.settle()
+        self.steps.restart()
         if self._scale is not None:
             self._scale.load_state_dict(read_whole(state["scale"]))
         if self._average is not None:
-            self._average.mean.update(self._parts_of(state["average"]))
+            average = state["average"] | {"steps": read_whole(state["average"].get("steps"))}
+            self._average.load_state_dict(average, self._parts_of)
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         return History(

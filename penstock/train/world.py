@@ -145,24 +145,35 @@ class World:
             dist.all_reduce(summed, group=self.group)
             return summed.tolist()
 
+    def summed(self, own: Tensor, what: str) -> Tensor:
+        """The sum of a tensor over all processes, in its place, on its device; the host reads nothing."""
+        if self.size > 1:
+            with self.operation(what):
+                dist.all_reduce(own, group=self.group)
+        return own
+
     def of_first(self, values: Sequence[float]) -> list[float]:
         """The first process's numbers, in every process."""
         return self.total(*(value if self.is_first else 0.0 for value in values))
 
-    def counts(self, own: Mapping[str, int]) -> dict[str, int]:
-        """What all processes counted together, by name."""
-        said = json.dumps(own).encode()
-        sizes = self.total(*(len(said) if rank == self.rank else 0 for rank in range(self.size)))
+    def texts(self, own: str) -> list[str]:
+        """What each process has to say, which is never nothing, by rank, in every process."""
         if self.group is None:
-            return dict(own)
+            return [own]
+        said = own.encode()
+        sizes = self.total(*(len(said) if rank == self.rank else 0 for rank in range(self.size)))
         texts = torch.zeros(self.size, int(max(sizes)), dtype=torch.uint8)
         texts[self.rank, : len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         texts = texts.to(self.device)
-        with self.operation("the sum of counts"):
+        with self.operation("the exchange of what is said"):
             dist.all_reduce(texts, group=self.group)
+        return [text[: int(size)].numpy().tobytes().decode() for text, size in zip(texts.cpu(), sizes, strict=True)]
+
+    def counts(self, own: Mapping[str, int]) -> dict[str, int]:
+        """What all processes counted together, by name."""
         whole: Counter[str] = Counter()
-        for text, size in zip(texts.cpu(), sizes, strict=True):
-            whole.update(json.loads(bytes(text[: int(size)].tolist())))
+        for text in self.texts(json.dumps(own)):
+            whole.update(json.loads(text))
         return dict(whole)
 
     @torch.no_grad()

@@ -182,7 +182,7 @@ def recipe_with(**changes: Any) -> Recipe:
         ({"epochs": float("inf")}, "the length inf"),
         ({"seed": -1}, "seed -1; it must be from 0"),
         ({"seed": 10**23}, "it must be from 0 to"),
-        ({"precision": "fp8"}, "precision 'fp8'; choose 'fp32' or 'bf16'"),
+        ({"precision": "fp8"}, "precision 'fp8'; choose one of fp32, tf32, bf16, fp16"),
         ({"best": "accuracy"}, "chooses by 'accuracy', which is not one of"),
         ({"best_mode": "most"}, "best_mode 'most'"),
     ],
