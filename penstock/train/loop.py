@@ -99,8 +99,7 @@ def train(
         module = found.model()
         pace, sentences = pace_of(module, looked_at, recipe, world)
         trainer = Trainer(module, recipe, total, world, inputs=looked_at)
-        checkpoint = newest_checkpoint(folder / "checkpoints", world)
-        history = trainer.restore(checkpoint) if checkpoint else History()
+        history = _restored(trainer, folder / "checkpoints")
         profile = None
         if profiled_steps is not None:
             profile = Profile(world, profiled_steps, recipe.batch_size, folder, left=total - history.step)
@@ -334,6 +333,12 @@ class Loop:
         last_hash = state_hash(trainer.whole_state())
         trainer.module.load_state_dict(history.best_weights)
         return last_hash, dict(history.best_metrics)
+
+
+def _restored(trainer: Trainer, folder: Path) -> History:
+    """From the newest checkpoint, whose files are let go of."""
+    checkpoint = newest_checkpoint(folder, trainer.world)
+    return trainer.restore(checkpoint) if checkpoint else History()
 
 
 def _check_finite(losses: list[float], step: int) -> None:
