@@ -47,7 +47,7 @@ recipe = Recipe(
     loss=nn.functional.cross_entropy,
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     schedule=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps + 1),
-    augment=lambda x, y, generator: (x + 0.1 * torch.randn(x.shape, generator=generator), y),
+    augment=lambda x, y, generator: (x + 0.1 * torch.randn(x.shape, generator=generator).to(x.device), y),
     batch_size=32,
     epochs=10,
     validate_every_epochs=10,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import OthersLost, TrainError
 
 if TYPE_CHECKING:
     from penstock.core.application import FoundApplication
@@ -216,19 +216,33 @@ def _run(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if seat is not None and recipe.threads is None:
         recipe = replace(recipe, threads=max(1, len(os.sched_getaffinity(0)) // seat.local_size))
+    if seat is not None and seat.size > seat.local_size and device.type == "cpu":
+        _show_the_way(seat)
     parent = os.environ.get(PARENT_VARIABLE)
-    with joined(seat, device, company.timeout_s) as world:
-        result = train(
-            found,
-            folder,
-            recipe,
-            overrides=overrides,
-            world=world,
-            parent=int(parent) if parent else None,
-            profiled_steps=profile,
-        )
-        if world.is_first:
-            _say(result)
+    try:
+        with joined(seat, device, company.timeout_s) as world:
+            result = train(
+                found,
+                folder,
+                recipe,
+                overrides=overrides,
+                world=world,
+                parent=int(parent) if parent else None,
+                profiled_steps=profile,
+            )
+            if world.is_first:
+                _say(result)
+    except OthersLost as error:
+        # A parent of our own says it itself.
+        raise OthersLost(f"{error}{'' if parent else _way_on(folder)}") from None
+
+
+def _show_the_way(seat: "Seat") -> None:
+    """Have gloo meet the processes of other machines on the network that leads there."""
+    from penstock.train.network import interface_towards
+
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(seat.address, seat.port)
 
 
 def _company(gpus: int | None, processes: int | None, timeout_s: float | None) -> Company:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Self, final
 
 import torch
@@ -20,7 +21,7 @@ class LogMel(Streaming):
 
     The first window begins with the first sample, and samples at the end that fill no window are left out: every
     frame can be given as soon as its last sample is there. The transform is a product with sines and cosines, which
-    any runtime has.
+    any runtime has, and is computed in float32 at least, under autocast too.
 
     Davis and Mermelstein 1980, "Comparison of Parametric Representations"; the mel scale is that of O'Shaughnessy 1987,
     2595 log10(1 + f / 700), with triangles of height 1.
@@ -107,6 +108,12 @@ class LogMel(Streaming):
         return self
 
     def _over(self, samples_BM: Tensor) -> Tensor:
+        # An exported graph has no autocast, nor may it have the word for none.
+        kind = samples_BM.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            return self._energies(samples_BM)
+
+    def _energies(self, samples_BM: Tensor) -> Tensor:
         # Copied, so that all windows are the rows of one product: as a view they would be one for each stream.
         windows_BUW = (samples_BM / self.full_scale).unfold(1, self.windows.size, self.windows.stride).contiguous()
         energy_BUF = (windows_BUW @ self.cosines_WF).square() + (windows_BUW @ self.sines_WF).square()

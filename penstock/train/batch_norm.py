@@ -1,7 +1,7 @@
 """Batch norm over several processes: by each one's own examples, or by all of them."""
 
 from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -101,6 +101,25 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronisedBatchNorm) for layer in module.modules())
 
 
+def running_statistics(
+    module: nn.Module, kinds: tuple[type[nn.Module], ...] = (_BatchNorm, SequenceBatchNorm, SynchronisedBatchNorm)
+) -> dict[str, Tensor]:
+    """The means and variances that batch norms keep for when the network is served, by name.
+
+    Args:
+        module: The network.
+        kinds: Of batch norms.
+    """
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, kinds)]
+    return {
+        f"{name}.{own}".removeprefix("."): tensor
+        for name, layer in layers
+        for own, tensor in layer.named_buffers(recurse=False)
+        # What is no part of the network's state is a constant.
+        if tensor.is_floating_point() and own in layer.state_dict()
+    }
+
+
 @final
 class RunningStatistics:
     """The running statistics of local batch norms, of which every process has the mean over all after each step.
@@ -114,11 +133,8 @@ class RunningStatistics:
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self._world = world
-        self._tensors: list[Tensor] = []
-        for layer in module.modules():
-            if isinstance(layer, _BatchNorm | SequenceBatchNorm):
-                own = cast(Any, layer._buffers)  # pyright: ignore[reportPrivateUsage]
-                self._tensors += [part for part in own.values() if part is not None and part.is_floating_point()]
+        # Those of synchronised ones are the same everywhere.
+        self._tensors = list(running_statistics(module, (_BatchNorm, SequenceBatchNorm)).values())
 
     @torch.no_grad()
     def average(self) -> None:

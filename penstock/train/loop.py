@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint import Checkpoint, newest_checkpoint, state_hash
+from penstock.train.checkpoint import newest_checkpoint, state_hash
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed, first_inputs
 from penstock.train.interrupt import Interrupt
@@ -29,6 +29,7 @@ from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
 from penstock.train.run_folder import RunFolder
+from penstock.train.saver import Saver
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
 
@@ -98,7 +99,7 @@ def train(
         module = found.model()
         pace, sentences = pace_of(module, looked_at, recipe, world)
         trainer = Trainer(module, recipe, total, world, inputs=looked_at)
-        checkpoint = agreed(newest_checkpoint(folder / "checkpoints"), world)
+        checkpoint = newest_checkpoint(folder / "checkpoints", world)
         history = trainer.restore(checkpoint) if checkpoint else History()
         profile = None
         if profiled_steps is not None:
@@ -210,12 +211,15 @@ class Loop:
             progress.say(sentence)
         trainer.say = progress.say
         started_s = time.monotonic()
-        with trainer.feed(self._train, history.step, progress.say) as feed:
+        with (
+            nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
+            trainer.feed(self._train, history.step, progress.say) as feed,
+        ):
             feed.bad.update(history.bad_examples)
-            self._steps(feed, progress, interrupt)
+            self._steps(feed, saver, progress, interrupt)
         _say_of_feed(feed, world.counts(feed.bad), time.monotonic() - started_s, progress)
 
-    def _steps(self, feed: Feed, progress: Progress, interrupt: Interrupt) -> None:
+    def _steps(self, feed: Feed, saver: Saver | None, progress: Progress, interrupt: Interrupt) -> None:
         trainer, history, world, recipe = self.trainer, self.history, self.trainer.world, self.trainer.recipe
         total = trainer.total_steps
         validated_every = max(1, round(recipe.validate_every_epochs * len(self._train) / recipe.batch_size))
@@ -233,7 +237,11 @@ class Loop:
             if not (validates or saves or looks.are_due):
                 continue
             due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
-            seen = looks.look(asked=interrupt.asked, due=due)
+            # By the clock, one that is due while another is being written is put off: nobody was promised the moment.
+            busy, failed = saver is not None and saver.is_busy, saver is not None and saver.has_failed
+            seen = looks.look(asked=interrupt.asked, due=due and not busy, failed=failed)
+            if seen.failed and saver is not None:
+                saver.check()
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
             _check_finite(seen.losses, history.step)
@@ -254,12 +262,14 @@ class Loop:
                         self._validate(loss, rate, feed, progress)
                     history.bad_examples = dict(feed.bad)
                     progress.note(history.best_metrics or {})
-                if saves and self._checkpoints is not None:
+                if saves and saver is not None:
                     self.watchdog.beat(f"the checkpoint of step {history.step}")
-                    trainer.save(self._checkpoints, history)
+                    trainer.save(saver, history)
                     saved = time.monotonic()
             if asked and not last:
-                # Who leaves sooner may be taken for lost, and the first one's writing be cut short.
+                # Who leaves sooner may be taken for lost, and the others' writing be cut short.
+                if saver is not None:
+                    saver.wait()
                 world.total(0.0)
                 progress.say(f"Stopped at step {history.step:,} of {total:,}. {self._go_on}")
                 raise KeyboardInterrupt
@@ -346,22 +356,6 @@ def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Prog
             f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
             f"decode them beforehand ('penstock shard'), or give the recipe more workers."
         )
-
-
-def agreed(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
-    """The checkpoint that all processes found.
-
-    Raises:
-        TrainError: They found different ones.
-    """
-    step = checkpoint.step if checkpoint else -1
-    (first,) = world.of_first([step])
-    if world.total(step != first)[0]:
-        raise TrainError(
-            "the processes see different checkpoints; the run's folder must be one that all of them see, on a file "
-            "system that they share."
-        )
-    return checkpoint
 
 
 def _check_inputs(application: Application, data: Data) -> None:

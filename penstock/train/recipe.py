@@ -53,9 +53,9 @@ class Recipe:
         epochs: How often every example is seen; a fraction is allowed. Exactly one of `epochs` and `steps`.
         steps: How many steps are taken.
         augment: Changes a training batch at random; all its chance must come from the generator it is given.
-        precision: `"fp32"`; `"tf32"`, in which a GPU multiplies fp32 numbers of 10 bits behind the point; or `"bf16"`
-            or `"fp16"` for autocast with fp32 weights. With fp16 the loss is scaled, and a step whose gradients
-            overflow is left out.
+        precision: `"fp32"`; `"tf32"`, in which a GPU multiplies with 10 bits of each fp32 number's fraction; or
+            `"bf16"` or `"fp16"` for autocast with fp32 weights. With fp16 the loss is scaled, and a step with
+            gradients that overflow is left out.
         seed: Of the weights, the order of the examples, the augmentation and dropout.
         threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast with one, and
             much steadier on a machine that does other things. The parameters' last bits depend on it.
@@ -66,7 +66,9 @@ class Recipe:
         clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
         average_decay: Validate and keep a running mean of the weights, of which a step keeps this share (0.999, say);
             None for the weights themselves. It begins with the first weights, which are gone after some 5 / (1 - share)
-            steps; buffers, as the statistics of batch norms, stay those of the weights themselves.
+            steps. So are the running statistics of batch norms; other buffers stay those of the weights themselves.
+        average_warm_up: Keep less of that mean at first, (1 + n) / (10 + n) after n steps until that is the share: then
+            the first weights are gone after a few steps.
         deterministic: Compute the same bits each time, so that a resumed run ends exactly as an undisturbed one. Some
             operations have no such algorithm on GPUs; False takes what there is.
         placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
@@ -106,6 +108,7 @@ class Recipe:
     accumulate: int = 1
     clip_norm: float | None = None
     average_decay: float | None = None
+    average_warm_up: bool = False
     deterministic: bool = True
     placements: Placements | Literal["auto"] = field(default_factory=dict)
     batch_norm: Literal["local", "synchronised"] = "local"
@@ -140,6 +143,8 @@ class Recipe:
             raise TrainError(f"the recipe has gradient_precision {self.gradient_precision!r}; choose 'fp32' or 'bf16'.")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise TrainError(f"the recipe has average_decay {self.average_decay}; it must be from 0 to below 1.")
+        if self.average_warm_up and self.average_decay is None:
+            raise TrainError("the recipe has average_warm_up and no average_decay; give a decay (0.999, say) as well.")
         if self.batch_norm not in ("local", "synchronised"):
             raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
         if self.placements != "auto" and not isinstance(self.placements, Mapping):

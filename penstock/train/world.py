@@ -145,6 +145,13 @@ class World:
             dist.all_reduce(summed, group=self.group)
             return summed.tolist()
 
+    def summed(self, own: Tensor, what: str) -> Tensor:
+        """The sum of a tensor over all processes, in its place, on its device; the host reads nothing."""
+        if self.size > 1:
+            with self.operation(what):
+                dist.all_reduce(own, group=self.group)
+        return own
+
     def of_first(self, values: Sequence[float]) -> list[float]:
         """The first process's numbers, in every process."""
         return self.total(*(value if self.is_first else 0.0 for value in values))

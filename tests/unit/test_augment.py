@@ -26,6 +26,16 @@ def test_all_chance_comes_from_the_generator(augment: Augment) -> None:
     assert not torch.equal(augment(*batch(), generator(1))[0], first[0])
 
 
+@pytest.mark.parametrize("augment", [mixup(5), random_flip(), in_turn(random_flip(), mixup(5))])
+def test_batches_are_changed_where_they_are(augment: Augment) -> None:
+    # "meta" stands for a GPU: it refuses what is on another device as well.
+    pixels, targets = (tensor.to("meta") for tensor in batch())
+    changed, shares = augment(pixels, targets, generator())
+    assert changed.is_meta
+    assert shares.is_meta
+    assert changed.shape == pixels.shape
+
+
 def test_mixup_mixes_inputs_and_targets_alike() -> None:
     # One-hot pictures: what is mixed of the target can be read from the input.
     inputs = F.one_hot(torch.arange(200) % 5, 5).view(200, 5, 1) * 100

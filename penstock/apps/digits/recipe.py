@@ -1,6 +1,6 @@
 """How the digits are learned: scikit-learn's 1,797 handwritten digits, a fixed third of them held out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -89,10 +89,14 @@ def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
 
 def augment(pixels_BHW: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Turn, shear, stretch and shift each picture a little, and draw it with another pen."""
-    count = len(pixels_BHW)
+    count, device = len(pixels_BHW), pixels_BHW.device
+
+    def drawn(draw: Callable[..., Tensor], *shape: int) -> Tensor:
+        # The same on every device: where the generator is, and then where the pictures are.
+        return draw(*shape, generator=generator, device=generator.device).to(device)
 
     def chance(most: float) -> Tensor:
-        return (torch.rand(count, generator=generator) * 2 - 1) * most
+        return (drawn(torch.rand, count) * 2 - 1) * most
 
     angle, shear = chance(0.2), chance(0.2)
     wide, high = 1 + chance(0.15), 1 + chance(0.15)
@@ -100,9 +104,9 @@ def augment(pixels_BHW: Tensor, targets_B: Tensor, generator: torch.Generator) -
     row_y = torch.stack([angle.sin() * wide, angle.cos() * high, chance(0.12)], 1)
     grid = F.affine_grid(torch.stack([row_x, row_y], 1), [count, 1, SIDE, SIDE], align_corners=False)
     ink = F.grid_sample(pixels_BHW[:, None].float() / 255, grid, align_corners=False)
-    pen = torch.rand(count, 1, 1, 1, generator=generator)
+    pen = drawn(torch.rand, count, 1, 1, 1)
     thick, thin = F.max_pool2d(ink, 3, 1, 1), -1.3 * F.max_pool2d(-ink, 3, 1, 1)
     ink = torch.where(pen < 0.15, thick, torch.where(pen > 0.85, thin, ink)).clamp(0, 1)
     ink = ink ** chance(0.4).exp()[:, None, None, None]
-    ink = ink + torch.randn(ink.shape, generator=generator) * 0.03
+    ink = ink + drawn(torch.randn, *ink.shape) * 0.03
     return (ink[:, 0] * 255).clamp(0, 255), targets_B

@@ -76,6 +76,15 @@ def test_augmentation_is_a_function_of_its_generator_and_stays_in_range() -> Non
     assert one.max() <= 255
 
 
+def test_batches_are_augmented_where_they_are() -> None:
+    # "meta" stands for a GPU: it refuses what is on another device as well.
+    pixels, labels = torch.zeros(5, 28, 28, dtype=torch.uint8, device="meta"), torch.zeros(5, device="meta")
+    changed, same = augment(pixels, labels, torch.Generator().manual_seed(1))
+    assert changed.is_meta
+    assert changed.shape == pixels.shape
+    assert same is labels
+
+
 def test_the_held_out_third_is_never_learned_from_or_chosen_by() -> None:
     data = digits()
     train, validation, test = arrays(data.train), arrays(data.validation), arrays(data.test)

@@ -1,6 +1,6 @@
 """How the words are learned: CTC over signals of a few words, mixed anew at every step."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -118,18 +118,23 @@ def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
 def augment(samples_BT: Tensor, symbols_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Each signal faster or slower, later, through another microphone, in other noise, louder or quieter."""
     batch, frames = samples_BT.shape
+    device = samples_BT.device
+
+    # Drawn where the generator is, the same for every device, and then brought to where the sound is.
+    def drawn(draw: Callable[..., Tensor], count: int = 1) -> Tensor:
+        return draw(batch, count, generator=generator, device=generator.device)
 
     def between(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(batch, 1, generator=generator)
+        return low + (high - low) * drawn(torch.rand)
 
     sound_BT = _at_another_speed(samples_BT.float(), between(SLOWEST, FASTEST), between(0, 1))
-    sound_BT = _filtered(sound_BT, torch.randn(batch, TAPS, generator=generator) * between(0, 0.4))
-    noise_BT = torch.rand(batch, frames, generator=generator) - 0.5
-    noise_BT = _filtered(noise_BT, torch.randn(batch, TAPS, generator=generator))
+    sound_BT = _filtered(sound_BT, (drawn(torch.randn, TAPS) * between(0, 0.4)).to(device))
+    noise_BT = drawn(torch.rand, frames).to(device) - 0.5
+    noise_BT = _filtered(noise_BT, drawn(torch.randn, TAPS).to(device))
     level_B1, noise_B1 = _level(sound_BT).clamp(min=QUIETEST), _level(noise_BT)
-    sound_BT.addcmul_(noise_BT, level_B1 / noise_B1 * 10 ** (-between(5, 45) / 20))
+    sound_BT.addcmul_(noise_BT, level_B1 / noise_B1 * 10 ** (-between(5, 45).to(device) / 20))
     peak_B1 = sound_BT.abs().amax(1, keepdim=True)
-    return sound_BT.mul_(FULL_SCALE / peak_B1 * 10 ** (between(-40, 0) / 20)), symbols_BL
+    return sound_BT.mul_(FULL_SCALE / peak_B1 * 10 ** (between(-40, 0).to(device) / 20)), symbols_BL
 
 
 def _at_another_speed(sound_BT: Tensor, speed_B1: Tensor, later_B1: Tensor) -> Tensor:

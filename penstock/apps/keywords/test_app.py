@@ -134,6 +134,15 @@ def test_augmentation_is_a_function_of_its_generator_and_stays_in_range(few: dic
     assert one.abs().max() <= 32_767
 
 
+def test_batches_are_augmented_where_they_are() -> None:
+    # "meta" stands for a GPU: it refuses what is on another device as well.
+    sound = torch.zeros(3, SIGNAL, dtype=torch.int16, device="meta")
+    changed, same = augment(sound, sound, torch.Generator().manual_seed(1))
+    assert changed.is_meta
+    assert changed.shape == sound.shape
+    assert same is sound
+
+
 def test_word_error_counts_what_is_missed_wrong_and_invented() -> None:
     assert collapsed([0, 3, 3, 0, 3, 5, 5]) == [3, 3, 5]
     assert edit_distance([1, 2, 3], [1, 2, 3]) == 0

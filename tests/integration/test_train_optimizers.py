@@ -1,0 +1,161 @@
+"""LARS and LAMB over two processes, their weights cut in every way: the steps and checkpoints of one process.
+
+python -m tests.integration.test_train_optimizers RANK SIZE PORT FOLDER   one process
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.bench.parity import Pictures
+from penstock.train.checkpoint import newest_checkpoint
+from penstock.train.losses import CrossEntropy
+from penstock.train.optimizers import LAMB, LARS, Layerwise
+from penstock.train.placements import Placement
+from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
+from penstock.train.stored import read_whole
+from penstock.train.trainer import History, Trainer
+from penstock.train.world import Seat, World, joined
+
+# Two processes that import torch: seconds of a core for each.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIMIT_S = 240
+STEPS, BATCH = 4, 15
+# What is left of float64: a loss over classes has its smoothing in float32.
+TOLERANCE = 1e-6
+INPUTS = np.random.default_rng(0).normal(size=(BATCH, 3, 8, 8))
+LABELS = np.random.default_rng(1).integers(0, 12, BATCH)
+MAKES: dict[str, Callable[[Any], Layerwise]] = {
+    "LARS": lambda weights: LARS(weights, lr=0.5, trust=0.01),
+    "LAMB": lambda weights: LAMB(weights, lr=0.02),
+    "LAMB of vectors too": lambda weights: LAMB(weights, lr=0.02, exclude_vectors=False),
+}
+PLACEMENTS: dict[str, dict[str, Placement]] = {
+    "data": {},
+    "columns and rows": {"classifier.1": Placement(kind="columns"), "classifier.4": Placement(kind="rows")},
+    "model and classes": {"classifier.1": Placement(kind="model"), "head": Placement(kind="classes")},
+    # Nine filters: the processes have parts of different sizes.
+    "sharded": {"features": Placement(kind="sharded"), "head": Placement(kind="sharded", recompute=True)},
+}
+CASES = [(name, placed) for name in MAKES for placed in PLACEMENTS]
+
+
+def trainer(case: tuple[str, str], world: World) -> Trainer:
+    name, placed = case
+    torch.manual_seed(0)
+    nothing = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
+    recipe = Recipe(
+        data=lambda: Data(train=nothing, validation=nothing),
+        loss=CrossEntropy(0.1),
+        optimizer=MAKES[name],
+        batch_size=BATCH,
+        steps=STEPS + 1,
+        batch_norm="synchronised",
+        average_decay=0.9,
+        average_warm_up=True,
+        placements=PLACEMENTS[placed],
+    )
+    # In float64 hardly more than mistakes is left.
+    return Trainer(Pictures(0.0).double(), recipe, STEPS + 1, world, inputs=INPUTS)
+
+
+def take(one: Trainer, first: int, steps: int, place: Path) -> None:
+    for step in range(first, first + steps):
+        one.step((torch.from_numpy(INPUTS[one.rows]), torch.from_numpy(LABELS[one.rows])), step)
+    with Saver(place, one.world) as saver:
+        one.save(saver, History(step=first + steps))
+
+
+def go_on(case: tuple[str, str], world: World, start: Path, place: Path) -> None:
+    checkpoint = newest_checkpoint(start)
+    assert checkpoint is not None
+    other = trainer(case, world)
+    other.restore(checkpoint)
+    take(other, STEPS, 1, place)
+
+
+def tensors(place: Path) -> dict[str, Tensor]:
+    checkpoint = newest_checkpoint(place)
+    assert checkpoint is not None
+    found: dict[str, Tensor] = {}
+    for part in ("model", "average", "optimizer"):
+        _collect(read_whole(checkpoint.state[part]), part, found)
+    return found
+
+
+def _collect(value: Any, path: str, found: dict[str, Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found[path] = value
+    for name, item in value.items() if isinstance(value, Mapping) else ():
+        _collect(item, f"{path}/{name}", found)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each case by one process and by two, which go on from one another's checkpoints."""
+    folder = tmp_path_factory.mktemp("runs")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for case in CASES:
+        one = trainer(case, World())
+        take(one, 0, STEPS, folder / json.dumps([*case, "one"]))
+        take(one, STEPS, 1, folder / json.dumps([*case, "one, on"]))
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    command = [sys.executable, "-m", "tests.integration.test_train_optimizers"]
+    processes = [subprocess.Popen([*command, str(rank), "2", str(port), str(folder)]) for rank in range(2)]
+    try:
+        assert [process.wait(LIMIT_S) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    for case in CASES:
+        go_on(case, World(), folder / json.dumps([*case, "two"]), folder / json.dumps([*case, "two, on by one"]))
+    torch.set_num_threads(threads)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
+@pytest.mark.parametrize(
+    ("right", "found"), [("one", "two"), ("one, on", "one, on by two"), ("one, on", "two, on by one")]
+)
+def test_two_processes_step_as_one_does(runs: Path, case: tuple[str, str], right: str, found: str) -> None:
+    one, two = (tensors(runs / json.dumps([*case, name])) for name in (right, found))
+    assert one.keys() == two.keys()
+    assert any("momentum_buffer" in name or "exp_avg" in name for name in one)
+    errors = {name: (two[name] - tensor).double().norm() / tensor.double().norm() for name, tensor in one.items()}
+    assert {name: error.item() for name, error in errors.items() if not error <= TOLERANCE} == {}
+
+
+def test_a_step_is_long_enough_to_be_seen(runs: Path) -> None:
+    for case in CASES:
+        one, on = (tensors(runs / json.dumps([*case, name])) for name in ("one", "one, on"))
+        weights = [name for name in one if name.startswith("model/") and name.endswith("weight")]
+        for name in weights:
+            assert (on[name] - one[name]).norm() > 1e-5 * one[name].norm(), (case, name)
+
+
+def main(rank: int, size: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
+    with joined(seat, torch.device("cpu"), LIMIT_S) as world:
+        for case in CASES:
+            take(trainer(case, world), 0, STEPS, folder / json.dumps([*case, "two"]))
+            start = folder / json.dumps([*case, "one"])
+            go_on(case, world, start, folder / json.dumps([*case, "one, on by two"]))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]), folder=Path(sys.argv[4]))
