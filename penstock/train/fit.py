@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -185,7 +186,9 @@ class _Kept:
             return
         self._learned = {"examples": len(train), "inputs": f"{train.input_dtype}{list(train.input_shape)}"}
         if isinstance(train, ArraySet):
-            self._learned["sha256"] = hashlib.sha256(train.inputs.tobytes() + train.targets.tobytes()).hexdigest()
+            digest = hashlib.sha256(np.ascontiguousarray(train.inputs))
+            digest.update(np.ascontiguousarray(train.targets))
+            self._learned["sha256"] = digest.hexdigest()
         out.mkdir(parents=True, exist_ok=True)
         if (out / RUN_FILE).exists():
             self._check(out)
