@@ -124,6 +124,7 @@ class _Group:
             )
             for rank in range(processes)
         ]
+        self._said: list[list[str]] = []
         self._late = False
 
     def lines(self, limit_s: float) -> Iterator[dict[str, Any]]:
@@ -152,14 +153,18 @@ class _Group:
         for process in self._processes:
             process.kill()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for errors in self._errors:
+            errors.seek(0)
+            self._said.append([line for line in errors.read().splitlines() if line.strip()])
+            errors.close()
 
     def why(self) -> str:
-        """Why the first case that is missing was not measured."""
+        """Why the first case that is missing was not measured, after `end`."""
         if self._late:
             return "it was not measured in time"
-        for process, errors in zip(self._processes, self._errors, strict=True):
-            errors.seek(0)
-            said = [line for line in errors.read().splitlines() if line.strip()]
+        for process, said in zip(self._processes, self._said, strict=True):
             if process.returncode not in (0, -9) and said:
                 return said[-1][:300]
         return "its processes ended without a word"
