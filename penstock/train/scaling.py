@@ -1,4 +1,4 @@
-"""Losses made larger for fp16, whose smallest numbers are too large for many gradients, by a factor found on the way."""
+"""Losses made larger for fp16, whose smallest numbers are too large for many gradients, by a factor that is found."""
 
 from collections.abc import Sequence
 from typing import Any, cast, final
