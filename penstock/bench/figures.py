@@ -71,7 +71,21 @@ def parity() -> list[float]:
     return worst()
 
 
+def checkpoint_stall() -> list[float]:
+    """The share of a minute that a checkpoint costs the steps, of several."""
+    from penstock.bench.checkpoints import lost_fractions
+
+    return lost_fractions()
+
+
 TRAINING: dict[str, Figure] = {
+    "train.checkpoint_stall": Figure(
+        measure=checkpoint_stall,
+        workload="a network of 63 million weights by SGD with momentum, fp32, a batch of 64; 0.75 GB a checkpoint: "
+        "weights, momentum, other best weights each time; each read back and compared",
+        metric="wall time beyond that of as many steps without a checkpoint, of parts before and after, over a minute",
+        unit="fraction",
+    ),
     "train.parity": Figure(
         measure=parity,
         workload="a step of small networks in 21 cases: placements, chunks, dropout, uneven batches, clipping, "

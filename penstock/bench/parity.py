@@ -4,7 +4,7 @@ Dropout of several processes draws other masks than that of one, so the masks th
 given to the one. Local batch norm is compared with one that takes the same groups of examples. Everything else has to
 agree by itself.
 
-    python -m penstock.bench.parity RANK SIZE PORT CASE...   one process; the first one prints a line for each case
+    python -m penstock.bench.parity RANK SIZE PORT DEVICE CASE...   one process; the first one prints a line a case
 """
 
 import copy
@@ -169,12 +169,13 @@ class Agreement:
         return max(self.errors.values())
 
 
-def agreements(processes: int, cases: Iterable[str] = CASES) -> list[Agreement]:
-    """Cases with so many processes on this machine's CPU.
+def agreements(processes: int, cases: Iterable[str] = CASES, device: str = "cpu") -> list[Agreement]:
+    """Cases with so many processes on this machine.
 
     Args:
         processes: How many.
         cases: Their names.
+        device: `"cpu"`, or `"cuda"` for a GPU each.
 
     Raises:
         BenchError: A process failed.
@@ -184,7 +185,7 @@ def agreements(processes: int, cases: Iterable[str] = CASES) -> list[Agreement]:
         port = place.getsockname()[1]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "penstock.bench.parity", str(rank), str(processes), str(port), *cases],
+            [sys.executable, "-m", "penstock.bench.parity", str(rank), str(processes), str(port), device, *cases],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -211,7 +212,7 @@ def compared(name: str, world: World) -> Agreement | None:
     case = (CASES | ROUNDED)[name]
     torch.manual_seed(0)
     module = Frames() if case.frames else Pictures(case.dropout)
-    whole = copy.deepcopy(module).double()
+    whole = copy.deepcopy(module).double().to(world.device)
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(case.batch, 3, 8, 8)).astype(np.float32)
     labels = rng.integers(0, CLASSES, case.batch)
@@ -226,7 +227,8 @@ def compared(name: str, world: World) -> Agreement | None:
     if not world.is_first:
         return None
     _as_one(whole, case, world.size, drawn)
-    right = CrossEntropy(SMOOTHING)(whole(torch.from_numpy(inputs).double()), torch.from_numpy(labels))
+    exact, wanted = torch.from_numpy(inputs).double().to(world.device), torch.from_numpy(labels).to(world.device)
+    right = CrossEntropy(SMOOTHING)(whole(exact), wanted)
     right.backward()
     most = trainer.recipe.clip_norm
     if most is not None:
@@ -234,8 +236,8 @@ def compared(name: str, world: World) -> Agreement | None:
     errors = {"loss": abs(loss - right.item()) / abs(right.item())}
     for weight_name, weight in whole.named_parameters():
         assert weight.grad is not None, weight_name
-        difference = found.pop(weight_name).double() - weight.grad
-        errors[weight_name] = (difference.norm() / weight.grad.norm()).item()
+        expected = weight.grad.cpu()
+        errors[weight_name] = ((found.pop(weight_name).double() - expected).norm() / expected.norm()).item()
     assert not found, found.keys()
     return Agreement(case=name, processes=world.size, errors=errors)
 
@@ -298,13 +300,14 @@ class _Masks:
                     drawn_NF = torch.cat(_of_all(world, drawn.t(), [drawn.shape[1]] * world.size)).t()
                 else:
                     drawn_NF = torch.cat(_of_all(world, drawn, rows))
-                found.setdefault(name, torch.zeros(case.batch, drawn_NF.shape[1], dtype=torch.float64))[own] = drawn_NF
+                masks_BF = found.setdefault(name, drawn_NF.new_zeros(case.batch, drawn_NF.shape[1]))
+                masks_BF[own.to(masks_BF.device)] = drawn_NF
         return found
 
 
 def _of_all(world: World, own: Tensor, rows: Sequence[int]) -> list[Tensor]:
     """Every process's rows, by sums: nothing here is what is tested."""
-    whole = torch.zeros(sum(rows), *own.shape[1:], dtype=torch.float64)
+    whole = own.new_zeros(sum(rows), *own.shape[1:])
     first = sum(rows[: world.rank])
     whole[first : first + rows[world.rank]] = own
     if world.size > 1:
@@ -352,14 +355,17 @@ class _Grouped(nn.Module):
         made_B = torch.empty_like(given_B)
         for group in self.groups:
             normed = nn.functional.batch_norm(given_B[group], None, None, self.weight, self.bias, training=True)
-            made_B = made_B.index_copy(0, group, normed)
+            made_B = made_B.index_copy(0, group.to(made_B.device), normed)
         return made_B
 
 
-def _main(rank: int, size: int, port: int, cases: Sequence[str]) -> None:
+def _main(rank: int, size: int, port: int, kind: str, cases: Sequence[str]) -> None:
     torch.set_num_threads(1)
     seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    with joined(seat, torch.device("cpu"), LIMIT_S) as world:
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
+    # Convolutions of a GPU else take fp32 for tf32.
+    torch.backends.cudnn.allow_tf32 = False
+    with joined(seat, device, LIMIT_S) as world:
         for name in cases:
             found = compared(name, world)
             if found is not None:
@@ -368,4 +374,4 @@ def _main(rank: int, size: int, port: int, cases: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:4]), cases=sys.argv[4:])
+    _main(*map(int, sys.argv[1:4]), kind=sys.argv[4], cases=sys.argv[5:])

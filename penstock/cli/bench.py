@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
+from penstock.cli.bench_train import train
 
 if TYPE_CHECKING:
     from penstock.bench.load import Load, Measured
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(live)
     bench.command()(streams)
     bench.command()(training)
+    bench.command()(train)
     bench.command()(soak)
     bench.command()(feed)
     app.add_typer(bench, name="bench")

@@ -61,17 +61,17 @@ class Average:
         finally:
             self._swap()
 
-    def state_dict(self, whole: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> dict[str, Any]:
+    def state_dict(self, parts: Callable[[Mapping[str, Tensor]], Mapping[str, Any]]) -> dict[str, Any]:
         """What a checkpoint needs to go on.
 
         Args:
-            whole: Puts tensors together of which each process has a part.
+            parts: Says of tensors which part of them this process has.
         """
-        return {"mean": whole(self.mean), "steps": self._steps.clone()}
+        return {"mean": parts(self.mean), "steps": self._steps.clone()}
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], parts: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+        self, state: Mapping[str, Any], parts: Callable[[Mapping[str, Any]], dict[str, Tensor]]
     ) -> None:
         """Go back to where a checkpoint was written.
 

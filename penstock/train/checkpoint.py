@@ -1,26 +1,35 @@
 """What a run needs to go on exactly: written beside and renamed, verified by hash, without pickle.
 
-checkpoints/step-00000120/state.safetensors   every tensor, by its path: model/..., optimizer/state/3/momentum_buffer
-checkpoints/step-00000120/state.json          everything else, and the SHA-256 of the tensors and of itself
+checkpoints/step-00000120/state-00003.safetensors   what process 3 keeps of the state: its parts, its share of the rest
+checkpoints/step-00000120/best-00003.safetensors    the same of the best weights
+checkpoints/step-00000120/state.json                all that is no tensor; of each tensor its shape, how it is cut and
+                                                    the files it lies in; the SHA-256 of every file and of itself
+checkpoints/.step-00000120-5eed/                    one that is being written
+checkpoints/.step-00000120-5eed/written-00003.json  process 3 has written its files
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from penstock.core.errors import TrainError
+from penstock.train.snapshot import CHUNK_BYTES, Part, keepers
+from penstock.train.stored import Stored, StoredFiles
+from penstock.train.world import World
 
 KEPT = 2
-_TENSORS, _VALUES = "state.safetensors", "state.json"
+FORMAT = 2
+POLL_S = 0.02
+_VALUES = "state.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,93 +38,212 @@ class Checkpoint:
 
     Args:
         step: Steps taken. The cursor, the learning rate and all chance follow from it.
-        state: State dicts by name; nested dicts and lists of tensors and JSON values.
+        state: State dicts by name; nested dicts and lists of tensors, still on the disk, and JSON values.
     """
 
     step: int
     state: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint beside its place, rename it there, and drop all but the newest two."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    values = _split(checkpoint.state, "", tensors)
-    data = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
-    fields = {"step": checkpoint.step, "state": values, "sha256": hashlib.sha256(data).hexdigest()}
-    fields["seal"] = _seal(fields)
-    place = folder / f"step-{checkpoint.step:08d}"
-    # What a process that was killed while it wrote has left: one process writes a run.
+def file_of(group: str, rank: int) -> str:
+    """The name of a process's file."""
+    return f"{group}-{rank:05d}.safetensors"
+
+
+def manifest_of(step: int, values: Any, groups: Mapping[str, Mapping[str, Part]], size: int) -> dict[str, Any]:
+    """What the first process writes of a checkpoint, but for the hashes.
+
+    Args:
+        step: Steps taken.
+        values: The state, with the paths of its tensors in their places.
+        groups: The tensors, by the files they lie in and by their paths.
+        size: How many processes write it.
+    """
+    tensors: dict[str, Any] = {}
+    for group, parts in groups.items():
+        kept_by = keepers(parts, size)
+        for path, part in parts.items():
+            tensors[path] = {
+                "shape": list(part.shape),
+                "dim": part.shard.dim if part.shard else 0,
+                "sizes": list(part.shard.sizes) if part.shard else None,
+                "files": [file_of(group, rank) for rank in kept_by[path]],
+            }
+    return {"format": FORMAT, "step": step, "processes": size, "state": values, "tensors": tensors}
+
+
+def write_file(file: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file through to the disk.
+
+    Returns:
+        Its size in bytes and its SHA-256.
+    """
+    digest, size = hashlib.sha256(), 0
+    with file.open("wb") as sink:
+        for chunk in chunks:
+            digest.update(chunk)
+            sink.write(chunk)
+            size += len(chunk)
+        sink.flush()
+        os.fsync(sink.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def announce(beside: Path, rank: int, files: Mapping[str, Any]) -> None:
+    """Say that a process has written its files."""
+    name = f"written-{rank:05d}.json"
+    write_file(beside / f".{name}", [json.dumps(files).encode()])
+    (beside / f".{name}").rename(beside / name)
+
+
+def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: threading.Event) -> bool:
+    """Wait for the parts of all processes and give a checkpoint its name; drop all but the newest two.
+
+    Args:
+        beside: Where it was written.
+        place: Where it belongs.
+        manifest: As `manifest_of` gives it.
+        given_up: Set when there are parts that will not come.
+
+    Returns:
+        Whether it was given its name.
+    """
+    files: dict[str, Any] = {}
+    for rank in range(manifest["processes"]):
+        written = beside / f"written-{rank:05d}.json"
+        while not written.exists():
+            # Gone, it says so at once.
+            beside.stat()
+            if given_up.wait(POLL_S):
+                return False
+        files |= json.loads(written.read_bytes())
+        written.unlink()
+    fields = {**manifest, "files": files}
+    write_file(beside / _VALUES, [json.dumps({**fields, "seal": _seal(fields)}).encode()])
+    _sync(beside)
+    _drop(place)
+    beside.rename(place)
+    _sync(place.parent)
+    for old in _places(place.parent)[:-KEPT]:
+        _drop(old)
+    return True
+
+
+def clear(folder: Path) -> None:
+    """Remove what killed processes have left half written or half removed."""
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
-    beside = place.with_name(f".{place.name}-{os.getpid()}")
-    beside.mkdir()
-    for name, content in ((_TENSORS, data), (_VALUES, json.dumps(fields).encode())):
-        with (beside / name).open("wb") as sink:
-            sink.write(content)
-            sink.flush()
-            os.fsync(sink.fileno())
-    shutil.rmtree(place, ignore_errors=True)
-    beside.rename(place)
-    for old in _places(folder)[:-KEPT]:
-        shutil.rmtree(old)
-    return place
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run, or None where it has none yet.
+def newest_checkpoint(folder: Path, world: World | None = None) -> Checkpoint | None:
+    """The newest checkpoint of a run, verified, or None where it has none yet.
+
+    Each process verifies some of the files; all must ask.
 
     Raises:
-        TrainError: It is damaged.
+        TrainError: It is damaged, or the processes see different ones.
     """
+    world = world or World()
     places = _places(folder)
-    return read_checkpoint(places[-1]) if places else None
+    step = int(places[-1].name.removeprefix("step-")) if places else -1
+    (first,) = world.of_first([step])
+    if world.total(step != first)[0]:
+        raise TrainError(
+            "the processes see different checkpoints; the run's folder must be one that all of them see, on a file "
+            "system that they share."
+        )
+    return read_checkpoint(places[-1], world) if places else None
 
 
-def read_checkpoint(place: Path) -> Checkpoint:
+def read_checkpoint(place: Path, world: World | None = None) -> Checkpoint:
     """One checkpoint, verified.
 
     Raises:
         TrainError: A file is missing or altered.
     """
+    world = world or World()
+    fields, wrong = _manifest(place)
+    if fields is not None:
+        own = sorted(fields["files"])[world.rank :: world.size]
+        wrong = [said for name in own if (said := _wrong_with(place / name, fields["files"][name]))]
+    # Who has found nothing must not go on without those who have.
+    found = sorted(world.counts(dict.fromkeys(wrong, 1)))
+    if found or fields is None:
+        raise TrainError(
+            f"a checkpoint is not as it was written: {', '.join(found)}; remove {place} to go on from the one before."
+        )
+    files = StoredFiles(place)
+    tensors = {
+        path: Stored(
+            at=files,
+            path=path,
+            shape=tuple(tensor["shape"]),
+            dim=tensor["dim"],
+            sizes=tuple(tensor["sizes"] or tensor["shape"][:1]),
+            files=tuple(tensor["files"]),
+        )
+        for path, tensor in fields["tensors"].items()
+    }
+    return Checkpoint(step=fields["step"], state=_join(fields["state"], tensors))
+
+
+def _manifest(place: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The fields of a checkpoint, or else what is wrong."""
     try:
         fields = json.loads((place / _VALUES).read_bytes())
-        data = (place / _TENSORS).read_bytes()
-        whole = fields.pop("seal") == _seal(fields) and fields["sha256"] == hashlib.sha256(data).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TrainError(
-            f"a checkpoint cannot be read ({error}); remove {place} to go on from the one before."
-        ) from None
-    if not whole:
-        raise TrainError(f"a checkpoint is not as it was written; remove {place} to go on from the one before.")
-    return Checkpoint(step=fields["step"], state=_join(fields["state"], load(data)))
+        written_as = fields.get("format", 1)
+        if written_as != FORMAT:
+            return None, [f"{_VALUES} is of format {written_as}, and this version of Penstock reads {FORMAT}"]
+        whole = fields.pop("seal") == _seal(fields)
+    except OSError as error:
+        return None, [f"{_VALUES} cannot be read ({error.strerror})"]
+    except (ValueError, KeyError, AttributeError):
+        whole, fields = False, None
+    return (fields, []) if whole else (None, [f"{_VALUES} is altered"])
 
 
-def _seal(fields: dict[str, Any]) -> str:
+def _wrong_with(file: Path, fields: Mapping[str, Any]) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        if file.stat().st_size != fields["bytes"]:
+            return f"{file.name} has {file.stat().st_size:,} bytes of {fields['bytes']:,}"
+        with file.open("rb") as source:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return f"{file.name} is missing"
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror})"
+    return None if digest.hexdigest() == fields["sha256"] else f"{file.name} is altered"
+
+
+def _seal(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+def _sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _drop(place: Path) -> None:
+    """Remove a checkpoint: it has no name any more before the first of its files goes."""
+    if place.exists():
+        left = place.with_name(f".{place.name}-dropped")
+        shutil.rmtree(left, ignore_errors=True)
+        place.rename(left)
+        shutil.rmtree(left)
+
+
 def _places(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
+    return sorted(place for place in folder.glob("step-*") if place.name.removeprefix("step-").isdigit())
 
 
-def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        tensors[path] = value
-        return {"tensor": path}
-    if isinstance(value, dict):
-        # JSON keys are text; an optimizer's state has whole numbers for keys.
-        return {"items": [[key, _split(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
-    if isinstance(value, list | tuple):
-        return {"list": [_split(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TrainError(
-        f"{path} holds a {type(value).__name__}, which a checkpoint cannot; keep tensors and plain values."
-    )
-
-
-def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _join(value: Any, tensors: Mapping[str, Stored]) -> Any:
     if not isinstance(value, dict):
         return value
     if "tensor" in value:

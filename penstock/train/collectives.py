@@ -137,12 +137,15 @@ class _GatheredLinear(Function):
         ctx: Any, world: World, name: str, chunks: int, own_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None
     ) -> Tensor:
         waited = [start_gather(world, f"the gather of {name}", chunk) for chunk in own_MI.chunk(chunks)]
+        # To the shorter type of what travels, while it does.
+        ctx.types = weight_OI.dtype, None if bias_O is None else bias_O.dtype
+        weight_OI, bias_O = weight_OI.to(own_MI.dtype), None if bias_O is None else bias_O.to(own_MI.dtype)
         whole_K: list[Tensor] = []
         made: list[Tensor] = []
         for wait in waited:
             whole_K.append(wait())
             made.append(F.linear(whole_K[-1], weight_OI, bias_O))
-        ctx.world, ctx.name, ctx.biased = world, name, bias_O is not None
+        ctx.world, ctx.name = world, name
         ctx.save_for_backward(weight_OI, *whole_K)
         return _joined(made)
 
@@ -157,16 +160,17 @@ class _GatheredLinear(Function):
             name = f"the scatter of {ctx.name}'s gradients"
             waited = [start_scatter(world, name, grad_RMO @ weight_OI) for grad_RMO in grad_K]
         # The product of the weights' gradients runs while the inputs' gradients are on their way.
-        weight_grad = _weight_grad(grad_K, whole_K)
-        bias_grad = grad_NO.flatten(0, -2).sum(0) if ctx.biased else None
-        own_grad = torch.cat([wait() for wait in waited]) if waited else None
+        weight_type, bias_type = ctx.types
+        weight_grad = _weight_grad(grad_K, whole_K).to(weight_type)
+        bias_grad = None if bias_type is None else grad_NO.flatten(0, -2).sum(0).to(bias_type)
+        own_grad = _one([wait() for wait in waited]) if waited else None
         return None, None, None, own_grad, weight_grad, bias_grad
 
 
 def gathered_linear(
     world: World, name: str, chunks: int, own_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None
 ) -> Tensor:
-    """`linear(gather_rows(own_MI), weight_OI, bias_O)`, `[N, ..., O]`, overlapped."""
+    """`linear(gather_rows(own_MI), weight_OI, bias_O)`, `[N, ..., O]`, in the type of `own_MI`, overlapped."""
     return cast(Tensor, _GatheredLinear.apply(world, name, chunks, own_MI, weight_OI, bias_O))
 
 
@@ -174,13 +178,14 @@ def gathered_linear(
 class _ScatteredLinear(Function):
     @staticmethod
     def forward(ctx: Any, world: World, name: str, chunks: int, whole_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        ctx.world, ctx.name, ctx.chunks = world, name, chunks
+        ctx.world, ctx.name, ctx.chunks, ctx.weight_type = world, name, chunks, weight_OI.dtype
+        weight_OI = weight_OI.to(whole_NI.dtype)
         ctx.save_for_backward(whole_NI, weight_OI)
         waited = [
             start_scatter(world, f"the scatter of {name}", F.linear(whole_RMI, weight_OI))
             for whole_RMI in _parted(whole_NI, world.size, chunks)
         ]
-        return torch.cat([wait() for wait in waited])
+        return _one([wait() for wait in waited])
 
     @staticmethod
     @once_differentiable
@@ -195,12 +200,19 @@ class _ScatteredLinear(Function):
             grad_K.append(wait())
             inputs_K.append(grad_K[-1] @ weight_OI)
         weight_grad = _weight_grad(grad_K, _parted(whole_NI, world.size, ctx.chunks))
-        return None, None, None, _joined(inputs_K), weight_grad
+        return None, None, None, _joined(inputs_K), weight_grad.to(ctx.weight_type)
 
 
 def scattered_linear(world: World, name: str, chunks: int, whole_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """The sum over ranks of `linear(whole_NI, weight_OI)`, this rank's rows of it, `[M, ..., O]`, overlapped."""
+    """The sum over ranks of `linear(whole_NI, weight_OI)`, this rank's rows of it, `[M, ..., O]`, overlapped.
+
+    It is computed in the type of `whole_NI`.
+    """
     return cast(Tensor, _ScatteredLinear.apply(world, name, chunks, whole_NI, weight_OI))
+
+
+def _one(parts_K: list[Tensor]) -> Tensor:
+    return parts_K[0] if len(parts_K) == 1 else torch.cat(parts_K)
 
 
 def _joined(parts_K: list[Tensor]) -> Tensor:

@@ -1,6 +1,7 @@
 """Gradients in flat memory, summed over the processes a bucket at a time, as soon as the backward pass filled it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
 
@@ -11,28 +12,73 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock.train.world import World
 
+# A bucket's worth of gradients; of small networks less, so that the first ones travel while the last ones are made.
 BUCKET_BYTES = 25_000_000
+LEAST_BUCKETS = 4
+
+Ready = Callable[[Sequence[nn.Parameter]], None]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Bucket:
-    """Some parameters' gradients behind one another, and how many of them the backward pass has made.
+    """Some parameters' gradients, and how many of them the backward pass has made.
 
     Args:
-        parameters: Whose.
-        flat: All of them, in the parameters' own type.
-        views: Each parameter's part of `flat`, laid out as the parameter is.
-        wire: What travels: `flat` itself, or its numbers in a shorter type.
-        wire_views: Each parameter's part of `wire`.
+        parameters: Whose, in the order in which the backward pass makes them.
+        made: How many it has made.
+        begun: Whether what comes when all are made has begun.
     """
 
     parameters: list[nn.Parameter]
-    flat: Tensor
-    views: list[Tensor]
-    wire: Tensor
-    wire_views: list[Tensor]
     made: int = 0
-    work: Any = None
+    begun: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the backward pass has made all."""
+        return self.made >= len(self.parameters)
+
+
+@final
+class _Travelling(_Bucket):
+    """A bucket that is summed over the processes.
+
+    Args:
+        parameters: Whose.
+        wire_type: In which numbers travel; None for the parameters' own.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], wire_type: torch.dtype | None) -> None:
+        super().__init__(parameters=parameters)
+        first = parameters[0].detach()
+        self._flat = first.new_zeros(sum(parameter.numel() for parameter in parameters))
+        self._wire = self._flat if wire_type is None else torch.zeros_like(self._flat, dtype=wire_type)
+        self._views, self._wire_views = _views(parameters, self._flat), _views(parameters, self._wire)
+        self._work: Any = None
+
+    @torch.no_grad()
+    def send(self, world: World, name: str) -> None:
+        """Begin to sum the gradients over the processes."""
+        filled: list[tuple[Tensor, Tensor]] = []
+        for parameter, view, wire_view in zip(self.parameters, self._views, self._wire_views, strict=True):
+            if parameter.grad is None:
+                wire_view.zero_()
+            else:
+                filled.append((wire_view, parameter.grad))
+            parameter.grad = view
+        if filled:
+            # All in one kernel.
+            cast(Any, torch)._foreach_copy_([view for view, _ in filled], [grad for _, grad in filled])
+        with world.operation(name):
+            self._work = dist.all_reduce(self._wire, group=world.group, async_op=True)
+
+    @torch.no_grad()
+    def wait(self, world: World, name: str) -> None:
+        """Wait (on a GPU: let this stream wait) until they are summed."""
+        with world.operation(name):
+            self._work.wait()
+        if self._wire is not self._flat:
+            self._flat.copy_(self._wire)
 
 
 @final
@@ -50,6 +96,8 @@ class Gradients:
         world: The processes.
         precision: In which gradients travel.
         bucket_bytes: How many bytes of gradients travel together.
+        ready: Called with parameters whose gradients are done, on a GPU in a stream beside that of the backward pass,
+            which goes on meanwhile. None where all are wanted together, after `finish`.
     """
 
     def __init__(
@@ -59,21 +107,21 @@ class Gradients:
         world: World,
         *,
         precision: Literal["fp32", "bf16"] = "fp32",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
+        ready: Ready | None = None,
     ) -> None:
         learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-        self._world = world
+        self._world, self._ready = world, ready
         self._own = [parameter for name, parameter in learned.items() if name in cut]
         self._common = [parameter for name, parameter in learned.items() if name not in cut]
-        self._buckets: list[_Bucket] = []
-        self._next = 0
-        self._travel = False
-        if world.size == 1:
-            return
-        # The backward pass makes the last layer's gradients first.
-        for part in _parts(self._common[::-1], bucket_bytes):
-            bucket = _bucket_of(part, torch.bfloat16 if precision == "bf16" else None)
-            self._buckets.append(bucket)
+        wire_type = torch.bfloat16 if precision == "bf16" else None
+        travel, stay = (self._common, self._own) if world.size > 1 else ([], [*self._common, *self._own])
+        self._travelling = [_Travelling(part, wire_type) for part in _parts(travel, bucket_bytes)]
+        self._staying = [_Bucket(parameters=part) for part in _parts(stay if ready else [], bucket_bytes)]
+        self._sent = 0
+        self._is_last = False
+        self._beside = torch.cuda.Stream(world.device) if ready and world.device.type == "cuda" else None
+        for bucket in (*self._travelling, *self._staying):
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._made(bucket))
 
@@ -84,30 +132,38 @@ class Gradients:
         assert all(grad is not None for grad in found), "gradients are asked for before they are finished"
         return cast(list[Tensor], found)
 
+    @property
+    def first_of_buckets(self) -> list[nn.Parameter]:
+        """What the forward pass meets first of each bucket that travels, but for the one that is the last to travel."""
+        return [bucket.parameters[-1] for bucket in self._travelling[:-1]]
+
     def start(self) -> None:
         """Forget the step before's."""
         for parameter in (*self._common, *self._own):
             parameter.grad = None
-        for bucket in self._buckets:
-            bucket.made, bucket.work = 0, None
-        self._next, self._travel = 0, False
+        for bucket in (*self._travelling, *self._staying):
+            bucket.made, bucket.begun = 0, False
+        self._sent, self._is_last = 0, False
 
     def travel(self) -> None:
         """The next backward pass is the step's last: what it has filled is summed over the processes at once."""
-        self._travel = self._world.size > 1
+        self._is_last = True
 
     def finish(self) -> None:
         """Sum what no backward pass has filled, and wait (on a GPU: let what comes next wait) for all."""
-        while self._travel and self._next < len(self._buckets):
+        while self._sent < len(self._travelling):
             self._send()
-        for index, bucket in enumerate(self._buckets if self._travel else []):
-            with self._world.operation(f"the sum of gradients, bucket {index}"):
-                bucket.work.wait()
-            if bucket.wire is not bucket.flat:
-                bucket.flat.copy_(bucket.wire)
         for parameter in (*self._common, *self._own):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        for bucket in self._staying:
+            if not bucket.begun:
+                self._done(bucket)
+        if self._ready is None:
+            for index, bucket in enumerate(self._travelling):
+                bucket.wait(self._world, f"the sum of gradients, bucket {index}")
+        if self._beside is not None:
+            torch.cuda.current_stream().wait_stream(self._beside)
 
     def norm(self) -> Tensor:
         """The Euclidean norm of the whole gradient: what every process has counted once, all parts of what is cut."""
@@ -123,66 +179,62 @@ class Gradients:
 
     def _made(self, bucket: _Bucket) -> Any:
         def hook(parameter: nn.Parameter) -> None:
-            if not self._travel:
+            if not self._is_last:
                 return
-            assert bucket.work is None, "a gradient was made again after it had been sent"
+            assert not bucket.begun, "a gradient was made again after it had been sent"
             bucket.made += 1
+            if bucket.is_full and not isinstance(bucket, _Travelling):
+                self._done(bucket)
             # In one order everywhere, whatever the order in which they are made: collectives pair up by their order.
-            while self._next < len(self._buckets) and self._full(self._buckets[self._next]):
+            while self._sent < len(self._travelling) and self._travelling[self._sent].is_full:
                 self._send()
 
         return hook
 
-    def _full(self, bucket: _Bucket) -> bool:
-        return bucket.made >= len(bucket.parameters)
-
-    @torch.no_grad()
     def _send(self) -> None:
-        bucket = self._buckets[self._next]
-        unused = [view for view, own in zip(bucket.wire_views, bucket.parameters, strict=True) if own.grad is None]
-        made = [
-            (view, own.grad)
-            for view, own in zip(bucket.wire_views, bucket.parameters, strict=True)
-            if own.grad is not None
-        ]
-        for view in unused:
-            view.zero_()
-        if made:
-            # All in one kernel.
-            cast(Any, torch)._foreach_copy_([view for view, _ in made], [grad for _, grad in made])
-        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-            parameter.grad = view
-        with self._world.operation(f"the sum of gradients, bucket {self._next}"):
-            bucket.work = dist.all_reduce(bucket.wire, group=self._world.group, async_op=True)
-        self._next += 1
+        bucket, name = self._travelling[self._sent], f"the sum of gradients, bucket {self._sent}"
+        bucket.send(self._world, name)
+        self._sent += 1
+        if self._ready is None:
+            bucket.begun = True
+            return
+        with self._aside():
+            bucket.wait(self._world, name)
+            self._done(bucket)
+
+    def _done(self, bucket: _Bucket) -> None:
+        bucket.begun = True
+        assert self._ready is not None
+        with self._aside():
+            self._ready(bucket.parameters)
+
+    @contextmanager
+    def _aside(self) -> Generator[None]:
+        """What is done inside comes after all that was done so far, and beside what comes next."""
+        if self._beside is None:
+            yield
+            return
+        if torch.cuda.current_stream() != self._beside:
+            self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            yield
 
 
-def _parts(parameters: Sequence[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters of one type in order, in parts of some size; a larger one is a part of its own."""
+def _parts(parameters: Sequence[nn.Parameter], most_bytes: int | None) -> list[list[nn.Parameter]]:
+    """Parameters of one type, the last first as the backward pass makes them, in parts of about one size."""
+    if most_bytes is None:
+        whole = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        most_bytes = min(BUCKET_BYTES, whole // LEAST_BUCKETS)
     parts: list[list[nn.Parameter]] = []
     size = 0
-    for parameter in parameters:
-        bytes_ = parameter.numel() * parameter.element_size()
+    for parameter in reversed(parameters):
         alike = bool(parts) and (parts[-1][0].dtype, parts[-1][0].device) == (parameter.dtype, parameter.device)
-        if not alike or size + bytes_ > most_bytes:
+        if not alike or size >= most_bytes:
             parts.append([])
             size = 0
         parts[-1].append(parameter)
-        size += bytes_
+        size += parameter.numel() * parameter.element_size()
     return parts
-
-
-def _bucket_of(parameters: list[nn.Parameter], wire_type: torch.dtype | None) -> _Bucket:
-    first = parameters[0]
-    flat = first.detach().new_zeros(sum(parameter.numel() for parameter in parameters))
-    wire = flat if wire_type is None else torch.zeros_like(flat, dtype=wire_type)
-    return _Bucket(
-        parameters=parameters,
-        flat=flat,
-        views=_views(parameters, flat),
-        wire=wire,
-        wire_views=_views(parameters, wire),
-    )
 
 
 def _views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:

@@ -85,14 +85,26 @@ class Steps:
             self._graph = _Graph(self._compute, inputs_B, targets_B, constants)
         except RuntimeError as error:
             why = " ".join(str(error).split())[:300]
+            _leave_capture(self._world.device)
         # A graph that waits for collectives of others that have none would wait for good.
         (failed,) = self._world.total(bool(why))
         if failed:
             self._turn_eager(why or "another process could not capture it")
 
+    def restart(self) -> None:
+        """What a captured step works on has been replaced: capture another one."""
+        self._graph, self._eager_left = None, EAGER_STEPS
+
     def _turn_eager(self, why: str) -> None:
         self._graph, self._captures, self.why_eager = None, False, why
         self._say(f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}.")
+
+
+def _leave_capture(device: torch.device) -> None:
+    """Torch's own generator goes on as if it were captured after a capture that failed; give it a new state."""
+    index = torch.cuda.current_device() if device == torch.device("cuda") else device.index
+    fresh = torch.Generator(device)
+    torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @final

@@ -40,7 +40,7 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
         TrainError: One ended before it was done; the others were ended.
         KeyboardInterrupt: They were asked to stop, and did.
     """
-    port = _free_port()
+    port = free_port()
     workers: list[_Worker] = []
     with _Forwarded(workers):
         try:
@@ -189,7 +189,8 @@ def _uncoloured(line: str) -> str:
     return _COLOUR.sub("", line)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         return place.getsockname()[1]

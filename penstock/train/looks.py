@@ -22,11 +22,13 @@ class Seen:
         losses: Of each step since the look before, over the global batch.
         asked: Whether somebody asked any of the processes to stop.
         due: Whether the first process's clock asks for a checkpoint.
+        failed: Whether any of the processes could not write one.
     """
 
     losses: list[float]
     asked: bool
     due: bool
+    failed: bool
 
 
 @final
@@ -52,19 +54,22 @@ class Looks:
         """Whether it is time to look."""
         return len(self._shares) >= self._every
 
-    def look(self, *, asked: bool, due: bool) -> Seen:
+    def look(self, *, asked: bool, due: bool, failed: bool) -> Seen:
         """Wait for the steps taken so far. All processes must look, and the first one's clock counts.
 
         Args:
             asked: Whether this process was asked to stop.
             due: Whether a checkpoint is due by this process's clock.
+            failed: Whether this process could not write a checkpoint.
         """
         world, taken = self._world, len(self._shares)
         step_s = (time.monotonic() - self._looked_s) / taken
         every = min(max(int(LOOK_EVERY_S / max(step_s, 1e-9)), 1), STEPS_BETWEEN)
         shares = torch.stack(self._shares).double()
         of_first = world.is_first
-        *losses, wished, wanted, every = world.total(*shares.unbind(), asked, due and of_first, every * of_first)
+        *losses, wished, wanted, lost, every = world.total(
+            *shares.unbind(), asked, due and of_first, failed, every * of_first
+        )
         self._shares.clear()
         self._every, self._looked_s = int(every), time.monotonic()
-        return Seen(losses=losses, asked=wished > 0, due=wanted > 0)
+        return Seen(losses=losses, asked=wished > 0, due=wanted > 0, failed=lost > 0)

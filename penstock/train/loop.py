@@ -16,7 +16,7 @@ import torch
 from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import TrainError
 from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
-from penstock.train.checkpoint import Checkpoint, newest_checkpoint, state_hash
+from penstock.train.checkpoint import newest_checkpoint, state_hash
 from penstock.train.feed import Feed, first_inputs
 from penstock.train.interrupt import Interrupt
 from penstock.train.layout import EXAMPLES_SEEN
@@ -25,6 +25,7 @@ from penstock.train.numerics import numerics
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE, Log, draw_curves
+from penstock.train.saver import Saver
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
 
@@ -88,8 +89,7 @@ def train(
     with numerics(recipe), Watchdog(world, parent) as watchdog:
         looked_at = first_inputs(data.train, EXAMPLES_SEEN, on_bad=recipe.bad_examples)
         trainer = Trainer(found.model(), recipe, total, world, inputs=looked_at)
-        checkpoint = _agreed(newest_checkpoint(folder / "checkpoints"), world)
-        history = trainer.restore(checkpoint) if checkpoint else History()
+        history = _restored(trainer, folder / "checkpoints")
         run = _Run(found, folder, recipe, overrides, trainer, data, history, watchdog)
         run.write({"state": "running", "total_steps": total})
         quiet = quiet or not world.is_first
@@ -124,12 +124,15 @@ class _Run:
             progress.say(sentence)
         self._trainer.say = progress.say
         history, started = self._history, time.monotonic()
-        with self._trainer.feed(self._data.train, history.step, progress.say) as feed:
+        with (
+            Saver(self._folder / "checkpoints", self._world) as saver,
+            self._trainer.feed(self._data.train, history.step, progress.say) as feed,
+        ):
             feed.bad.update(history.bad_examples)
-            self._steps(feed, progress, interrupt)
+            self._steps(feed, saver, progress, interrupt)
         _say_of_feed(feed, self._world.counts(feed.bad), time.monotonic() - started, progress)
 
-    def _steps(self, feed: Feed, progress: Progress, interrupt: Interrupt) -> None:
+    def _steps(self, feed: Feed, saver: Saver, progress: Progress, interrupt: Interrupt) -> None:
         recipe, trainer, history, world = self._recipe, self._trainer, self._history, self._world
         total = trainer.total_steps
         validated_every = max(1, round(recipe.validate_every_epochs * len(self._data.train) / recipe.batch_size))
@@ -146,7 +149,10 @@ class _Run:
             if not (validates or saves or looks.are_due):
                 continue
             due = recipe.checkpoint_every_steps is None and time.monotonic() - saved > recipe.checkpoint_every_s
-            seen = looks.look(asked=interrupt.asked, due=due)
+            # By the clock, one that is due while another is being written is put off: nobody was promised the moment.
+            seen = looks.look(asked=interrupt.asked, due=due and not saver.is_busy, failed=saver.has_failed)
+            if seen.failed:
+                saver.check()
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
             _check_finite(seen.losses, history.step)
@@ -166,11 +172,11 @@ class _Run:
                 progress.note(history.best_metrics or {})
             if saves:
                 self._watchdog.beat(f"the checkpoint of step {history.step}")
-                trainer.save(self._folder / "checkpoints", history)
+                trainer.save(saver, history)
                 saved = time.monotonic()
             if asked and not last:
-                # Who leaves sooner may be taken for lost, and the first one's writing be cut short.
-                world.total(0.0)
+                # Who leaves sooner may be taken for lost, and the others' writing be cut short.
+                saver.wait()
                 progress.say(
                     f"Stopped at step {history.step:,} of {total:,}. Go on with: penstock train --resume {self._folder}"
                 )
@@ -295,20 +301,9 @@ def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Prog
         )
 
 
-def _agreed(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
-    """The checkpoint that all processes found.
-
-    Raises:
-        TrainError: They found different ones.
-    """
-    step = checkpoint.step if checkpoint else -1
-    (first,) = world.of_first([step])
-    if world.total(step != first)[0]:
-        raise TrainError(
-            "the processes see different checkpoints; the run's folder must be one that all of them see, on a file "
-            "system that they share."
-        )
-    return checkpoint
+def _restored(trainer: Trainer, folder: Path) -> History:
+    checkpoint = newest_checkpoint(folder, trainer.world)
+    return trainer.restore(checkpoint) if checkpoint else History()
 
 
 def _check_inputs(application: Application, data: Data) -> None:

@@ -103,9 +103,8 @@ class _OverClasses(Function):
         sum_N = scores_NC.sum(1)
         chances_NC = scores_NC.exp_()
         own_5N = torch.stack([own_most_N, chances_NC.sum(1), wanted_N, sum_N, share_N])
-        most_RN, part_RN, wanted_RN, sum_RN, share_RN = start_gather(
-            world, "the sums over all classes", own_5N
-        )().unbind(1)
+        of_ranks_R5N = start_gather(world, "the sums over all classes", own_5N)()
+        most_RN, part_RN, wanted_RN, sum_RN, share_RN = of_ranks_R5N.unbind(1)
         # All is relative to each rank's own largest score; now to that of all ranks.
         below_RN = most_RN - most_RN.amax(0)
         whole_N = (part_RN * below_RN.exp()).sum(0)
@@ -119,12 +118,8 @@ class _OverClasses(Function):
         loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N - smoothing / (classes * world.size) * sum_N
         of_all_N = weight_N * below_RN[world.rank].exp() / whole_N
         ctx.save_for_backward(chances_NC.mul_(of_all_N[:, None]), *own.tensors)
-        ctx.rows, ctx.smoothing, ctx.dtype, ctx.classes = (
-            rows[world.rank],
-            smoothing,
-            logits_NC.dtype,
-            classes * world.size,
-        )
+        ctx.rows, ctx.classes = rows[world.rank], classes * world.size
+        ctx.smoothing, ctx.dtype = smoothing, logits_NC.dtype
         first = sum(rows[: world.rank])
         return loss_N[first : first + rows[world.rank]].mean()
 

@@ -140,8 +140,8 @@ class _Part(nn.Module, ABC):
             self.name,
             self._chunks(),
             padded(self._computed(own_MI), rows),
-            self._computed(weight),
-            None if bias is None else self._computed(bias),
+            weight,
+            bias,
         )
 
 
@@ -174,7 +174,7 @@ class Rows(_Part):
         own = times * (self.rows[world.rank] if self.training else 1)
         rows = self._rows_of_all(own)
         whole_NI = padded_batch(self._computed(given), rows)
-        summed = scattered_linear(world, self.name, self._chunks(), whole_NI, self._computed(weight))[:own]
+        summed = scattered_linear(world, self.name, self._chunks(), whole_NI, weight)[:own]
         return summed if bias is None else summed + self._computed(bias)
 
 
@@ -206,11 +206,9 @@ class Classes(_Part):
         return whole_batch(logits, rows) if self.training else to_rows(self.world, self.name, logits)[:own]
 
 
-def eager_layers(module: nn.Module) -> None:
-    """Keep torch from compiling the layers that wait for other processes."""
-    for layer in module.modules():
-        if isinstance(layer, _Part | Sharded | SynchronisedBatchNorm):
-            layer.forward = torch.compiler.disable(layer.forward)
+def layers_that_wait(module: nn.Module) -> list[nn.Module]:
+    """The layers of a network that wait for other processes."""
+    return [layer for layer in module.modules() if isinstance(layer, _Part | Sharded | SynchronisedBatchNorm)]
 
 
 _LAYERS = {"columns": Columns, "rows": Rows, "model": Model, "classes": Classes}

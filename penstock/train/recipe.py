@@ -53,9 +53,9 @@ class Recipe:
         epochs: How often every example is seen; a fraction is allowed. Exactly one of `epochs` and `steps`.
         steps: How many steps are taken.
         augment: Changes a training batch at random; all its chance must come from the generator it is given.
-        precision: `"fp32"`; `"tf32"`, in which a GPU multiplies fp32 numbers of 10 bits behind the point; or `"bf16"`
-            or `"fp16"` for autocast with fp32 weights. With fp16 the loss is scaled, and a step whose gradients
-            overflow is left out.
+        precision: `"fp32"`; `"tf32"`, in which a GPU multiplies with 10 bits of each fp32 number's fraction; or
+            `"bf16"` or `"fp16"` for autocast with fp32 weights. With fp16 the loss is scaled, and a step with
+            gradients that overflow is left out.
         seed: Of the weights, the order of the examples, the augmentation and dropout.
         threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast with one, and
             much steadier on a machine that does other things. The parameters' last bits depend on it.

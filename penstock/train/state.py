@@ -1,6 +1,7 @@
-"""The state of a network that is laid out over processes as if it were not: whole tensors under their own names.
+"""The state of a network that is laid out over processes, under the names of the network that is not.
 
-What is written is so, and fits any number of processes and any placements.
+A bundle has whole tensors, a checkpoint each process's parts and how they were cut: both fit any number of processes
+and any placements.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ from torch.optim import Optimizer
 from penstock.core.errors import TrainError
 from penstock.train.collectives import padded, start_gather, whole_batch
 from penstock.train.placed import Placed, Shard
+from penstock.train.snapshot import Part
+from penstock.train.stepper import ELEMENTWISE, is_elementwise
+from penstock.train.stored import Stored, read_whole
 from penstock.train.world import World
-
-# Of torch's optimizers, those whose step of a number depends on the gradients of that number alone.
-_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
 
 
 @torch.no_grad()
@@ -30,16 +31,32 @@ def whole_state(placed: Placed, world: World, state: Mapping[str, Tensor]) -> di
     return found
 
 
-def parts_of(placed: Placed, world: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def whole_names(placed: Placed) -> dict[str, str]:
+    """What the network that is not laid out calls each tensor of the network's state, by its name there."""
+    return {name: placed.whole_name(name) for name in placed.module.state_dict()}
+
+
+def own_state(placed: Placed, names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str, Part]:
+    """This process's parts of the network's state, under whole names.
+
+    Args:
+        placed: The network.
+        names: As `whole_names` gives them.
+        state: By the names that the network has it by.
+    """
+    return {names[name]: Part(own=tensor.detach(), shard=placed.shards.get(name)) for name, tensor in state.items()}
+
+
+def parts_of(placed: Placed, world: World, state: Mapping[str, Tensor | Stored]) -> dict[str, Tensor]:
     """This process's part of a whole state, under the names that the network has it by."""
-    names = {placed.whole_name(name): name for name in placed.module.state_dict()}
+    names = {whole: name for name, whole in whole_names(placed).items()}
     return {
         names.get(name, name): _part(tensor, placed.shards.get(names.get(name, name)), world)
         for name, tensor in state.items()
     }
 
 
-def load_whole(placed: Placed, world: World, state: Mapping[str, Tensor]) -> None:
+def load_whole(placed: Placed, world: World, state: Mapping[str, Tensor | Stored]) -> None:
     """Give a network its part of a whole state.
 
     Raises:
@@ -62,12 +79,11 @@ def check_optimizer(optimizer: Optimizer, shards: Mapping[str, Shard]) -> None:
         TrainError: It looks at whole weights, or nothing is known of it.
     """
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim.") and kind.__name__ in _ELEMENTWISE
-    if not shards or known or getattr(kind, "elementwise", False) or hasattr(kind, "over_parts"):
+    if not shards or is_elementwise(optimizer) or hasattr(kind, "over_parts"):
         return
     raise TrainError(
         f"the optimizer {kind.__name__} may look at whole weights, and each process has only a part of "
-        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(_ELEMENTWISE)}, LARS, LAMB. "
+        f"{next(iter(shards))!r}; place all layers by 'data', or choose one of {', '.join(ELEMENTWISE)}, LARS, LAMB. "
         f"If each weight's step depends on its own gradients alone, give the class 'elementwise = True'."
     )
 
@@ -89,9 +105,8 @@ def tell_optimizer(optimizer: Optimizer, placed: Placed, world: World) -> None:
         cast(Any, optimizer).over_parts([weights[name] for name in placed.shards], total)
 
 
-@torch.no_grad()
-def whole_optimizer(placed: Placed, world: World, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state dict with whole tensors: of the first process, but all must ask.
+def own_optimizer(placed: Placed, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state dict with this process's parts of its tensors.
 
     Raises:
         TrainError: It keeps tensors of other shapes than the weights', which cannot be put together.
@@ -111,8 +126,7 @@ def whole_optimizer(placed: Placed, world: World, optimizer: Optimizer) -> dict[
                     f"the optimizer keeps {name!r} of shape {list(value.shape)} for weights of shape {list(shape)}, of "
                     f"which each process has a part; choose another optimizer, or place the layer by data."
                 )
-            whole = _whole(value, shard if value.shape == shape else None, world, f"the optimizer's {name}")
-            found[index][name] = whole
+            found[index][name] = Part(own=value.detach(), shard=shard if value.shape == shape else None)
     return {"state": found, "param_groups": state["param_groups"]}
 
 
@@ -128,7 +142,9 @@ def load_optimizer(placed: Placed, world: World, optimizer: Optimizer, state: Ma
         for index, values in state["state"].items():
             shard = shards[index][0]
             parts[index] = {
-                name: _part(value, shard, world) if isinstance(value, Tensor) and value.ndim else value
+                name: _part(value, shard if value.ndim else None, world)
+                if isinstance(value, Stored)
+                else read_whole(value)
                 for name, value in values.items()
             }
         optimizer.load_state_dict({"state": parts, "param_groups": state["param_groups"]})
@@ -156,5 +172,9 @@ def _whole(own: Tensor, shard: Shard | None, world: World, name: str) -> Tensor:
     return whole.contiguous().cpu() if world.is_first else own
 
 
-def _part(whole: Tensor, shard: Shard | None, world: World) -> Tensor:
-    return whole if shard is None else shard.of(whole, world.rank)
+def _part(whole: Tensor | Stored, shard: Shard | None, world: World) -> Tensor:
+    if isinstance(whole, Tensor):
+        return whole if shard is None else shard.of(whole, world.rank)
+    if shard is None:
+        return whole.whole()
+    return whole.part(shard.dim, sum(shard.sizes[: world.rank]), shard.sizes[world.rank])

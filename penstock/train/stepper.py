@@ -1,15 +1,31 @@
 """An optimizer whose steps are taken by the device alone: the host neither waits for them nor tells them numbers."""
 
+from collections.abc import Iterable
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import TrainError
 
 # How torch's optimizers are asked to leave their state on the device, and to do all in few kernels.
 _FLAGS = ("fused", "foreach", "capturable")
+
+
+# Of torch's optimizers, those whose step of a number depends on the gradients of that number alone.
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's step of a number depends on the gradients of that number alone.
+
+    Args:
+        optimizer: Of torch, or one of your own whose class has `elementwise = True`.
+    """
+    kind = type(optimizer)
+    known = kind.__module__.startswith("torch.optim.") and kind.__name__ in ELEMENTWISE
+    return known or bool(getattr(kind, "elementwise", False))
 
 
 @final
@@ -66,27 +82,37 @@ class Stepper:
                 self._carried[index] = float(group["lr"])
                 self._rates[index].fill_(self._carried[index])
 
-    def step(self, found_inf: Tensor | None = None) -> None:
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether it does to some of the parameters alone what it would do to them among all."""
+        return is_elementwise(self.optimizer)
+
+    def step(self, found_inf: Tensor | None = None, only: Iterable[nn.Parameter] | None = None) -> None:
         """Take a step.
 
         Args:
             found_inf: A float on the device: above 0 where the step is to be left out.
+            only: Step these parameters; the others are stepped by other calls.
         """
         if found_inf is not None:
             # As torch.amp.GradScaler tells it to fused optimizers.
             self.optimizer.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
-        if not self._rates:
+        if not self._rates and only is None:
             self.optimizer.step()
             return
         groups = self.optimizer.param_groups
-        numbers = [group["lr"] for group in groups]
-        for group, rate in zip(groups, self._rates, strict=True):
+        held = [{name: group[name] for name in ("lr", "params") if name in group} for group in groups]
+        for group, rate in zip(groups, self._rates, strict=bool(self._rates)):
             group["lr"] = rate
+        if only is not None:
+            chosen = {id(parameter) for parameter in only}
+            for group in groups:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) in chosen]
         try:
             self.optimizer.step()
         finally:
-            for group, number in zip(groups, numbers, strict=True):
-                group["lr"] = number
+            for group, before in zip(groups, held, strict=True):
+                group.update(before)
 
     @property
     def constants(self) -> list[Any]:
@@ -97,6 +123,15 @@ class Stepper:
             for name, value in group.items()
             if name not in ("lr", "initial_lr", "params")
         ]
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Lay state from a checkpoint in memory as the parameters are: fused steps go through both at once."""
+        for parameter, state in self.optimizer.state.items():
+            for name, value in state.items():
+                alike = isinstance(value, Tensor) and value.shape == parameter.shape
+                if alike and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def flagged(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A checkpoint's groups with this device's way to step, whatever device they were written on."""

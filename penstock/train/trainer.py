@@ -1,9 +1,8 @@
 """The one step that moves a network, for one process or many."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from penstock.core.spec import Array
 from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
-from penstock.train.checkpoint import Checkpoint, save_checkpoint
+from penstock.train.checkpoint import Checkpoint
 from penstock.train.collectives import gather_rows
+from penstock.train.compiled import compiled
 from penstock.train.data import equal_shares, one_pass, training_order
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed, ReadFeed
@@ -21,21 +21,26 @@ from penstock.train.gradients import Gradients
 from penstock.train.graph import Steps
 from penstock.train.layout import cast_of, lay_out
 from penstock.train.losses import CrossEntropy, start_targets
-from penstock.train.placed import eager_layers
+from penstock.train.placed import layers_that_wait
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe
 from penstock.train.resident import make_feed, settle
+from penstock.train.saver import Saver
 from penstock.train.scaling import LossScale
+from penstock.train.snapshot import Part
 from penstock.train.state import (
     check_optimizer,
     load_optimizer,
     load_whole,
+    own_optimizer,
+    own_state,
     parts_of,
     tell_optimizer,
-    whole_optimizer,
+    whole_names,
     whole_state,
 )
 from penstock.train.stepper import Stepper
+from penstock.train.stored import Stored, read_whole
 from penstock.train.world import World
 
 # B examples of this process
@@ -93,6 +98,7 @@ class Trainer:
         self.layout = lay_out(module, recipe, self.world, torch.from_numpy(inputs))
         self.placed = self.layout.placed
         self.module = self.placed.module
+        self._whole_names = whole_names(self.placed)
         self.optimizer = recipe.optimizer(self.module.parameters())
         check_optimizer(self.optimizer, self.placed.shards)
         tell_optimizer(self.optimizer, self.placed, self.world)
@@ -104,6 +110,7 @@ class Trainer:
             list(self.placed.shards),
             self.world,
             precision=recipe.gradient_precision,
+            ready=self._step_early if self._steps_early else None,
         )
         self._statistics = RunningStatistics(self.module, self.world)
         self._average: Average | None = None
@@ -111,8 +118,7 @@ class Trainer:
             self._average = Average(self.module, recipe.average_decay, warm_up=recipe.average_warm_up)
         self._network: Callable[[Tensor], Tensor] = self.module
         if recipe.compile:
-            eager_layers(self.module)
-            self._network = torch.compile(self.module, dynamic=False)
+            self._network = compiled(self.module, self.gradients.first_of_buckets, layers_that_wait(self.module))
         why_eager = self._stepper.why_eager if recipe.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence))
 
@@ -177,13 +183,23 @@ class Trainer:
             self._scale.unscale(self.gradients.tensors)
         if recipe.clip_norm is not None:
             self.gradients.clip(recipe.clip_norm)
-        self._stepper.step(None if self._scale is None else self._scale.found_inf)
+        if not self._steps_early:
+            self._stepper.step(None if self._scale is None else self._scale.found_inf)
         if self._scale is not None:
             self._scale.move()
         self._statistics.average()
         if self._average is not None:
             self._average.update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    @property
+    def _steps_early(self) -> bool:
+        """Whether parameters are stepped as soon as their gradients are there, beside the backward pass."""
+        whole = self.recipe.clip_norm is not None or self._scale is not None
+        return self.world.device.type == "cuda" and self._stepper.is_elementwise and not whole
+
+    def _step_early(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._stepper.step(only=parameters)
 
     def _loss(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
@@ -264,14 +280,18 @@ class Trainer:
         """
         return whole_state(self.placed, self.world, self.module.state_dict() if weights is None else weights)
 
-    def save(self, folder: Path, history: History) -> None:
-        """Write a checkpoint of all that the next step depends on; all processes must ask, the first one writes."""
-        best = None if history.best_weights is None else self.whole_state(history.best_weights)
+    def save(self, saver: Saver, history: History) -> None:
+        """Begin a checkpoint of all that the next step depends on; all processes must ask.
+
+        Raises:
+            TrainError: The checkpoint before could not be written.
+        """
+        weights = history.best_weights
         state = {
-            "model": self.whole_state(),
-            "optimizer": whole_optimizer(self.placed, self.world, self.optimizer),
+            "model": self._own(self.module.state_dict()),
+            "optimizer": own_optimizer(self.placed, self.optimizer),
             "scale": None if self._scale is None else self._scale.state_dict(),
-            "average": None if self._average is None else self._average.state_dict(self.whole_state),
+            "average": None if self._average is None else self._average.state_dict(self._own),
             "schedule": _plain(self.schedule.state_dict()) if self.schedule else None,
             "seconds": history.seconds,
             "bad_examples": self.world.counts(history.bad_examples),
@@ -279,11 +299,13 @@ class Trainer:
                 "step": history.best_step,
                 "value": history.best_value,
                 "metrics": history.best_metrics,
-                "weights": best,
+                "weights": None if weights is None else self._own(weights),
             },
         }
-        if self.world.is_first:
-            save_checkpoint(folder, Checkpoint(step=history.step, state=state))
+        saver.save(history.step, state, {"best": None if weights is None else history.best_step})
+
+    def _own(self, weights: Mapping[str, Tensor]) -> dict[str, Part]:
+        return own_state(self.placed, self._whole_names, weights)
 
     def restore(self, checkpoint: Checkpoint) -> History:
         """Go back to where a checkpoint was written, by whatever number of processes.
@@ -294,12 +316,15 @@ class Trainer:
         state, best = checkpoint.state, checkpoint.state["best"]
         load_whole(self.placed, self.world, state["model"])
         optimizer = state["optimizer"]
-        optimizer = optimizer | {"param_groups": self._stepper.flagged(optimizer["param_groups"])}
+        optimizer = optimizer | {"param_groups": self._stepper.flagged(read_whole(optimizer["param_groups"]))}
         load_optimizer(self.placed, self.world, self.optimizer, optimizer)
+        self._stepper.settle()
+        self.steps.restart()
         if self._scale is not None:
-            self._scale.load_state_dict(state["scale"])
+            self._scale.load_state_dict(read_whole(state["scale"]))
         if self._average is not None:
-            self._average.load_state_dict(state["average"], self._parts_of)
+            average = state["average"] | {"steps": read_whole(state["average"].get("steps"))}
+            self._average.load_state_dict(average, self._parts_of)
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         return History(
@@ -313,7 +338,7 @@ class Trainer:
             bad_examples=state.get("bad_examples", {}) if self.world.is_first else {},
         )
 
-    def _parts_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _parts_of(self, weights: Mapping[str, Stored]) -> dict[str, Tensor]:
         parts = parts_of(self.placed, self.world, weights)
         return {name: part.to(self.world.device, copy=True) for name, part in parts.items()}
 

@@ -22,6 +22,8 @@ from penstock.train.losses import CrossEntropy
 from penstock.train.optimizers import LAMB, LARS, Layerwise
 from penstock.train.placements import Placement
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
+from penstock.train.stored import read_whole
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Seat, World, joined
 
@@ -71,7 +73,8 @@ def trainer(case: tuple[str, str], world: World) -> Trainer:
 def take(one: Trainer, first: int, steps: int, place: Path) -> None:
     for step in range(first, first + steps):
         one.step((torch.from_numpy(INPUTS[one.rows]), torch.from_numpy(LABELS[one.rows])), step)
-    one.save(place, History(step=first + steps))
+    with Saver(place, one.world) as saver:
+        one.save(saver, History(step=first + steps))
 
 
 def go_on(case: tuple[str, str], world: World, start: Path, place: Path) -> None:
@@ -87,7 +90,7 @@ def tensors(place: Path) -> dict[str, Tensor]:
     assert checkpoint is not None
     found: dict[str, Tensor] = {}
     for part in ("model", "average", "optimizer"):
-        _collect(checkpoint.state[part], part, found)
+        _collect(read_whole(checkpoint.state[part]), part, found)
     return found
 
 

@@ -15,6 +15,7 @@ from penstock.train.average import Average
 from penstock.train.batch_norm import synchronise
 from penstock.train.checkpoint import Checkpoint, newest_checkpoint
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
 
@@ -80,7 +81,8 @@ def test_a_run_goes_on_with_its_mean(tmp_path: Path, warm_up: bool) -> None:
     one = trainer(average_warm_up=warm_up)
     for step in range(3):
         one.step(BATCH, step)
-    one.save(tmp_path, History(step=3))
+    with Saver(tmp_path, one.world) as saver:
+        one.save(saver, History(step=3))
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     other = trainer(average_warm_up=warm_up)

@@ -18,6 +18,7 @@ from penstock.train.losses import CrossEntropy
 from penstock.train.optimizers import LAMB, LARS, Layerwise
 from penstock.train.placed import Shard
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
 from penstock.train.state import check_optimizer
 from penstock.train.stepper import Stepper
 from penstock.train.trainer import History, Trainer
@@ -238,7 +239,8 @@ def test_a_network_learns_and_goes_on_from_a_checkpoint(make: Make, tmp_path: Pa
     first = one.step(batch, 0).item()
     for step in range(1, 119):
         one.step(batch, step)
-    one.save(tmp_path, History(step=119))
+    with Saver(tmp_path, one.world) as saver:
+        one.save(saver, History(step=119))
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     other = trainer()

@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_counts_on(root: Path, tmp_path: Path, monkeypatch: p
     (root / "dogs" / "3.jpg").symlink_to("nowhere")
     recipe = recipe_of(*pictures(root), bad_examples="skip", checkpoint_every_steps=4)
     whole = run(tmp_path / "whole", recipe)
-    asked = iter([False] * 8 + [True] * 999)
+    asked = iter([False] * 2 + [True] * 999)
     with monkeypatch.context() as patch:
         patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
         with pytest.raises(KeyboardInterrupt):

@@ -22,6 +22,7 @@ from penstock.train.losses import CrossEntropy, _OverClasses  # pyright: ignore[
 from penstock.train.placed import Placed, Shard, place
 from penstock.train.placements import Placement
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
 from penstock.train.state import check_optimizer, load_whole, parts_of, whole_state
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
@@ -47,57 +48,91 @@ def company(size: int) -> World:
 
 
 def test_gradients_of_one_process_are_the_backward_passs() -> None:
-    unused = nn.Linear(2, 2)
-    net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2, bias=False).requires_grad_(False))
-    gradients = Gradients(dict(net.named_parameters()) | {"unused": unused.weight}, [], World())
+    learned, fixed = nn.Linear(6, 5), nn.Linear(5, 2, bias=False).requires_grad_(False)
+    net, unused = nn.Sequential(learned, fixed), nn.Linear(2, 2, bias=False)
+    parameters = dict(net.named_parameters()) | {f"unused.{name}": own for name, own in unused.named_parameters()}
+    gradients = Gradients(parameters, [], World())
     for _ in range(2):
         gradients.start()
         inputs = torch.randn(3, 6)
         for part in (inputs[:1], inputs[1:]):
             net(part).sum().backward()
         gradients.finish()
-        expected = torch.autograd.grad(net(inputs).sum(), [*net[0].parameters()])
+        expected = torch.autograd.grad(net(inputs).sum(), [*learned.parameters()])
         for found, gradient in zip(gradients.tensors, expected, strict=False):
             torch.testing.assert_close(found, gradient)
         assert gradients.tensors[-1].count_nonzero() == 0
-        assert net[1].weight.grad is None
+        assert fixed.weight.grad is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("at_once", [True, False])
 def test_gradients_of_several_processes_travel_in_buckets(
-    monkeypatch: pytest.MonkeyPatch, precision: Literal["fp32", "bf16"]
+    monkeypatch: pytest.MonkeyPatch, precision: Literal["fp32", "bf16"], at_once: bool
 ) -> None:
     sent: list[Tensor] = []
+    ready: list[nn.Parameter] = []
 
     def doubled(flat: Tensor, **_: Any) -> Any:
         # As if one other process had the same.
         sent.append(flat)
-        flat.mul_(2)
-        return SimpleNamespace(wait=lambda: None)
+        return SimpleNamespace(wait=lambda: flat.mul_(2))
 
     monkeypatch.setattr(gradients_module.dist, "all_reduce", doubled)
-    convolution, linear, unused = nn.Conv2d(3, 4, 3), nn.Linear(16, 5), nn.Linear(2, 2)
-    net = nn.Sequential(convolution, nn.Flatten(), linear)
+    convolution, linear, own = nn.Conv2d(3, 4, 3), nn.Linear(16, 5), nn.Linear(5, 2)
+    unused = nn.Linear(2, 2, bias=False)
+    net = nn.Sequential(convolution, nn.Flatten(), linear, own)
     convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
-    parameters = {**dict(net.named_parameters()), "unused": unused.weight}
-    gradients = Gradients(parameters, [], company(2), precision=precision, bucket_bytes=400)
+    parameters = dict(net.named_parameters()) | {f"unused.{name}": own for name, own in unused.named_parameters()}
+    cut = ["3.weight", "3.bias"]
+    gradients = Gradients(
+        parameters, cut, company(2), precision=precision, bucket_bytes=300, ready=None if at_once else ready.extend
+    )
     for _ in range(2):
         sent.clear()
+        ready.clear()
         gradients.start()
         inputs = torch.randn(4, 3, 4, 4)
         net(inputs[:2]).sum().backward()
         assert not sent
+        assert not ready
         gradients.travel()
         net(inputs[2:]).sum().backward()
+        # What the backward pass has not used is in the first bucket, which cannot be sent before the end.
+        assert not sent
         gradients.finish()
-        assert len(sent) == 3
+        assert len(sent) == 2
         assert all(flat.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32) for flat in sent)
-        expected = torch.autograd.grad(2 * net(inputs).sum(), [*net.parameters()])
-        exact = {} if precision == "fp32" else {"rtol": 2**-7, "atol": 1e-3}
-        for found, gradient in zip(gradients.tensors, expected, strict=False):
-            torch.testing.assert_close(found, gradient, **exact)
-        assert gradients.tensors[0].stride() == convolution.weight.stride()
-        assert gradients.tensors[-1].count_nonzero() == 0
+        assert {id(each) for each in ready} == (set() if at_once else {id(each) for each in parameters.values()})
+        expected = torch.autograd.grad(net(inputs).sum(), [*net.parameters()])
+        rtol, atol = (1e-5, 1e-6) if precision == "fp32" else (2**-7, 1e-3)
+        for (name, parameter), gradient in zip(net.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient if name in cut else 2 * gradient, rtol=rtol, atol=atol)
+        assert convolution.weight.grad is not None
+        assert convolution.weight.grad.stride() == convolution.weight.stride()
+        assert unused.weight.grad is not None
+        assert unused.weight.grad.count_nonzero() == 0
+
+
+def test_gradients_travel_while_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(
+        gradients_module.dist, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: seen.append("summed"))
+    )
+    first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+    net = nn.Sequential(first, last)
+    gradients = Gradients(
+        dict(net.named_parameters()), [], company(2), bucket_bytes=60, ready=lambda _: seen.append("ready")
+    )
+    for parameter in first.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.append("made"))
+    gradients.start()
+    gradients.travel()
+    net(torch.randn(2, 4)).sum().backward()
+    assert seen[:2] == ["summed", "ready"]
+    gradients.finish()
+    assert sorted(seen[2:]) == ["made", "made", "ready", "summed"]
+    assert [parameter is last.weight for parameter in gradients.first_of_buckets] == [True]
 
 
 def test_the_norm_and_clipping_are_torchs() -> None:
@@ -314,7 +349,8 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
     with one.averaged():
         torch.testing.assert_close(weight(one), mean)
     assert torch.equal(weight(one), last)
-    one.save(tmp_path, History(step=3))
+    with Saver(tmp_path, World()) as saver:
+        one.save(saver, History(step=3))
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     other = trainer()

@@ -1,0 +1,163 @@
+"""The ways to take a training step: Penstock's trainer, and torch's DistributedDataParallel as experts tune it.
+
+The peers are given what they can use: bf16 autocast, channels_last, torch.compile before the wrapping, gradients as
+views of buckets, bf16 on the wire, a static graph, a fused optimizer; and one of them the whole step as a CUDA graph,
+as NVIDIA's documentation of CUDA graphs in PyTorch and torch's own notes on "DDP and CUDA graphs" have it: made on a
+side stream, eleven steps before the capture, NCCL's error handling off.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
+
+from penstock.bench.train_case import MODELS, Case
+from penstock.core.spec import Array
+from penstock.train.losses import CrossEntropy
+from penstock.train.recipe import Data, Recipe
+from penstock.train.trainer import Trainer
+from penstock.train.world import World
+
+RATE, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
+WARM_UP = 11
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_step(case: Case, world: World, inputs: Array) -> Step:
+    """A function that takes a step with this process's raw inputs and labels, and gives its loss on the device.
+
+    Args:
+        case: What, and which way.
+        world: The processes.
+        inputs: Some raw inputs.
+    """
+    torch.manual_seed(0)
+    if case.way == "penstock":
+        return _penstock(case, world, inputs)
+    return _captured(case, world) if case.way == "captured ddp" else _eager(case, world)
+
+
+def recipe_of(case: Case) -> Recipe:
+    """How Penstock trains it."""
+    return Recipe(
+        data=cast(Callable[[], Data], _nothing),
+        loss=CrossEntropy(),
+        optimizer=lambda parameters: SGD(parameters, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY),
+        batch_size=case.batch,
+        steps=1,
+        precision=case.changes.get("precision", "bf16"),
+        gradient_precision="bf16",
+        deterministic=bool(case.changes.get("deterministic", False)),
+        placements=case.laid_out(),
+        compile=case.compiled,
+        graph=bool(case.changes.get("graph", True)),
+    )
+
+
+def _nothing() -> None:
+    raise AssertionError("a measurement has its own batches")
+
+
+def trainer_of(case: Case, world: World, inputs: Array) -> Trainer:
+    """Penstock's trainer of a case."""
+    return Trainer(MODELS[case.model].make(), recipe_of(case), 1_000_000, world, inputs=inputs)
+
+
+def _penstock(case: Case, world: World, inputs: Array) -> Step:
+    trainer = trainer_of(case, world, inputs)
+    trainer.say = print
+    taken = iter(range(1 << 62))
+
+    def step(inputs_B: Tensor, labels_B: Tensor) -> Tensor:
+        # Its share of the global mean; the peers' is their own mean.
+        return trainer.step((inputs_B, labels_B), next(taken)) * world.size
+
+    return step
+
+
+def _wrapped(case: Case, world: World, *, hook: bool) -> tuple[nn.Module, Optimizer]:
+    module = MODELS[case.model].make().to(world.device)
+    on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        module = module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    outside = bool(case.changes.get("outside", False)) and world.size > 1
+    inside = case.compiled and not outside
+    network = cast(nn.Module, torch.compile(module, dynamic=False)) if inside else module
+    if world.size > 1:
+        wrapped = DistributedDataParallel(
+            network,
+            device_ids=[world.device.index] if on_gpu else None,
+            gradient_as_bucket_view=True,
+            static_graph=True,
+            broadcast_buffers=False,
+        )
+        if hook:
+            wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        network = cast(nn.Module, torch.compile(wrapped, dynamic=False)) if case.compiled and outside else wrapped
+    optimizer = SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
+    return network, optimizer
+
+
+def _plain(network: nn.Module, optimizer: Optimizer, device: torch.device) -> Step:
+    def step(inputs_B: Tensor, labels_B: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(network(inputs_B), labels_B)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _eager(case: Case, world: World) -> Step:
+    return _plain(*_wrapped(case, world, hook=bool(case.changes.get("hook", True))), world.device)
+
+
+def _captured(case: Case, world: World) -> Step:
+    hook = bool(case.changes.get("hook", False))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        network, optimizer = _wrapped(case, world, hook=hook)
+    plain = _plain(network, optimizer, world.device)
+    graph = torch.cuda.CUDAGraph()
+    held: list[Tensor] = []
+
+    def capture(inputs_B: Tensor, labels_B: Tensor) -> None:
+        own_inputs, own_labels = inputs_B.clone(), labels_B.clone()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                plain(own_inputs, own_labels)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            loss = plain(own_inputs, own_labels)
+        held.extend((own_inputs, own_labels, loss))
+
+    def step(inputs_B: Tensor, labels_B: Tensor) -> Tensor:
+        if not held:
+            capture(inputs_B, labels_B)
+        held[0].copy_(inputs_B)
+        held[1].copy_(labels_B)
+        graph.replay()
+        return held[2]
+
+    return step
+
+
+def settings(case: Case, world: World) -> Any:
+    """What a way needs of its surroundings: Penstock's come from its recipe, the peers' are set here."""
+    if case.way == "penstock":
+        from penstock.train.numerics import numerics
+
+        return numerics(recipe_of(case))
+    torch.backends.cudnn.benchmark = True
+    return nullcontext()

@@ -1,0 +1,86 @@
+"""A network compiled by torch, in parts, so that gradients leave each part as soon as it has made them.
+
+What is compiled as one gives all of its gradients at the end of its backward pass. To let the last layers' gradients
+travel while the first layers' are still made, chains of layers are compiled in parts that end where buckets do.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+
+def compiled(
+    module: nn.Module, firsts: Sequence[nn.Parameter], eager: Iterable[nn.Module], *, backend: Any = "inductor"
+) -> Callable[[Tensor], Tensor]:
+    """The network, compiled. It keeps its own layers, names and state.
+
+    Args:
+        module: The network.
+        firsts: Where parts begin: at the layers that have these parameters, where those are in an `nn.Sequential`.
+        eager: Layers that stay as they are: those that wait for other processes.
+        backend: Of torch's compiler.
+    """
+    left = list(eager)
+    for layer in left:
+        layer.forward = torch.compiler.disable(layer.forward)
+    for chain, cuts in _cuts(module, firsts, left).items():
+        chain.forward = cast(Any, torch.compiler.disable(_Chain(chain, cuts, left, backend)))
+    return torch.compile(module, dynamic=False, backend=backend)
+
+
+def _cuts(
+    module: nn.Module, firsts: Sequence[nn.Parameter], eager: Sequence[nn.Module]
+) -> dict[nn.Sequential, set[int]]:
+    """The outermost chains that are cut, and before which of their layers: the compiler does not cut loops itself."""
+    wanted, left = {id(parameter) for parameter in firsts}, {id(layer) for layer in eager}
+    cuts: dict[nn.Sequential, set[int]] = {}
+    for chain in _outermost_chains(module):
+        for index, layer in enumerate(chain):
+            if any(id(parameter) in wanted for parameter in layer.parameters()):
+                cuts.setdefault(chain, set()).add(index)
+            if any(id(part) in left for part in layer.modules()):
+                cuts.setdefault(chain, set()).update((index, index + 1))
+    return cuts
+
+
+def _outermost_chains(module: nn.Module) -> list[nn.Sequential]:
+    if isinstance(module, nn.Sequential):
+        return [module]
+    return [chain for child in module.children() for chain in _outermost_chains(child)]
+
+
+@final
+class _Chain:
+    """Layers one after the other, compiled in parts."""
+
+    def __init__(self, chain: nn.Sequential, cuts: set[int], eager: Sequence[nn.Module], backend: Any) -> None:
+        left = {id(layer) for layer in eager}
+        layers = list(chain)
+        places = sorted({0, len(layers), *cuts} & set(range(len(layers) + 1)))
+        self._parts: list[Callable[[Any], Any]] = []
+        for begin, end in itertools.pairwise(places):
+            part = layers[begin:end]
+            alone = len(part) == 1 and id(part[0]) in left
+            self._parts.append(part[0] if alone else torch.compile(_Part(part), dynamic=False, backend=backend))
+
+    def __call__(self, given: Any) -> Any:
+        for part in self._parts:
+            given = part(given)
+        return given
+
+
+@final
+class _Part(nn.Module):
+    """Some layers of a chain. They stay the chain's, so this is not among its modules."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, given: Any) -> Any:
+        for layer in self.layers:
+            given = layer(given)
+        return given

@@ -1,0 +1,160 @@
+"""A step captured in a CUDA graph: the bits of the same step launched operation by operation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+from penstock.train.checkpoint import newest_checkpoint
+from penstock.train.graph import EAGER_STEPS
+from penstock.train.losses import CrossEntropy
+from penstock.train.numerics import numerics
+from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.saver import Saver
+from penstock.train.schedules import warm_up_cosine
+from penstock.train.trainer import History, Trainer
+from penstock.train.world import World
+
+pytestmark = pytest.mark.gpu
+
+STEPS, BATCH = 12, 16
+NOTHING = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
+INPUTS = np.random.default_rng(0).integers(0, 256, (STEPS, BATCH, 3, 16, 16)).astype(np.float32) / 255
+LABELS = np.random.default_rng(1).integers(0, 10, (STEPS, BATCH))
+
+
+def network(norm: Callable[[int], nn.Module] = nn.BatchNorm2d, dropout: float = 0.3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        norm(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(16 * 64, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+def recipe(**changes: Any) -> Recipe:
+    made = Recipe(
+        data=lambda: Data(train=NOTHING, validation=NOTHING),
+        loss=CrossEntropy(0.1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4),
+        schedule=warm_up_cosine(),
+        batch_size=BATCH,
+        steps=STEPS,
+    )
+    return replace(made, **changes)
+
+
+def made(module: nn.Module, asked: Recipe) -> Trainer:
+    trainer = Trainer(module, asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0])
+    trainer.say = pytest.fail
+    return trainer
+
+
+def steps(trainer: Trainer, of: range) -> list[Tensor]:
+    return [trainer.step((torch.from_numpy(INPUTS[step]), torch.from_numpy(LABELS[step])), step) for step in of]
+
+
+def ends(asked: Recipe, dropout: float = 0.3) -> tuple[Trainer, Tensor]:
+    with numerics(asked):
+        trainer = made(network(dropout=dropout), asked)
+        losses = steps(trainer, range(STEPS))
+        state = [tensor.double().flatten() for tensor in trainer.module.state_dict().values()]
+        return trainer, torch.cat([torch.stack(losses).double(), *state]).cpu()
+
+
+# Torch's compiler warns of what it does itself.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
+        {"optimizer": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3)},
+        {"accumulate": 4, "clip_norm": 0.5, "average_decay": 0.9},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"precision": "fp16", "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
+        {"precision": "tf32"},
+        {"compile": True},
+    ],
+    ids=str,
+)
+def test_a_captured_step_is_the_step(changes: dict[str, Any]) -> None:
+    captured, found = ends(recipe(**changes))
+    assert captured.steps.is_captured
+    launched, expected = ends(recipe(**changes, graph=False))
+    assert not launched.steps.is_captured
+    assert found.isfinite().all()
+    assert torch.equal(found, expected)
+
+
+def test_precisions_agree_about_what_is_learned() -> None:
+    # What drops out is drawn otherwise for other types.
+    _, exact = ends(recipe(), dropout=0.0)
+    for precision, most in (("tf32", 0.02), ("bf16", 0.05), ("fp16", 0.05)):
+        _, found = ends(recipe(precision=precision), dropout=0.0)
+        assert (found[:STEPS] - exact[:STEPS]).abs().max() < most, precision
+
+
+def test_a_step_that_overflows_is_left_out() -> None:
+    asked = recipe(precision="fp16", schedule=None)
+    with numerics(asked):
+        trainer = made(network(), asked)
+        steps(trainer, range(EAGER_STEPS + 2))
+        assert trainer.steps.is_captured
+        before = [parameter.detach().clone() for parameter in trainer.module.parameters()]
+        trainer.step((torch.full((BATCH, 3, 16, 16), 1e30), torch.from_numpy(LABELS[0])), EAGER_STEPS + 2)
+        after = list(trainer.module.parameters())
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path: Any) -> None:
+    asked = recipe(average_decay=0.9)
+    _, whole = ends(asked)
+    with numerics(asked):
+        first = made(network(), asked)
+        early = steps(first, range(7))
+        with Saver(tmp_path, first.world) as saver:
+            first.save(saver, History(step=7))
+        second = made(network(), asked)
+        checkpoint = newest_checkpoint(tmp_path)
+        assert checkpoint is not None
+        second.restore(checkpoint)
+        late = steps(second, range(7, STEPS))
+        state = [tensor.double().flatten() for tensor in second.module.state_dict().values()]
+        found = torch.cat([torch.stack([*early, *late]).double(), *state]).cpu()
+    assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "norm", "why"),
+    [
+        ({"graph": False}, nn.BatchNorm2d, ""),
+        ({}, lambda channels: nn.BatchNorm2d(channels, momentum=None), "captur"),
+        (
+            {"schedule": lambda optimizer, steps: OneCycleLR(optimizer, 0.1, total_steps=steps)},
+            nn.BatchNorm2d,
+            "the schedule changes more than learning rates",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_launched_and_says_why(changes: dict[str, Any], norm: Any, why: str) -> None:
+    asked, said = recipe(**changes), []
+    with numerics(asked):
+        trainer = Trainer(network(norm), asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0])
+        trainer.say = said.append
+        losses = torch.stack(steps(trainer, range(STEPS)))
+    assert losses.isfinite().all()
+    assert not trainer.steps.is_captured
+    assert [why in sentence for sentence in said] == ([True] if why else [])
