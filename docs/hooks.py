@@ -48,7 +48,7 @@ def _described(command: Any, path: str) -> list[str]:
 def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return parameter.metavar or parameter.name.upper()
-    return ", ".join(parameter.opts)
+    return ", ".join([*parameter.opts, *parameter.secondary_opts])
 
 
 def _row(parameter: Any) -> str:

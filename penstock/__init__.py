@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from penstock.runtime.load import load as load
     from penstock.serve.client import AsyncClient as AsyncClient
     from penstock.serve.client import Client as Client
+    from penstock.train.fit import Fitted as Fitted
+    from penstock.train.fit import fit as fit
     from penstock.train.recipe import Recipe as Recipe
 
 __version__ = "0.1.0.dev0"
@@ -25,11 +27,13 @@ _HOME = {
     "AsyncClient": "penstock.serve.client",
     "Bundle": "penstock.runtime.bundle",
     "Client": "penstock.serve.client",
+    "Fitted": "penstock.train.fit",
     "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
     "Recipe": "penstock.train.recipe",
     "TensorSpec": "penstock.core.spec",
+    "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
 }
 
@@ -38,11 +42,13 @@ __all__ = [
     "AsyncClient",
     "Bundle",
     "Client",
+    "Fitted",
     "Live",
     "PenstockError",
     "Predictor",
     "Recipe",
     "TensorSpec",
+    "fit",
     "load",
 ]
 

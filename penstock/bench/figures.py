@@ -81,7 +81,7 @@ def checkpoint_stall() -> list[float]:
 TRAINING: dict[str, Figure] = {
     "train.checkpoint_stall": Figure(
         measure=checkpoint_stall,
-        workload="a network of 63 million weights by SGD with momentum, fp32, a batch of 64; 0.75 GB a checkpoint: "
+        workload="a network of 63 million weights by SGD with momentum, fp32, a batch of 16; 0.75 GB a checkpoint: "
         "weights, momentum, other best weights each time; each read back and compared",
         metric="wall time beyond that of as many steps without a checkpoint, of parts before and after, over a minute",
         unit="fraction",

@@ -17,8 +17,6 @@ from penstock.core.errors import BenchError
 
 # No more streams than this are tried.
 MOST = 40_000
-# Multiplications and additions a second of dense bf16 matrices, from the data sheets.
-PEAK_FLOPS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,6 +227,7 @@ def _gpu_name() -> str | None:
 
 
 def _mfu(flop_a_second: float) -> float | None:
-    name = _gpu_name() or ""
-    peak = next((peak for model, peak in PEAK_FLOPS.items() if model in name), None)
+    from penstock.models.flops import peak_flops
+
+    peak = peak_flops(_gpu_name() or "", "bf16")
     return None if peak is None else flop_a_second / peak

@@ -60,17 +60,34 @@ def train(
     steps: Annotated[int | None, typer.Option(help="How many steps are taken, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples a step, over all devices together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the weights, the order, augmentation and dropout.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16 or fp16.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts of a batch that are computed one by one.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="The norm down to which longer gradients are scaled.")] = None,
+    compile: Annotated[bool | None, typer.Option(help="Have torch compile the network, or not.")] = None,
+    graph: Annotated[bool | None, typer.Option(help="Capture the step in a CUDA graph, or not.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads that read examples ahead of the steps.")] = None,
+    bad_examples: Annotated[
+        str | None, typer.Option(help="At damaged examples stop, or skip them and learn from others in their place.")
+    ] = None,
     checkpoint_every_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Train on so many GPUs of this machine, a process each.")] = None,
     processes: Annotated[int | None, typer.Option(help="Train in so many processes on the CPU.")] = None,
     timeout_s: Annotated[
         float | None, typer.Option(help="Seconds after which a process that waits for others gives up; 600.")
     ] = None,
+    profile: Annotated[
+        int | None,
+        typer.Option(
+            help="After a warm-up, say where the time of so many steps goes: receipt.json, timeline.svg, trace.json."
+        ),
+    ] = None,
 ) -> None:
     """Train an application and leave its bundle in OUT/bundle."""
     from penstock.core.application import find_application
 
+    if profile is not None:
+        # Or torch's profiler says on standard error when it begins and ends; it asks before it is used.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     company = _company(gpus, processes, timeout_s)
     given = {
         "epochs": epochs,
@@ -78,13 +95,19 @@ def train(
         "batch_size": batch_size,
         "seed": seed,
         "precision": precision,
+        "accumulate": accumulate,
+        "clip_norm": clip_norm,
+        "compile": compile,
+        "graph": graph,
+        "workers": workers,
+        "bad_examples": bad_examples,
         "checkpoint_every_steps": checkpoint_every_steps,
     }
     overrides = {name: value for name, value in given.items() if value is not None}
     if resume is not None:
         if out is not None or overrides:
             raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
-        _resume(resume, application, company)
+        _resume(resume, application, company, profile)
         return
     if application is None or out is None:
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
@@ -94,7 +117,7 @@ def train(
         _launch(out, company)
         return
     found = find_application(application)
-    _run(found, out, _with(found.recipe(), overrides), overrides, company)
+    _run(found, out, _with(found.recipe(), overrides), overrides, company, profile)
 
 
 def runs(
@@ -133,7 +156,7 @@ def runs(
     console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
 
 
-def _resume(folder: Path, application: str | None, company: Company) -> None:
+def _resume(folder: Path, application: str | None, company: Company, profile: int | None) -> None:
     from penstock.core.application import find_application
     from penstock.train.runs import read_run
 
@@ -160,7 +183,7 @@ def _resume(folder: Path, application: str | None, company: Company) -> None:
     if (company.seat.size if company.seat else 1) == run.fields.get("processes", 1):
         # The last bits of a sum depend on how many threads share it. Other processes have other shares of the cores.
         recipe = replace(recipe, threads=run.fields["threads"])
-    _run(found, folder, recipe, overrides, company)
+    _run(found, folder, recipe, overrides, company, profile)
 
 
 def _launch(folder: Path, company: Company) -> None:
@@ -175,7 +198,12 @@ def _launch(folder: Path, company: Company) -> None:
 
 
 def _run(
-    found: "FoundApplication", folder: Path, recipe: "Recipe", overrides: dict[str, Any], company: Company
+    found: "FoundApplication",
+    folder: Path,
+    recipe: "Recipe",
+    overrides: dict[str, Any],
+    company: Company,
+    profile: int | None,
 ) -> None:
     from penstock.train.launch import PARENT_VARIABLE
     from penstock.train.loop import train
@@ -194,7 +222,13 @@ def _run(
     try:
         with joined(seat, device, company.timeout_s) as world:
             result = train(
-                found, folder, recipe, overrides=overrides, world=world, parent=int(parent) if parent else None
+                found,
+                folder,
+                recipe,
+                overrides=overrides,
+                world=world,
+                parent=int(parent) if parent else None,
+                profiled_steps=profile,
             )
             if world.is_first:
                 _say(result)

@@ -8,12 +8,15 @@ checkpoints/.step-00000120-5eed/                    one that is being written
 checkpoints/.step-00000120-5eed/written-00003.json  process 3 has written its files
 """
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,14 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import TrainError
-from penstock.train.snapshot import CHUNK_BYTES, Part, keepers
+from penstock.train.snapshot import Part, keepers
 from penstock.train.stored import Stored, StoredFiles
 from penstock.train.world import World
 
 KEPT = 2
 FORMAT = 2
 POLL_S = 0.02
+CHUNK_BYTES = 1 << 24
 _VALUES = "state.json"
 
 
@@ -72,27 +76,58 @@ def manifest_of(step: int, values: Any, groups: Mapping[str, Mapping[str, Part]]
     return {"format": FORMAT, "step": step, "processes": size, "state": values, "tensors": tensors}
 
 
-def write_file(file: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file through to the disk.
+def write_blocks(file: Path, blocks: memoryview, size: int) -> dict[str, Any]:
+    """Write a large file to the disk, past the system's own copy of files, where the file system lets one.
+
+    Filling that copy takes more of the processor than hashing does, and puts out the examples that are read again.
+
+    Args:
+        file: It.
+        blocks: The content, filled up, at an address and of a length that `BLOCK_BYTES` divides.
+        size: Bytes of the content.
 
     Returns:
         Its size in bytes and its SHA-256.
     """
-    digest, size = hashlib.sha256(), 0
-    with file.open("wb") as sink:
-        for chunk in chunks:
-            digest.update(chunk)
-            sink.write(chunk)
-            size += len(chunk)
-        sink.flush()
+    digest = hashlib.sha256()
+    with file.open("wb", buffering=0) as sink:
+        with suppress(OSError):
+            _direct(sink.fileno(), True)
+        for first in range(0, len(blocks), CHUNK_BYTES):
+            chunk = blocks[first : first + CHUNK_BYTES]
+            digest.update(chunk[: size - first])
+            while len(chunk):
+                try:
+                    chunk = chunk[os.write(sink.fileno(), chunk) :]
+                except OSError as error:
+                    # Of a file system that wants other blocks, or of memory that it cannot reach.
+                    refused = error.errno in (errno.EINVAL, errno.EFAULT)
+                    if not refused or not _direct(sink.fileno(), False):
+                        raise
+        sink.truncate(size)
         os.fsync(sink.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _direct(descriptor: int, on: bool) -> bool:
+    """Write a file past the system's copy, or not; whether that is another way than before."""
+    before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    after = before | os.O_DIRECT if on else before & ~os.O_DIRECT
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, after)
+    return after != before
+
+
+def _write_json(file: Path, fields: Mapping[str, Any]) -> None:
+    with file.open("w") as sink:
+        json.dump(fields, sink)
+        sink.flush()
+        os.fsync(sink.fileno())
 
 
 def announce(beside: Path, rank: int, files: Mapping[str, Any]) -> None:
     """Say that a process has written its files."""
     name = f"written-{rank:05d}.json"
-    write_file(beside / f".{name}", [json.dumps(files).encode()])
+    _write_json(beside / f".{name}", files)
     (beside / f".{name}").rename(beside / name)
 
 
@@ -119,7 +154,7 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
         files |= json.loads(written.read_bytes())
         written.unlink()
     fields = {**manifest, "files": files}
-    write_file(beside / _VALUES, [json.dumps({**fields, "seal": _seal(fields)}).encode()])
+    _write_json(beside / _VALUES, {**fields, "seal": _seal(fields)})
     _sync(beside)
     _drop(place)
     beside.rename(place)

@@ -41,6 +41,7 @@ class Steps:
         self._ended: deque[torch.cuda.Event] = deque()
         self._captures = self._on_gpu and why_eager is None
         self.why_eager = why_eager
+        world.hold(self.restart)
 
     @property
     def is_captured(self) -> bool:
@@ -92,7 +93,7 @@ class Steps:
             self._turn_eager(why or "another process could not capture it")
 
     def restart(self) -> None:
-        """What a captured step works on has been replaced: capture another one."""
+        """Let go of the captured step: what it works on is replaced, or not there any more."""
         self._graph, self._eager_left = None, EAGER_STEPS
 
     def _turn_eager(self, why: str) -> None:

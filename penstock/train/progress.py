@@ -1,11 +1,14 @@
 """What a training run says while it runs: a bar in a terminal, a line every few seconds elsewhere."""
 
 import time
+from importlib.util import find_spec
 from typing import Self, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+from penstock.train.pace import Rate
 
 LINE_EVERY_S = 5.0
 
@@ -23,11 +26,13 @@ class Progress:
 
     def __init__(self, name: str, total: int, done: int, *, quiet: bool = False) -> None:
         self._console = Console(quiet=quiet, soft_wrap=True, highlight=False)
-        self._live = self._console.is_terminal and not quiet
+        # In a notebook a bar is a widget.
+        widgets = self._console.is_jupyter and find_spec("ipywidgets") is not None
+        self._live = (self._console.is_terminal or widgets) and not quiet
         self._total, self._done, self._first = total, done, done
         self._metrics = ""
         self._loss = self._started = self._shown = 0.0
-        self._samples = 0
+        self._rate = ""
         self._name = name
         self._bar = RichProgress(
             TextColumn("{task.description}"),
@@ -49,15 +54,15 @@ class Progress:
         self._bar.stop()
         self._console.print(f"Training {self._name}: {self._line()}")
 
-    def advance(self, loss: float, samples: int) -> None:
-        """One step was taken."""
+    def advance(self, loss: float, rate: Rate) -> None:
+        """One step was taken, at such a rate."""
         self._done += 1
-        self._samples += samples
+        self._rate = rate.describe()
         # A single batch's loss jumps; what is shown is smoothed over some twenty.
         self._loss = loss if self._done == self._first + 1 else 0.95 * self._loss + 0.05 * loss
         now = time.monotonic()
         if self._live:
-            self._bar.update(self._task, completed=self._done, info=self._info(now))
+            self._bar.update(self._task, completed=self._done, info=self._info())
         elif now - self._shown > LINE_EVERY_S:
             self._shown = now
             self._console.print(f"Training {self._name}: {self._line()}")
@@ -70,12 +75,11 @@ class Progress:
         """Print a line above the bar."""
         self._console.print(sentence)
 
-    def _info(self, now: float) -> str:
-        rate = self._samples / max(now - self._started, 1e-9)
-        return f"loss {self._loss:.4f}  {rate:,.0f} samples/s  {self._metrics}"
+    def _info(self) -> str:
+        return f"loss {self._loss:.4f}  {self._rate}  {self._metrics}"
 
     def _line(self) -> str:
         now = time.monotonic()
         taken = max(self._done - self._first, 1)
         left_s = (now - self._started) / taken * (self._total - self._done)
-        return f"step {self._done:,}/{self._total:,}  {self._info(now)}  {left_s:.0f} s left"
+        return f"step {self._done:,}/{self._total:,}  {self._info()}  {left_s:.0f} s left"

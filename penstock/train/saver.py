@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint import announce, clear, file_of, manifest_of, publish, write_file
+from penstock.train.checkpoint import announce, clear, file_of, manifest_of, publish, write_blocks
 from penstock.train.snapshot import Copy, Part, keepers, split
 from penstock.train.world import World
 
@@ -147,7 +147,7 @@ class Saver:
             if manifest is None or publish(beside, place, manifest, self._given_up):
                 self._place = place
         except Exception as error:  # noqa: BLE001 - the top of this thread; the steps end with it
-            self._failure = _reason(error)
+            self._failure = _reason(error, place)
         finally:
             self._own_written.set()
 
@@ -175,11 +175,11 @@ class _File:
             with suppress(OSError):
                 (beside / self.name).hardlink_to(last / self.name)
                 return self._written
-        self._written = write_file(beside / self.name, self._copy.chunks())
+        self._written = write_blocks(beside / self.name, self._copy.blocks(), self._copy.size)
         return self._written
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, place: Path) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+        return f"{error.strerror} ({error.filename or place})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -6,7 +6,7 @@ each. A copy lies in memory as a safetensors file has it, so that nothing but wr
 
 import json
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from penstock.core.errors import TrainError
 from penstock.train.placed import Shard
 
-CHUNK_BYTES = 1 << 24
+# What disks are written in without a copy of it in memory.
+BLOCK_BYTES = 4096
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -120,6 +121,9 @@ class Copy:
 
     Args:
         device: Where the tensors are.
+
+    Attributes:
+        size: Bytes of the file.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -127,7 +131,7 @@ class Copy:
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
         self._copied = torch.cuda.Event() if self._on_gpu else None
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._header = b""
+        self.size = 0
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
@@ -138,28 +142,18 @@ class Copy:
         """
         # Widest numbers first, as the format wants it: each begins where its width divides the place.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-        ends: list[int] = []
-        fields: dict[str, Any] = {}
-        for name in order:
-            tensor, first = tensors[name], ends[-1] if ends else 0
-            ends.append(first + tensor.numel() * tensor.element_size())
-            fields[name] = {
-                "dtype": _DTYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [first, ends[-1]],
-            }
-        text = json.dumps(fields, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._header = len(text).to_bytes(8, "little") + text
-        total = ends[-1] if ends else 0
-        if len(self._memory) != total:
+        header, ends = _header({name: tensors[name] for name in order})
+        self.size = len(header) + ends[-1]
+        blocks = -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
+        if len(self._memory) != blocks:
             self._memory = torch.empty(0, dtype=torch.uint8)
-            self._memory = torch.empty(total, dtype=torch.uint8, pin_memory=self._on_gpu)
+            more = torch.empty(blocks + BLOCK_BYTES, dtype=torch.uint8, pin_memory=self._on_gpu)
+            self._memory = more[-more.data_ptr() % BLOCK_BYTES :][:blocks]
+        self._memory[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        data = self._memory[len(header) :]
         places = [
-            self._memory[end - tensors[name].numel() * tensors[name].element_size() : end]
-            .view(tensors[name].dtype)
-            .view(tensors[name].shape)
-            for name, end in zip(order, ends, strict=True)
+            data[first:end].view(tensors[name].dtype).view(tensors[name].shape)
+            for name, first, end in zip(order, ends, ends[1:], strict=False)
         ]
         self._fill(places, [tensors[name] for name in order])
 
@@ -176,11 +170,20 @@ class Copy:
             self._copied.record()
         steps.wait_event(self._copied)
 
-    def chunks(self) -> Generator[memoryview]:
-        """The bytes of a safetensors file, once they are copied; for another thread than the one that steps."""
+    def blocks(self) -> memoryview:
+        """The bytes of a safetensors file, filled up to whole blocks; for another thread than the one that steps."""
         if self._copied is not None:
             self._copied.synchronize()
-        yield memoryview(self._header)
-        data = self._memory.numpy().data
-        for first in range(0, len(data), CHUNK_BYTES):
-            yield data[first : first + CHUNK_BYTES]
+        return self._memory.numpy().data
+
+
+def _header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[int]]:
+    """What a safetensors file begins with, and where each tensor begins behind it and the last one ends."""
+    ends = [0]
+    fields: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        ends.append(ends[-1] + tensor.numel() * tensor.element_size())
+        fields[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": ends[-2:]}
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, ends

@@ -4,6 +4,7 @@ A world of one process has no process group, and every collective of it gives ba
 the step serves any number of processes.
 """
 
+import gc
 import json
 import os
 import re
@@ -11,11 +12,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self, final
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -92,6 +94,7 @@ class World:
         self.group = group
         self.timeout_s = timeout_s
         self.local_size = local_size
+        self._held: list[WeakMethod[Callable[[], None]]] = []
         self.doing = "starting"
         self.got_on_s = time.monotonic()
 
@@ -111,6 +114,20 @@ class World:
         if self.device.type == "cuda":
             one = torch.cuda.get_device_name(self.device)
         return one if self.size == 1 else f"{self.size} processes, each on {one}"
+
+    def hold(self, let_go: Callable[[], None]) -> None:
+        """Have something let go before the process leaves the others; a bound method, which keeps nothing alive."""
+        self._held.append(WeakMethod(let_go))
+
+    def before_leaving(self) -> None:
+        """Let go of captured collectives: NCCL does not leave as long as there is a graph that has one."""
+        for held in self._held:
+            let_go = held()
+            if let_go is not None:
+                let_go()
+        self._held.clear()
+        # Of graphs that somebody else captured.
+        gc.collect()
 
     def got_on(self) -> None:
         """Say that this process does not hang."""
@@ -159,20 +176,24 @@ class World:
         """The first process's numbers, in every process."""
         return self.total(*(value if self.is_first else 0.0 for value in values))
 
-    def counts(self, own: Mapping[str, int]) -> dict[str, int]:
-        """What all processes counted together, by name."""
-        said = json.dumps(own).encode()
-        sizes = self.total(*(len(said) if rank == self.rank else 0 for rank in range(self.size)))
+    def texts(self, own: str) -> list[str]:
+        """What each process has to say, which is never nothing, by rank, in every process."""
         if self.group is None:
-            return dict(own)
+            return [own]
+        said = own.encode()
+        sizes = self.total(*(len(said) if rank == self.rank else 0 for rank in range(self.size)))
         texts = torch.zeros(self.size, int(max(sizes)), dtype=torch.uint8)
         texts[self.rank, : len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         texts = texts.to(self.device)
-        with self.operation("the sum of counts"):
+        with self.operation("the exchange of what is said"):
             dist.all_reduce(texts, group=self.group)
+        return [text[: int(size)].numpy().tobytes().decode() for text, size in zip(texts.cpu(), sizes, strict=True)]
+
+    def counts(self, own: Mapping[str, int]) -> dict[str, int]:
+        """What all processes counted together, by name."""
         whole: Counter[str] = Counter()
-        for text, size in zip(texts.cpu(), sizes, strict=True):
-            whole.update(json.loads(bytes(text[: int(size)].tolist())))
+        for text in self.texts(json.dumps(own)):
+            whole.update(json.loads(text))
         return dict(whole)
 
     @torch.no_grad()
@@ -251,8 +272,10 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
             f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
         ) from None
-    yield World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
+    world = World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
+    yield world
     # After an error the others may be gone, and leaving would wait for them; this process ends then.
+    world.before_leaving()
     dist.destroy_process_group()
 
 

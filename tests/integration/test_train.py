@@ -105,6 +105,15 @@ def test_mistakes_are_said_in_a_sentence(
         (("train", "--resume", changed), "changed since the run"),
         (("train", app, "--out", tmp_path / "y", "--precision", "fp8"), "precision 'fp8'"),
         (("train", app, "--out", tmp_path / "y", "--batch-size", 0), "batch_size 0"),
+        (("train", app, "--out", tmp_path / "y", "--workers", 0), "workers 0; it must be a number above 0"),
+        (("train", app, "--out", tmp_path / "y", "--clip-norm", -1), "clip_norm -1"),
+        (("train", app, "--out", tmp_path / "y", "--accumulate", 3), "are not accumulated in 3 equal parts"),
+        (
+            ("train", app, "--out", tmp_path / "y", "--bad-examples", "hide"),
+            "bad_examples 'hide'; choose 'stop' or 'skip'",
+        ),
+        (("train", app, "--out", tmp_path / "y", "--profile", 0), "0 steps are to be profiled; give at least 1"),
+        (("train", app, "--out", tmp_path / "y", "--steps", 20, "--profile", 5), "21 steps are needed for the profile"),
         (("runs", tmp_path / "empty"), "there is no run"),
     ]
     for arguments, sentence in mistakes:
@@ -115,3 +124,22 @@ def test_mistakes_are_said_in_a_sentence(
         assert left.value.code == 2, arguments
         assert sentence in said.replace("\n", " "), (arguments, said)
         assert "Traceback" not in said
+
+
+def test_a_profiled_run_says_where_its_time_goes_and_how_it_was_set(app: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--accumulate", 2, "--clip-norm", 0.5, "--workers", 2, "--bad-examples", "skip", "--no-compile")
+    done = penstock("train", app, "--out", run, "--steps", 40, "--precision", "tf32", "--profile", 4, *options)
+    assert done.returncode == 0, done.stderr
+    assert "4 steps of 32 examples on the CPU: " in done.stdout
+    assert "samples/s" in done.stdout
+    assert {file.name for file in run.iterdir()} >= {"trace.json", "receipt.json", "timeline.svg"}
+    receipt = json.loads((run / "receipt.json").read_text())
+    assert [len(steps) for steps in receipt["ranks"]] == [4]
+    written = json.loads((run / "run.json").read_text())
+    expected = {"accumulate": 2, "clip_norm": 0.5, "workers": 2, "bad_examples": "skip", "compile": False}
+    assert written["overrides"] == {**expected, "steps": 40, "precision": "tf32"}
+    assert {name: written["recipe"][name] for name in expected} == expected
+    assert written["samples_per_s"] > 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["samples_per_s"] > 0 for line in lines)

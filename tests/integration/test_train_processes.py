@@ -1,5 +1,6 @@
 """Training in several processes from the command line: the same training, killed, hung, resumed, refused."""
 
+import itertools
 import json
 import os
 import shutil
@@ -140,14 +141,14 @@ def alone(app: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def together(app: Path) -> Path:
-    """Two processes, started as torchrun starts them."""
+    """Two processes, started as torchrun starts them; some of their steps are profiled."""
     run = app.parent / "together"
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
     processes = [
         subprocess.Popen(
-            [*COMMAND, "train", str(app), "--out", str(run), "--checkpoint-every-steps", "20"],
+            [*COMMAND, "train", str(app), "--out", str(run), "--checkpoint-every-steps", "20", "--profile", "5"],
             env=os.environ
             | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
             | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
@@ -179,6 +180,19 @@ def test_two_processes_train_as_one_does(alone: Path, together: Path) -> None:
     assert two.predict(inputs) == pytest.approx(one.predict(inputs), abs=1e-3)
     shapes = [_shapes(newest_checkpoint(run / "checkpoints")) for run in (alone, together)]
     assert shapes[0] == shapes[1]
+
+
+def test_the_receipt_is_of_both_processes(together: Path) -> None:
+    assert (together / "trace.json").exists()
+    assert (together / "trace-1.json").exists()
+    assert (together / "timeline.svg").exists()
+    receipt = json.loads((together / "receipt.json").read_text())
+    assert [len(steps) for steps in receipt["ranks"]] == [5, 5]
+    parts = ("compute", "transfer", "imbalance", "input", "launch")
+    for step in itertools.chain(*receipt["ranks"]):
+        assert sum(step[f"{name}_ns"] for name in parts) == step["wall_ns"]
+        assert step["compute_ns"] > 0
+        assert step["transfer_ns"] + step["imbalance_ns"] + step["hidden_ns"] > 0
 
 
 def _shapes(checkpoint: Any) -> Any:

@@ -22,7 +22,7 @@ from penstock.core.errors import TrainError
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
 from penstock.train import saver as saver_module
-from penstock.train.checkpoint import newest_checkpoint, write_file
+from penstock.train.checkpoint import newest_checkpoint, write_blocks
 from penstock.train.loop import train
 from penstock.train.losses import CrossEntropy
 from penstock.train.placements import Placement
@@ -142,9 +142,9 @@ def full(folder: Path) -> None:
             calls.append(arguments)
             if len(calls) == 3 and world.rank == 2:
                 raise OSError(28, "No space left on device", "state-00002.safetensors")
-            return write_file(*arguments)
+            return write_blocks(*arguments)
 
-        setattr(saver_module, "write_file", writes)  # noqa: B010
+        setattr(saver_module, "write_blocks", writes)  # noqa: B010
         try:
             train(as_found(application), folder / "run", recipe, overrides={}, quiet=True, world=world)
         except TrainError as error:
@@ -164,9 +164,9 @@ def killed(folder: Path) -> None:
             if len(calls) == 2 and world.rank >= 2:
                 (folder / f"writes-{world.rank}").touch()
                 time.sleep(LIMIT_S)
-            return write_file(*arguments)
+            return write_blocks(*arguments)
 
-        setattr(saver_module, "write_file", writes)  # noqa: B010
+        setattr(saver_module, "write_blocks", writes)  # noqa: B010
         with Saver(folder / "run", world) as saver:
             for _ in range(2):
                 step(trainer, history)

@@ -1,5 +1,9 @@
 """Checkpoints: what is written, who writes what, what is read back, and what is said of damage."""
 
+import errno
+import fcntl
+import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
+from penstock.train import checkpoint as checkpoint_module
 from penstock.train import saver as saver_module
 from penstock.train.checkpoint import (
     announce,
@@ -20,7 +25,7 @@ from penstock.train.checkpoint import (
     parameter_hash,
     publish,
     read_checkpoint,
-    write_file,
+    write_blocks,
 )
 from penstock.train.placed import Shard
 from penstock.train.saver import Saver
@@ -81,7 +86,7 @@ def test_a_copy_is_a_safetensors_file_whatever_the_numbers(tmp_path: Path, dtype
     for tensor in tensors.values():
         # The steps go on.
         tensor.copy_(torch.zeros_like(tensor))
-    write_file(tmp_path / "x.safetensors", copy.chunks())
+    write_blocks(tmp_path / "x.safetensors", copy.blocks(), copy.size)
     torch.manual_seed(0)
     again = {"odd": torch.randn(3, 5).to(dtype), "turned": torch.randn(4, 3).to(dtype).t(), "one": torch.ones(())}
     found = load_file(tmp_path / "x.safetensors")
@@ -89,6 +94,40 @@ def test_a_copy_is_a_safetensors_file_whatever_the_numbers(tmp_path: Path, dtype
     for name, tensor in again.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name].flatten().view(torch.uint8), tensor.contiguous().flatten().view(torch.uint8))
+
+
+@pytest.mark.parametrize("how", ["past the system's copy", "refused at once", "refused when it writes", "in parts"])
+def test_a_file_is_what_was_copied_however_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    tensor = torch.arange(10_001, dtype=torch.int32)
+    copy = Copy(CPU)
+    copy.take({"x": tensor})
+    set_flags, write, asked = fcntl.fcntl, os.write, [0]
+
+    def refuse(descriptor: int, command: int, flags: int = 0) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return set_flags(descriptor, command, flags)
+
+    def refuse_blocks(descriptor: int, data: memoryview) -> int:
+        asked[0] += 1
+        if asked[0] == 1:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, data)
+
+    if how == "refused at once":
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    elif how == "refused when it writes":
+        monkeypatch.setattr(os, "write", refuse_blocks)
+        # Where the file system of this test has no such way, there is nothing to go back to.
+        monkeypatch.setattr(checkpoint_module, "_direct", lambda descriptor, on: True)
+    elif how == "in parts":
+        monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:4096]))
+    said = write_blocks(tmp_path / "x.safetensors", copy.blocks(), copy.size)
+    data = (tmp_path / "x.safetensors").read_bytes()
+    assert said == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["x"], tensor)
 
 
 def written_by(folder: Path, size: int, states: list[dict[str, Any]], missing: tuple[int, ...] = ()) -> Path:
@@ -101,7 +140,7 @@ def written_by(folder: Path, size: int, states: list[dict[str, Any]], missing: t
         mine = {path: parts[path].own for path, ranks in keepers(parts, size).items() if rank in ranks}
         copy = Copy(CPU)
         copy.take(mine)
-        written = {file_of("state", rank): write_file(beside / file_of("state", rank), copy.chunks())}
+        written = {file_of("state", rank): write_blocks(beside / file_of("state", rank), copy.blocks(), copy.size)}
         if rank not in missing:
             announce(beside, rank, written)
         if rank == 0:
@@ -248,9 +287,9 @@ def test_the_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits(
     def slow(*arguments: Any) -> dict[str, Any]:
         begun.set()
         assert may_write.wait(60)
-        return write_file(*arguments)
+        return write_blocks(*arguments)
 
-    monkeypatch.setattr(saver_module, "write_file", slow)
+    monkeypatch.setattr(saver_module, "write_blocks", slow)
     weight = torch.ones(3)
     with Saver(tmp_path, World()) as saver:
         saver.save(1, {"weight": weight}, {})
@@ -303,7 +342,7 @@ def test_an_error_of_the_background_is_said_and_the_one_before_is_kept(
     saver.wait()
     saver.check()
     with monkeypatch.context() as patch:
-        patch.setattr(saver_module, "write_file", full)
+        patch.setattr(saver_module, "write_blocks", full)
         saver.save(2, STATE, {})
         with pytest.raises(TrainError, match=r"No space left on device \(state-00000.safetensors\). Make room or mend"):
             saver.wait()
@@ -328,9 +367,9 @@ def test_an_error_of_the_steps_leaves_a_checkpoint_the_time_to_be_written(
 
     def slow(*arguments: Any) -> dict[str, Any]:
         assert may_write.wait(60)
-        return write_file(*arguments)
+        return write_blocks(*arguments)
 
-    monkeypatch.setattr(saver_module, "write_file", slow)
+    monkeypatch.setattr(saver_module, "write_blocks", slow)
 
     def fail() -> None:
         with Saver(tmp_path, World()) as saver:

@@ -222,3 +222,20 @@ def test_a_process_whose_parent_is_gone_ends(monkeypatch: pytest.MonkeyPatch) ->
         while not ended and time.monotonic() < deadline_s:
             time.sleep(0.01)
     assert ended[0] == 3
+
+
+def test_what_is_held_is_let_go_before_a_process_leaves_and_is_kept_alive_by_nobody() -> None:
+    class Held:
+        def __init__(self) -> None:
+            self.gone = 0
+
+        def let_go(self) -> None:
+            self.gone += 1
+
+    alone, kept, forgotten = World(), Held(), Held()
+    alone.hold(kept.let_go)
+    alone.hold(forgotten.let_go)
+    del forgotten
+    alone.before_leaving()
+    alone.before_leaving()
+    assert kept.gone == 1

@@ -16,9 +16,11 @@ from penstock.core.application import FoundApplication, find_application
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.interrupt import Interrupt
+from penstock.train.looks import Looks
 from penstock.train.loop import RunResult, train
 from penstock.train.recipe import ArraySet, Recipe, accuracy
 from penstock.train.report import read_metrics
+from penstock.train.saver import Saver
 
 STEPS = 40
 
@@ -75,6 +77,22 @@ def test_an_interrupted_run_goes_on_to_the_undisturbed_end(
     assert resumed.metrics == undisturbed.metrics
     steps = [line["step"] for line in read_metrics(tmp_path / "run")]
     assert steps == [line["step"] for line in read_metrics(tmp_path / "undisturbed")]
+
+
+@pytest.mark.parametrize(("busy", "saves"), [(False, 40), (True, 1)])
+def test_a_checkpoint_that_the_clock_asks_for_does_not_wait_for_the_one_before(
+    found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool, saves: int
+) -> None:
+    begun: list[int] = []
+
+    def save(self: Saver, step: int, *_: Any) -> None:
+        begun.append(step)
+
+    monkeypatch.setattr(Saver, "is_busy", busy)
+    monkeypatch.setattr(Saver, "save", save)
+    monkeypatch.setattr(Looks, "are_due", True)
+    run(found, tmp_path / "run", checkpoint_every_s=1e-9)
+    assert begun == list(range(STEPS - saves + 1, STEPS + 1))
 
 
 def test_bf16_learns_too(found: FoundApplication, tmp_path: Path) -> None:

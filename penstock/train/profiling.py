@@ -1,0 +1,169 @@
+"""A few steps of a running training under torch's profiler, and the receipt of their time."""
+
+import json
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import final
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from penstock.core.errors import TrainError
+from penstock.train.feed import Feed
+from penstock.train.graph import EAGER_STEPS, STEPS_AHEAD
+from penstock.train.receipt import Receipt, Trace, receipt_of
+from penstock.train.timeline import draw_timeline
+from penstock.train.trace import ASIDE, BATCH, STEP, as_text, from_text, read_trace
+from penstock.train.trainer import Trainer
+from penstock.train.world import World
+
+# Until then libraries choose algorithms and the step is captured.
+WARM_UP_STEPS = EAGER_STEPS + 5
+# The first of them fill the device's queue; what is counted is the steady state.
+LEAD_IN_STEPS = STEPS_AHEAD + 1
+TRACE_FILE, RECEIPT_FILE, PICTURE_FILE = "trace.json", "receipt.json", "timeline.svg"
+
+
+@final
+class Profile:
+    """Watches a training: after a warm-up, some steps without the profiler, for comparison, and as many with it.
+
+    All processes have one, and mark the same steps.
+
+    Args:
+        world: The processes.
+        steps: How many steps are counted.
+        batch_size: Examples a step, over all processes.
+        folder: Where trace.json goes, the other processes' beside it as trace-RANK.json, receipt.json, and
+            timeline.svg. None for nowhere.
+        left: How many steps there are to come; None where there is no end.
+
+    Raises:
+        TrainError: There are fewer than it takes.
+    """
+
+    def __init__(
+        self, world: World, steps: int, batch_size: int, folder: Path | None, *, left: int | None = None
+    ) -> None:
+        if steps < 1:
+            raise TrainError(f"{steps} steps are to be profiled; give at least 1.")
+        needed = WARM_UP_STEPS + 2 * steps + LEAD_IN_STEPS
+        if left is not None and left < needed:
+            raise TrainError(
+                f"{needed} steps are needed for the profile, its warm-up included, and {left} are left; train longer, "
+                f"or profile fewer."
+            )
+        self.steps_needed = needed
+        """How many steps it takes to the end."""
+        self._world, self._steps, self._batch_size, self._folder = world, steps, batch_size, folder
+        self._taken = 0
+        self._aside_s = self._started_s = 0.0
+        self._undisturbed_ms: float | None = None
+        activities = [ProfilerActivity.CPU]
+        if world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its steps were taken."""
+        return self._taken == self.steps_needed
+
+    def batch(self) -> AbstractContextManager[object]:
+        """Entered while the host waits for a batch."""
+        return record_function(BATCH)
+
+    def step(self) -> AbstractContextManager[object]:
+        """Entered while the host takes a step."""
+        return record_function(STEP)
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Entered for what is of no step, such as a validation."""
+        started_s = time.perf_counter()
+        with record_function(ASIDE):
+            yield
+        self._aside_s += time.perf_counter() - started_s
+
+    def taken(self) -> Receipt | None:
+        """A step was taken, in every process.
+
+        Returns:
+            The receipt, in the first process after the last step; None else.
+        """
+        self._taken += 1
+        if self._taken == WARM_UP_STEPS:
+            self._meet()
+            self._started_s, self._aside_s = time.perf_counter(), 0.0
+        elif self._taken == WARM_UP_STEPS + self._steps:
+            self._meet()
+            spent_s = time.perf_counter() - self._started_s - self._aside_s
+            self._undisturbed_ms = spent_s * 1000 / self._steps
+            self._profiler.start()
+            self._meet()
+        elif self._taken == self.steps_needed:
+            self._meet()
+            self._profiler.stop()
+            return self._finish()
+        return None
+
+    def _meet(self) -> None:
+        """All processes are done with the same step."""
+        self._world.total(0.0)
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+
+    def _finish(self) -> Receipt | None:
+        rank = self._world.rank
+        with ExitStack() as stack:
+            folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            file = folder / (TRACE_FILE if rank == 0 else f"trace-{rank}.json")
+            self._profiler.export_chrome_trace(str(file))
+            on_gpu = self._world.device.type == "cuda"
+            own = read_trace(json.loads(file.read_bytes()), rank, on_gpu=on_gpu, before=LEAD_IN_STEPS)
+        traces = [from_text(text) for text in self._world.texts(as_text(own))]
+        return self._receipt(traces) if self._world.is_first else None
+
+    def _receipt(self, traces: list[Trace]) -> Receipt:
+        receipt = receipt_of(
+            traces,
+            device=self._world.describe(),
+            batch_size=self._batch_size,
+            undisturbed_ms=self._undisturbed_ms,
+        )
+        if self._folder is not None:
+            (self._folder / RECEIPT_FILE).write_text(json.dumps(receipt.as_json(), indent=2) + "\n")
+            draw_timeline(traces, self._folder / PICTURE_FILE)
+        return receipt
+
+
+def profiled(
+    trainer: Trainer, feed: Feed, steps: int, *, first_step: int = 0, folder: Path | None = None
+) -> Receipt | None:
+    """Take real steps, of which some are profiled. Every process calls this.
+
+    Args:
+        trainer: Takes the steps.
+        feed: Gives the batches; `Profile.steps_needed` of them are taken.
+        steps: How many are counted.
+        first_step: The number of the first one.
+        folder: Where trace, receipt and picture go; None for nowhere.
+
+    Returns:
+        Where the time went, in the first process; None in the others.
+
+    Raises:
+        TrainError: The processes did not take the same steps, or the profiler sees nothing.
+    """
+    watch = Profile(trainer.world, steps, trainer.recipe.batch_size, folder)
+    receipt: Receipt | None = None
+    for step in range(first_step, first_step + watch.steps_needed):
+        with watch.batch():
+            batch = next(feed)
+        with watch.step():
+            trainer.step(batch, step)
+        receipt = watch.taken()
+    return receipt

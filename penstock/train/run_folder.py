@@ -1,0 +1,112 @@
+"""The folder of a run of an application: run.json, metrics, curves, and the bundle at the end."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from penstock.core.application import FoundApplication
+from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
+from penstock.train.feed import first_inputs
+from penstock.train.recipe import Data, Recipe
+from penstock.train.report import RUN_FILE, Log, draw_curves
+from penstock.train.trainer import Trainer
+
+# Of a recipe, what is a plain value.
+RECIPE_FIELDS = (
+    "batch_size",
+    "epochs",
+    "steps",
+    "precision",
+    "seed",
+    "best",
+    "best_mode",
+    "accumulate",
+    "clip_norm",
+    "workers",
+    "compile",
+    "graph",
+    "bad_examples",
+)
+
+
+@final
+class RunFolder:
+    """Only the first process has one.
+
+    Args:
+        found: The application.
+        folder: RUN.
+        recipe: How it is trained.
+        overrides: What was changed of the application's own recipe.
+        trainer: Says what was laid out where.
+        from_step: With which step the run goes on.
+    """
+
+    def __init__(
+        self,
+        found: FoundApplication,
+        folder: Path,
+        recipe: Recipe,
+        overrides: dict[str, Any],
+        trainer: Trainer,
+        from_step: int,
+    ) -> None:
+        self._found, self._folder, self._recipe, self._overrides = found, folder, recipe, overrides
+        self._trainer = trainer
+        self.log = Log(folder, from_step=from_step)
+
+    def write(self, more: dict[str, Any]) -> None:
+        """Write run.json anew."""
+        write_json(
+            self._folder / RUN_FILE,
+            {
+                "application": self._found.reference,
+                "name": self._found.application.name,
+                "sources": self._found.source_sha256(),
+                "overrides": self._overrides,
+                **described(self._recipe, self._trainer),
+                **more,
+            },
+        )
+
+    def finish(self, weights: dict[str, Tensor], data: Data, metrics: dict[str, float]) -> str:
+        """Draw the curves and write the bundle.
+
+        Args:
+            weights: The best, whole.
+            data: Of which the golden examples are.
+            metrics: What the bundle says of them.
+
+        Returns:
+            The bundle's hash.
+        """
+        self.log.close()
+        draw_curves(self._folder)
+        whole = self._found.model()
+        whole.load_state_dict(weights)
+        golden = first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=self._recipe.bad_examples)
+        bundle = Bundle.write(self._found, whole, golden, to=self._folder / "bundle", metrics=metrics)
+        return bundle.manifest.content_hash
+
+
+def described(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
+    """What run.json says of how a network is trained."""
+    return {
+        "recipe": {name: getattr(recipe, name) for name in RECIPE_FIELDS},
+        "versions": library_versions(),
+        "threads": torch.get_num_threads(),
+        "processes": trainer.world.size,
+        "device": trainer.world.device.type,
+        "placements": {name: asdict(placement) for name, placement in trainer.layout.placements.items()},
+    }
+
+
+def write_json(file: Path, fields: dict[str, Any]) -> None:
+    """Write a file that is whole at any moment."""
+    beside = file.with_name(f".{file.name}")
+    beside.write_text(json.dumps(fields, indent=2) + "\n")
+    beside.replace(file)

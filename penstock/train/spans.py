@@ -1,0 +1,72 @@
+"""Stretches of time and what they have in common, in whole nanoseconds, so that parts add up to the whole."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """From `start_ns` to before `end_ns`."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        """How long it is."""
+        return self.end_ns - self.start_ns
+
+
+# In order, none of them empty, and none touching another.
+Spans = list[Span]
+
+
+def union(spans: Iterable[Span]) -> Spans:
+    """The time that is in at least one of the spans, in whatever order they come."""
+    found: Spans = []
+    for start_ns, end_ns in sorted(spans):
+        if end_ns <= start_ns:
+            continue
+        if found and start_ns <= found[-1].end_ns:
+            found[-1] = Span(found[-1].start_ns, max(end_ns, found[-1].end_ns))
+        else:
+            found.append(Span(start_ns, end_ns))
+    return found
+
+
+def common(some: Spans, others: Spans) -> Spans:
+    """The time that is in both."""
+    found: Spans = []
+    first, second = 0, 0
+    while first < len(some) and second < len(others):
+        one, other = some[first], others[second]
+        start_ns, end_ns = max(one.start_ns, other.start_ns), min(one.end_ns, other.end_ns)
+        if start_ns < end_ns:
+            found.append(Span(start_ns, end_ns))
+        if one.end_ns <= other.end_ns:
+            first += 1
+        else:
+            second += 1
+    return found
+
+
+def without(some: Spans, others: Spans) -> Spans:
+    """The time that is in the first and not in the second."""
+    found: Spans = []
+    second = 0
+    for start_ns, end_ns in some:
+        while second < len(others) and others[second].end_ns <= start_ns:
+            second += 1
+        at = second
+        while at < len(others) and others[at].start_ns < end_ns:
+            if start_ns < others[at].start_ns:
+                found.append(Span(start_ns, others[at].start_ns))
+            start_ns = others[at].end_ns
+            at += 1
+        if start_ns < end_ns:
+            found.append(Span(start_ns, end_ns))
+    return found
+
+
+def length_ns(spans: Spans) -> int:
+    """How long they are together."""
+    return sum(span.length_ns for span in spans)

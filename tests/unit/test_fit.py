@@ -1,0 +1,155 @@
+"""`penstock.fit` in this process: arrays and tensors in, a trained network out, and sentences for what is wrong."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock
+from penstock.core.errors import TrainError
+from penstock.train.checkpoint import parameter_hash
+from penstock.train.interrupt import Interrupt
+from penstock.train.recipe import ArraySet
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 8))
+Y = (X[:, 0] + X[:, 1] > 0).astype(np.uint8)
+SETTINGS: dict[str, Any] = {"epochs": 6, "batch_size": 32, "threads": 1, "quiet": True, "device": "cpu"}
+
+
+def network(outputs: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, outputs))
+
+
+def fit(module: nn.Module, train: Any, **changes: Any) -> penstock.Fitted:
+    return penstock.fit(module, train, **(SETTINGS | changes))
+
+
+def test_a_network_learns_from_arrays() -> None:
+    module = network()
+    before = parameter_hash(module)
+    fitted = fit(module, (X[:200], Y[:200]), validation=(X[200:], Y[200:]), epochs=30)
+    assert fitted.metrics.keys() == {"loss", "accuracy"}
+    assert fitted.metrics["accuracy"] > 0.8
+    assert fitted.metrics["loss"] == min(line["validation_loss"] for line in fitted.history)
+    assert (len(fitted.history), fitted.history[-1]["step"]) == (32, 188)
+    assert all(line["samples_per_s"] > 0 and "mfu" not in line for line in fitted.history)
+    assert parameter_hash(module) == before
+    outputs = fitted.network(torch.from_numpy(X[200:]).float())
+    assert (outputs.argmax(1).numpy() == Y[200:]).mean() == pytest.approx(fitted.metrics["accuracy"])
+
+
+def test_tensors_arrays_lists_and_examples_are_the_same() -> None:
+    x, y = X[:100].astype(np.float32), Y[:100].astype(np.int64)
+    given = [
+        (x, y),
+        (X[:100], Y[:100]),
+        (torch.tensor(X[:100], requires_grad=True), torch.from_numpy(y)),
+        [x.tolist(), y.tolist()],
+        ArraySet(inputs=x, targets=y),
+    ]
+    fits = [fit(network(), one, epochs=1) for one in given]
+    assert len({fitted.parameter_hash for fitted in fits}) == 1
+    assert fits[0].metrics.keys() == {"train_loss"}
+    assert fits[0].parameter_hash == parameter_hash(fits[0].network)
+    assert fit(network(), given[0], epochs=1, seed=1).parameter_hash != fits[0].parameter_hash
+
+
+def test_a_mean_square_is_learned_from_numbers_and_weights_say_their_type() -> None:
+    fitted = fit(network(1).double(), (X, X[:, :1] ** 2), optimizer=torch.optim.Adam, epochs=2)
+    assert next(fitted.network.parameters()).dtype == torch.float64
+
+
+def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"validation": (X[200:], Y[200:]), "checkpoint_every_steps": 5}
+    train = X[:200], Y[:200]
+    undisturbed = fit(network(), train, **changes)
+    asked = iter([False] * 8 + [True] * 999)
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            fit(network(), train, out=tmp_path / "run", **changes)
+    stopped = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert stopped["state"] == "running"
+    resumed = fit(network(), train, out=tmp_path / "run", **changes)
+    assert resumed.parameter_hash == undisturbed.parameter_hash
+    assert resumed.metrics == undisturbed.metrics
+    assert [line["step"] for line in resumed.history] == [line["step"] for line in undisturbed.history]
+    fields = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (fields["state"], fields["parameter_hash"]) == ("finished", resumed.parameter_hash)
+    assert fields["samples_per_s"] > 0
+    assert (tmp_path / "run" / "curves.png").exists()
+    # It is finished: nothing more is learned.
+    assert fit(network(), train, out=tmp_path / "run", **changes).parameter_hash == resumed.parameter_hash
+    with pytest.raises(TrainError, match=r"holds a training of something else \(seed: 0 and now 1\)"):
+        fit(network(), train, out=tmp_path / "run", seed=1, **changes)
+    with pytest.raises(TrainError, match=r"holds a training of something else \(learned: "):
+        fit(network(), (train[0] + 1, train[1]), out=tmp_path / "run", **changes)
+
+
+def test_it_works_in_a_thread_as_in_a_notebook() -> None:
+    found: list[penstock.Fitted] = []
+    thread = threading.Thread(target=lambda: found.append(fit(network(), (X, Y), epochs=1)))
+    thread.start()
+    thread.join()
+    assert found[0].metrics.keys() == {"train_loss"}
+
+
+def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(network(), (X, Y), epochs=1, quiet=False)
+    said = capsys.readouterr().out
+    assert "Training Sequential: step 9/9  loss " in said
+    assert "samples/s" in said
+
+
+HOLES = X.copy()
+HOLES[[17, 40], 3] = np.nan
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), x
+
+
+@pytest.mark.parametrize(
+    ("module", "train", "changes", "sentence"),
+    [
+        (None, (X, Y), {}, "the network is a NoneType; give a torch.nn.Module"),
+        (nn.ReLU(), (X, Y), {}, "no parameters that can be trained"),
+        (network(), None, {}, r"nothing to learn from; give train=\(X, y\)"),
+        (network(), X, {}, r"train is a ndarray of shape \[300, 8\]; give a pair"),
+        (network(), (X, Y[:299]), {}, "X of train has 300 examples and y has 299"),
+        (network(), (X[:0], Y[:0]), {}, r"X of train has the shape \[0, 8\]; give at least one"),
+        (network(), (HOLES, Y), {}, "NaN or infinite numbers in 2 of 300 examples, the first of which is 17"),
+        (network(1), (X, HOLES[:, 3:4]), {}, "y of train has NaN"),
+        (network(), (X.astype(str), Y), {}, "X of train is <U.*; give numbers"),
+        (network(), ([[1.0], [1.0, 2.0]], [0, 1]), {}, "X of train is no array"),
+        (network(), (X[:, :5], Y), {}, r"does not take float32 \[2, 5\] of train.*mat1 and mat2"),
+        (network(), (X, Y), {"validation": (X[:, :5], Y)}, r"does not take float32 \[2, 5\] of validation"),
+        (network(), (X, Y + 1), {}, "y of train has labels from 1 to 2, and the network gives 2 scores"),
+        (network(), (X, X[:, 0]), {}, r"outputs float32 \[2, 2\] and targets float32 \[2\]; reshape y"),
+        (Pair(), (X, Y), {}, "the network gives a tuple"),
+        (network(), (X, Y), {"loss": lambda outputs, targets: outputs}, r"a Tensor of shape \[2, 2\]; it must"),
+        (network(), (X, Y), {"optimizer": torch.optim.SGD(network().parameters())}, "the optimizer is a SGD already"),
+        (network(), (X, Y), {"learning_rate": 1}, "there is no 'learning_rate' to give; of a recipe there are"),
+        (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
+        (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
+        (network(), (X, Y), {"precision": "fp8"}, "precision 'fp8'"),
+        (network(), (X, Y), {"device": "tpu"}, "the device is 'tpu'"),
+        (network(), (X, Y), {"device": "meta"}, "trained on 'cpu' or 'cuda'"),
+        (network(), (X, Y), {"device": "cuda:77"}, "torch sees .* GPUs; choose another"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(module: Any, train: Any, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TrainError, match=sentence):
+        fit(module, train, **changes)
