@@ -7,6 +7,7 @@ the step serves any number of processes.
 import gc
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ from penstock.core.errors import OthersLost, TrainError
 TIMEOUT_S = 600.0
 EXIT_HANGS = 3
 LOOK_S = 1.0
+# Where in its sources gloo raised an error.
+_PLACE = re.compile(r"^\[\S+:\d+\] ")
 _OF_CONNECTIONS = ("gloo", "connection", "timed out", "timeout", "socket", "broken pipe")
 
 
@@ -144,7 +147,7 @@ class World:
         except RuntimeError as error:
             if not _is_of_others(error):
                 raise
-            said = " ".join(str(error).split())[:200]
+            said = _PLACE.sub("", " ".join(str(error).split()))[:200]
             raise OthersLost(
                 f"{self.named} waited for the others in {name}, and they did not come ({said}); see what became of "
                 f"them."

@@ -180,7 +180,10 @@ def killed(app: Path, hosts: tuple[Host, Host]) -> Path:
     run, slow = app.parent / "two", app.parent / "slow"
     slow.touch()
     processes = torchrun(hosts, app, "--out", run)
+    deadline_s = time.monotonic() + LIMIT_S
     while not list(run.glob("checkpoints/step-*")):
+        if time.monotonic() > deadline_s:
+            pytest.fail("they do not find each other, or take no steps")
         if any(process.poll() is not None for process in processes):
             pytest.fail(f"they ended too early: {ended(processes)}")
         time.sleep(0.05)

@@ -140,6 +140,15 @@ def test_only_what_comes_of_the_others_is_put_on_them(error: RuntimeError, lost:
     assert isinstance(raised.value, OthersLost) == lost
 
 
+def test_whose_connection_broke_is_said_first() -> None:
+    said = "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [198.18.0.2]:46285"
+    with (
+        pytest.raises(OthersLost, match=r"come \(Connection closed by peer \[198\.18\.0\.2\]:46285\)"),
+        World().operation("x"),
+    ):
+        raise RuntimeError(said)
+
+
 def test_each_operation_that_ends_is_getting_on_and_who_is_alone_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
