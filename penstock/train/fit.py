@@ -186,8 +186,8 @@ class _Kept:
             return
         self._learned = {"examples": len(train), "inputs": f"{train.input_dtype}{list(train.input_shape)}"}
         if isinstance(train, ArraySet):
-            digest = hashlib.sha256(np.ascontiguousarray(train.inputs))
-            digest.update(np.ascontiguousarray(train.targets))
+            digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
+            digest.update(np.ascontiguousarray(train.targets).data)
             self._learned["sha256"] = digest.hexdigest()
         out.mkdir(parents=True, exist_ok=True)
         if (out / RUN_FILE).exists():
