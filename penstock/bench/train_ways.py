@@ -97,7 +97,8 @@ def _wrapped(case: Case, world: World, *, hook: bool) -> tuple[nn.Module, Optimi
             static_graph=True,
             broadcast_buffers=False,
         )
-        if hook:
+        # Torch has it for GPUs alone.
+        if hook and on_gpu:
             wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
         network = cast(nn.Module, torch.compile(wrapped, dynamic=False)) if case.compiled and outside else wrapped
     optimizer = SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=True)

@@ -61,7 +61,8 @@ class Stepper:
         kind = type(self.optimizer)
         own = bool(getattr(kind, "capturable", False))
         chosen = group.get("foreach") or group.get("differentiable") or group.get("fused") is False
-        if "fused" in group and not chosen and (device.type == "cuda" or skips):
+        if "fused" in group and not chosen and device.type in ("cuda", "cpu"):
+            # One pass over weights, gradients and momenta instead of one for each operation.
             group["fused"], group["foreach"] = True, False
         if skips and not (group.get("fused") or own):
             raise TrainError(
