@@ -21,6 +21,8 @@ from penstock.bench.train_case import MODELS, WAYS, Case
 from penstock.core.errors import BenchError
 from penstock.train.launch import free_port
 
+# Over which the worst ratio to captured DDP is asked.
+WORST_MODELS, WORST_BATCHES = ("alexnet", "vgg16", "resnet50", "vit_b16"), (256, 1024)
 # Until a case is measured; compiling a large network takes a minute and more.
 LIMIT_S = 240.0
 
@@ -225,7 +227,33 @@ def lines_of(found: Sequence[Measured], command: str, where: str) -> list[Line]:
     for model, batch, processes in keys:
         if processes > 1:
             lines += _ratios(found, model, batch, processes, command, where)
+    lines += _worst(found, command, where)
     return lines
+
+
+def _worst(found: Sequence[Measured], command: str, where: str) -> list[Line]:
+    """The worst ratio to captured DDP, where all that it is asked over was measured on one number of GPUs."""
+    most = max((each.processes for each in found), default=1)
+    ratios: dict[str, float] = {}
+    for model in WORST_MODELS:
+        for batch in WORST_BATCHES:
+            try:
+                ours = best(found, processes=most, model=model, batch=batch, way="penstock")
+                theirs = best(found, processes=most, model=model, batch=batch, way="captured ddp")
+            except BenchError:
+                return []
+            ratios[f"{MODELS[model].title} at {batch:,}"] = ours.rate / theirs.rate
+    name = min(ratios, key=lambda each: ratios[each])
+    return [
+        line_of(
+            [ratios[name]],
+            id="train.worst_vs_captured_ddp",
+            workload=f"{', '.join(ratios)}, {most} {where}; the worst is {name}",
+            metric="ratio of examples a second",
+            unit="ratio",
+            command=command,
+        )
+    ]
 
 
 _STRONG = {

@@ -44,10 +44,14 @@ def train(
     if cases is not None:
         chosen = [Case(**fields) for fields in json.loads(cases.read_text())]
     found: list[Measured] = []
-    for count in gpus or processes or [1]:
-        device = "cpu" if processes else "cuda"
-        own = [case for case in chosen if not case.on or count in case.on]
-        found += run_cases(own, count, device=device, seconds=seconds, repeat=repeat, say=typer.echo)
+    device = "cpu" if processes else "cuda"
+    try:
+        for count in gpus or processes or [1]:
+            own = [case for case in chosen if not case.on or count in case.on]
+            for measured in run_cases(own, count, device=device, seconds=seconds, repeat=repeat, say=typer.echo):
+                found.append(measured)  # noqa: PERF402
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; what was measured until here:")
     lines = lines_of(found, own_command(), "processes" if processes else "GPUs")
     for line in lines:
         if line.unit == "ratio":
