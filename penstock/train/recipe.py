@@ -80,8 +80,8 @@ class Recipe:
             not depend on it.
         compile: Have torch compile the network: the first step takes minutes, all others are shorter where a network
             has many small operations. Layers that are not data-parallel stay as they are.
-        graph: Capture the step in a CUDA graph, on a GPU, where it can be. Numbers that the network or the loss keeps in
-            Python, and chance that is not torch's, then stay as they are in the fourth step.
+        graph: Capture the step in a CUDA graph, on a GPU, where it can be. Numbers that the network or the loss keeps
+            in Python, and chance that is not torch's, then stay as they are in the fourth step.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
             place, name it, and count it in run.json.
 
