@@ -23,6 +23,8 @@ REPEAT = 5
 PART_S = 8.0
 EVERY_S = 60.0
 WARM_STEPS = 10
+# By how much steps before and after may differ: half of that, of the seconds measured, is the error.
+SPREAD = 0.05
 BATCH, FEATURES, WIDTH, CLASSES = 16, 2048, 4096, 1000
 
 
@@ -84,6 +86,11 @@ class _Measured:
             steps, seconds = self._with_checkpoint()
             self._check(expected)
             after_s = self._step_s()
+            if abs(after_s - before_s) > SPREAD * min(before_s, after_s):
+                raise BenchError(
+                    f"a step took {1e3 * before_s:.3g} ms before a checkpoint and {1e3 * after_s:.3g} ms after it, so "
+                    f"that what it cost cannot be told; measure on a machine that does nothing else."
+                )
             found.append((seconds - steps * (before_s + after_s) / 2) / EVERY_S)
             before_s = after_s
         return found

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.core.errors import TrainError
+from penstock.bench import checkpoints
+from penstock.core.errors import BenchError, TrainError
 from penstock.train import checkpoint as checkpoint_module
 from penstock.train import saver as saver_module
 from penstock.train.checkpoint import (
@@ -390,6 +391,41 @@ def test_a_tensor_that_is_read_does_not_hold_the_file(tmp_path: Path) -> None:
     first = stored.whole()
     first.zero_()
     assert torch.equal(stored.whole(), STATE["model"]["layer.weight"])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurement of what a checkpoint costs, in a second and of whatever a busy machine gives."""
+    for name, value in {
+        "REPEAT": 2,
+        "PART_S": 0.02,
+        "WARM_STEPS": 1,
+        "FEATURES": 8,
+        "WIDTH": 16,
+        "CLASSES": 16,
+    }.items():
+        monkeypatch.setattr(checkpoints, name, value)
+    monkeypatch.setattr(checkpoints, "SPREAD", 1e9)
+
+
+def test_what_a_checkpoint_costs_is_measured_and_what_was_written_is_compared(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(checkpoints.lost_fractions()) == 2
+    take = Copy.take
+
+    def wrong(self: Copy, tensors: Mapping[str, Tensor]) -> None:
+        take(self, {name: tensor + 1 for name, tensor in tensors.items()})
+
+    monkeypatch.setattr(Copy, "take", wrong)
+    with pytest.raises(BenchError, match="other weights than were asked for"):
+        checkpoints.lost_fractions()
+
+
+def test_steps_that_take_now_so_and_now_so_long_give_no_figure(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "SPREAD", -1.0)
+    with pytest.raises(BenchError, match="measure on a machine that does nothing else"):
+        checkpoints.lost_fractions()
 
 
 def test_the_parameter_hash_knows_every_bit_and_name() -> None:
