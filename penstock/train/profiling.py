@@ -65,7 +65,8 @@ class Profile:
         activities = [ProfilerActivity.CPU]
         if world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profiler = profile(activities=activities)
+        # Its events are of all that it saw, not of what it calls a cycle; else it warns of that.
+        self._profiler = profile(activities=activities, acc_events=True)
 
     @property
     def is_done(self) -> bool:

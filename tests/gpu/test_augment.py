@@ -17,7 +17,7 @@ def pictures() -> Tensor:
 
 
 def sound() -> Tensor:
-    return torch.randint(-9000, 9000, (8, 32_000), generator=torch.Generator().manual_seed(0)).to(torch.int16)
+    return torch.randint(-9000, 9000, (8, 48_000), generator=torch.Generator().manual_seed(0)).to(torch.int16)
 
 
 @pytest.mark.parametrize(

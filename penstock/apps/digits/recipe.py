@@ -84,7 +84,8 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
     """Up to the peak rate over the first fifth of the steps, then down by a cosine."""
-    return OneCycleLR(optimizer, PEAK_RATE, total_steps=steps + 1, pct_start=0.2)
+    # The momentum stays: a captured step has it for good.
+    return OneCycleLR(optimizer, PEAK_RATE, total_steps=steps + 1, pct_start=0.2, cycle_momentum=False)
 
 
 def augment(pixels_BHW: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
