@@ -110,7 +110,9 @@ class LogMel(Streaming):
     def _over(self, samples_BM: Tensor) -> Tensor:
         # An exported graph has no autocast, nor may it have the word for none.
         kind = samples_BM.device.type
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        # Where only shapes are counted, there is none at all.
+        casts = kind != "meta" and torch.is_autocast_enabled(kind)
+        with torch.autocast(kind, enabled=False) if casts else nullcontext():
             return self._energies(samples_BM)
 
     def _energies(self, samples_BM: Tensor) -> Tensor:
