@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.bench import demo_time, digits, drain, keywords, leaks, resume, startup, tick
+from penstock.bench.report import read_targets
 from penstock.bench.results import append, line_of
 from penstock.core.errors import BenchError
 
@@ -78,7 +79,26 @@ def checkpoint_stall() -> list[float]:
     return lost_fractions()
 
 
+def converged(layout: str) -> Figure:
+    """How well the digits are learned in one way."""
+
+    def measure() -> list[float]:
+        from penstock.bench.convergence import losses
+
+        return losses(layout)
+
+    return Figure(
+        measure=measure,
+        workload=f"penstock train digits, seeds 0 to 3, {layout}; the fixed third that is never chosen by",
+        metric="test loss (smoothed cross-entropy)",
+        unit="nats",
+    )
+
+
 TRAINING: dict[str, Figure] = {
+    "train.convergence.one": converged("one process"),
+    "train.convergence.data": converged("data-parallel"),
+    "train.convergence.hybrid": converged("hybrid"),
     "train.checkpoint_stall": Figure(
         measure=checkpoint_stall,
         workload="a network of 63 million weights by SGD with momentum, fp32, a batch of 16; 0.75 GB a checkpoint: "
@@ -179,12 +199,13 @@ def measure_figures(
     unknown = [name for name in ids if name not in figures]
     if unknown:
         raise BenchError(f"there is no figure {', '.join(unknown)}; there are {', '.join(figures)}.")
+    asked = {target.id for target in read_targets()}
     for name in ids or figures:
         figure = figures[name]
         values = figure.measure()
         line = line_of(
             values,
-            id=name,
+            id=name if name in asked else None,
             workload=figure.workload,
             metric=figure.metric,
             unit=figure.unit,
