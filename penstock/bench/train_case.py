@@ -1,11 +1,14 @@
 """What is trained to see how fast it goes, and the ways of doing it: Penstock's, and those it is compared with."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
+from penstock.core.errors import BenchError
 from penstock.train.placements import Placement, Placements
 
 # P peers
@@ -124,3 +127,21 @@ class Case:
         if self.placements is not None:
             return {name: Placement(**fields) for name, fields in self.placements.items()}
         return {} if self.data_parallel else MODELS[self.model].placements
+
+
+def read_cases(file: Path) -> list[Case]:
+    """Cases as a JSON list of their fields.
+
+    Raises:
+        BenchError: They cannot be read, or one is none.
+    """
+    try:
+        cases = [Case(**fields) for fields in json.loads(file.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise BenchError(f"{file} is no JSON list of cases ({error}).") from None
+    for case in cases:
+        if case.model not in MODELS or case.way not in WAYS:
+            raise BenchError(
+                f"{file} has {case.model!r} by {case.way!r}; there are {', '.join(MODELS)} by {', '.join(WAYS)}."
+            )
+    return cases

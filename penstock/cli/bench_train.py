@@ -26,11 +26,13 @@ def train(
 ) -> None:
     """Measure how fast networks are trained on some numbers of GPUs, beside tuned and captured DDP."""
     from penstock.bench.results import append, own_command
-    from penstock.bench.train_case import MODELS, WAYS, Case
+    from penstock.bench.train_case import MODELS, WAYS, read_cases
     from penstock.bench.train_scaling import Measured, draw, lines_of, run_cases, ways
 
     if gpus and processes:
         raise BenchError("--gpus and --processes contradict each other; give one of them.")
+    if repeat < 1 or not seconds > 0 or any(count < 1 for count in gpus or processes or []):
+        raise BenchError("--repeat, --seconds and the numbers of GPUs or processes must be above 0.")
     strange = [name for name in model or [] if name not in MODELS]
     if strange:
         raise BenchError(f"there is no network {strange[0]!r}; choose among {', '.join(MODELS)}.")
@@ -42,7 +44,11 @@ def train(
     )
     chosen = [case for case in chosen if not way or case.way in way]
     if cases is not None:
-        chosen = [Case(**fields) for fields in json.loads(cases.read_text())]
+        chosen = read_cases(cases)
+    if processes:
+        chosen = [case for case in chosen if case.way != "captured ddp"]
+    if picture is not None and 1 not in (gpus or processes or [1]):
+        raise BenchError("--picture draws what is faster than one; measure that as well, by --gpus 1.")
     found: list[Measured] = []
     device = "cpu" if processes else "cuda"
     try:

@@ -47,7 +47,8 @@ def _cuts(
 
 
 def _outermost_chains(module: nn.Module) -> list[nn.Sequential]:
-    if isinstance(module, nn.Sequential):
+    # One with a forward of its own is more than its layers one after the other.
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         return [module]
     return [chain for child in module.children() for chain in _outermost_chains(child)]
 

@@ -38,6 +38,8 @@ WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 # What `fit` has arguments for, and what is of several processes.
 _NOT_HERE = ("data", "loss", "optimizer", "batch_size", "epochs", "placements", "batch_norm", "gradient_precision")
 # A training that goes on may read, compile or launch in another way.
+# Of an optimizer, how it steps on a device and not what it does.
+_OF_DEVICE = ("fused", "foreach", "capturable", "differentiable", "maximize")
 _MAY_CHANGE = ("workers", "compile", "graph")
 
 
@@ -157,6 +159,7 @@ def _fit(
                 progress.say(sentence)
             loop.run(progress, interrupt)
         last_hash, metrics = loop.take_best()
+        trainer.close()
         fitted = Fitted(
             network=trainer.module.eval(),
             metrics=metrics if validation is not None else {"train_loss": metrics["loss"]},
@@ -185,6 +188,7 @@ class _Kept:
         if out is None:
             return
         self._learned = {"examples": len(train), "inputs": f"{train.input_dtype}{list(train.input_shape)}"}
+        self._learned |= _made_with(trainer)
         if isinstance(train, ArraySet):
             digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
             digest.update(np.ascontiguousarray(train.targets).data)
@@ -247,6 +251,26 @@ class _Kept:
             what = f"of the application {fields['name']!r}" if "application" in fields else "of something else"
             why = f" ({other[0]}: {before.get(other[0])!r} and now {now[other[0]]!r})" if other else ""
             raise TrainError(f"{out} holds a training {what}{why}; go on as it began, or choose another folder.")
+
+
+def _made_with(trainer: Trainer) -> dict[str, Any]:
+    """What of a recipe is made by functions, as far as it can be written down."""
+    recipe, schedule = trainer.recipe, trainer.schedule
+    first = trainer.optimizer.param_groups
+    settings = [
+        {name: str(value) for name, value in sorted(group.items()) if name not in (*_OF_DEVICE, "params", "lr")}
+        | {"lr": str(float(group.get("initial_lr", group["lr"])))}
+        for group in first
+    ]
+    for group in settings:
+        group.pop("initial_lr", None)
+    return {
+        "optimizer": [type(trainer.optimizer).__name__, settings],
+        "schedule": None if schedule is None else type(schedule).__name__,
+        "loss": getattr(recipe.loss, "__qualname__", repr(recipe.loss)),
+        "average": [recipe.average_decay, recipe.average_warm_up],
+        "metrics": sorted(recipe.metrics),
+    }
 
 
 def _recipe(

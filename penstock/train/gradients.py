@@ -121,9 +121,17 @@ class Gradients:
         self._sent = 0
         self._is_last = False
         self._beside = torch.cuda.Stream(world.device) if ready and world.device.type == "cuda" else None
+        self._hooks: list[Any] = []
         for bucket in (*self._travelling, *self._staying):
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._made(bucket))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._made(bucket)))
+
+    def close(self) -> None:
+        """Leave the parameters as if nothing had been learned of them."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in (*self._common, *self._own):
+            parameter.grad = None
 
     @property
     def tensors(self) -> list[Tensor]:

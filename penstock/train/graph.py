@@ -4,10 +4,12 @@ The host then has nothing to do in a step but to hand over a batch, so that a st
 not as its hundreds of launches.
 """
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,11 +84,14 @@ class Steps:
 
     def _capture(self, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> None:
         why = ""
+        stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
         try:
-            self._graph = _Graph(self._compute, inputs_B, targets_B, constants)
+            self._graph = _Graph(self._compute, inputs_B, targets_B, constants, pool)
+        except _OfTheHostError as error:
+            why = str(error)
         except RuntimeError as error:
             why = " ".join(str(error).split())[:300]
-            _leave_capture(self._world.device)
+            _leave_capture(self._world.device, stream, pool)
         # A graph that waits for collectives of others that have none would wait for good.
         (failed,) = self._world.total(bool(why))
         if failed:
@@ -101,11 +106,32 @@ class Steps:
         self._say(f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}.")
 
 
-def _leave_capture(device: torch.device) -> None:
-    """Torch's own generator goes on as if it were captured after a capture that failed; give it a new state."""
+def _leave_capture(device: torch.device, stream: torch.cuda.Stream, pool: Any) -> None:
+    """Put back what torch leaves as if it were still captured after a capture that failed.
+
+    Args:
+        device: Whose generator goes on as if it were captured.
+        stream: Which was the current one before.
+        pool: From which memory goes on being taken, and to which nothing is given back.
+    """
+    torch.cuda.set_stream(stream)
     index = torch.cuda.current_device() if device == torch.device("cuda") else device.index
     fresh = torch.Generator(device)
     torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
+    # There is no other way to the allocator.
+    ended, released = (getattr(torch._C, name) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))  # pyright: ignore[reportPrivateUsage]
+    ended(index, pool)
+    released(index, pool)
+
+
+class _OfTheHostError(RuntimeError):
+    """The step was captured, but would not do again what it did."""
+
+
+def _chance_of_host() -> list[Any]:
+    """Where the host's generators are."""
+    numpys: Any = np.random.get_state()
+    return [torch.default_generator.get_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]]
 
 
 @final
@@ -116,13 +142,18 @@ class _Graph:
         RuntimeError: It does what cannot be captured.
     """
 
-    def __init__(self, compute: Compute, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> None:
+    def __init__(self, compute: Compute, inputs_B: Tensor, targets_B: Tensor, constants: list[Any], pool: Any) -> None:
         self._inputs, self._targets, self._constants = inputs_B.clone(), targets_B.clone(), constants
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        before = _chance_of_host()
         # Other threads, that of NCCL's watchdog say, may ask the device what they like meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._made = compute(self._inputs, self._targets)
+        if _chance_of_host() != before:
+            raise _OfTheHostError(
+                "the network or the loss draws chance on the host, which would be the same in every step"
+            )
 
     def why_other(self, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> str | None:
         """Why this is not the step for these, or None if it is."""

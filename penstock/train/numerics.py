@@ -27,10 +27,15 @@ def numerics(recipe: Recipe) -> Generator[None]:
     torch.set_float32_matmul_precision("high" if recipe.precision == "tf32" else "highest")
     # Which of several algorithms is the fastest is found by trying; not the same one is found each time.
     cudnn.benchmark = not recipe.deterministic
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    chance_before, chance_of_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
     torch.manual_seed(recipe.seed)
     try:
         yield
     finally:
+        torch.set_rng_state(chance_before)
+        if chance_of_gpu is not None:
+            torch.cuda.set_rng_state(chance_of_gpu)
         torch.use_deterministic_algorithms(deterministic_before[0])
         memory.fill_uninitialized_memory = deterministic_before[1]
         torch.set_num_threads(threads_before)

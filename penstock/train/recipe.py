@@ -136,6 +136,9 @@ class Recipe:
         }.items():
             if not value or not 0 < value < math.inf:
                 raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
+        for name in ("batch_size", "accumulate", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise TrainError(f"the recipe has {name} {getattr(self, name)!r}; it must be a whole number.")
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
         if self.precision not in PRECISIONS:

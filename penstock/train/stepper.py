@@ -23,9 +23,12 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     Args:
         optimizer: Of torch, or one of your own whose class has `elementwise = True`.
     """
+    return _is_torchs(optimizer) or bool(getattr(type(optimizer), "elementwise", False))
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim.") and kind.__name__ in ELEMENTWISE
-    return known or bool(getattr(kind, "elementwise", False))
+    return kind.__module__.startswith("torch.optim.") and kind.__name__ in ELEMENTWISE
 
 
 @final
@@ -40,6 +43,7 @@ class Stepper:
             takes its groups' `lr` as tensors.
         device: Where the parameters are.
         skips: Whether a step must be left out where `found_inf` says so, as fp16 needs it.
+        sparse: Whether gradients may be sparse, which no fused optimizer takes.
 
     Attributes:
         why_eager: Why its steps cannot be captured, or None.
@@ -48,9 +52,15 @@ class Stepper:
         TrainError: It has to leave steps out and cannot.
     """
 
-    def __init__(self, optimizer: Optimizer, device: torch.device, *, skips: bool = False) -> None:
+    def __init__(
+        self, optimizer: Optimizer, device: torch.device, *, skips: bool = False, sparse: bool = False
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TrainError("LBFGS computes a step's loss several times; choose an optimizer that does so once.")
         self.optimizer = optimizer
         self.why_eager: str | None = None
+        # What has state from the beginning has it where an optimizer that is not fused wants it.
+        self._fuses = not (sparse or optimizer.state)
         for group in optimizer.param_groups:
             self._prepare(group, device, skips)
         captured = device.type == "cuda" and self.why_eager is None
@@ -61,7 +71,8 @@ class Stepper:
         kind = type(self.optimizer)
         own = bool(getattr(kind, "capturable", False))
         chosen = group.get("foreach") or group.get("differentiable") or group.get("fused") is False
-        if "fused" in group and not chosen and device.type in ("cuda", "cpu"):
+        plain = all(parameter.is_floating_point() for parameter in group["params"])
+        if self._fuses and plain and "fused" in group and not chosen and device.type in ("cuda", "cpu"):
             # One pass over weights, gradients and momenta instead of one for each operation.
             group["fused"], group["foreach"] = True, False
         if skips and not (group.get("fused") or own):
@@ -69,6 +80,10 @@ class Stepper:
                 f"precision 'fp16' leaves steps out whose gradients overflow, which the optimizer {kind.__name__} "
                 f"cannot do on its own; choose SGD, Adam, AdamW, LARS or LAMB, or the precision 'bf16'."
             )
+        if skips and group.get("momentum") and not group.get("dampening"):
+            # Torch makes them when it is first stepped, and leaves them as they were found if that step is left out.
+            for parameter in group["params"]:
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         if device.type != "cuda":
             return
         if "capturable" in group:
@@ -84,9 +99,9 @@ class Stepper:
                 self._rates[index].fill_(self._carried[index])
 
     @property
-    def is_elementwise(self) -> bool:
-        """Whether it does to some of the parameters alone what it would do to them among all."""
-        return is_elementwise(self.optimizer)
+    def steps_apart(self) -> bool:
+        """Whether it may be stepped for some of the parameters and then for others: torch's own count for each."""
+        return _is_torchs(self.optimizer)
 
     def step(self, found_inf: Tensor | None = None, only: Iterable[nn.Parameter] | None = None) -> None:
         """Take a step.

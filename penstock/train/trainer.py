@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
@@ -103,7 +104,9 @@ class Trainer:
         check_optimizer(self.optimizer, self.placed.shards)
         tell_optimizer(self.optimizer, self.placed, self.world)
         self._scale = LossScale(self.world) if recipe.precision == "fp16" else None
-        self._stepper = Stepper(self.optimizer, self.world.device, skips=self._scale is not None)
+        self._stepper = Stepper(
+            self.optimizer, self.world.device, skips=self._scale is not None, sparse=_is_sparse(self.module)
+        )
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
         self.gradients = Gradients(
             dict(self.module.named_parameters()),
@@ -127,6 +130,11 @@ class Trainer:
         """Which rows of each global batch are this process's."""
         first = sum(self.layout.rows[: self.world.rank]) * self.recipe.accumulate
         return slice(first, first + self.layout.rows[self.world.rank] * self.recipe.accumulate)
+
+    def close(self) -> None:
+        """Leave the network to whoever wants it: nothing of the training hangs on it any more."""
+        self.steps.restart()
+        self.gradients.close()
 
     def feed(self, examples: Examples, first_step: int, notice: Callable[[str], object]) -> Feed:
         """This process's rows of the batches of the steps from one on."""
@@ -196,7 +204,7 @@ class Trainer:
     def _steps_early(self) -> bool:
         """Whether parameters are stepped as soon as their gradients are there, beside the backward pass."""
         whole = self.recipe.clip_norm is not None or self._scale is not None
-        return self.world.device.type == "cuda" and self._stepper.is_elementwise and not whole
+        return self.world.device.type == "cuda" and self._stepper.steps_apart and not whole
 
     def _step_early(self, parameters: Sequence[nn.Parameter]) -> None:
         self._stepper.step(only=parameters)
@@ -314,6 +322,12 @@ class Trainer:
             TrainError: It is of another network.
         """
         state, best = checkpoint.state, checkpoint.state["best"]
+        for name, own in {"scale": self._scale, "average": self._average, "schedule": self.schedule}.items():
+            if (state.get(name) is None) != (own is None):
+                raise TrainError(
+                    f"the checkpoint is of a training {'without' if own else 'with'} what the recipe calls {name!r}; "
+                    f"go on with the recipe that it began with, or begin a new run."
+                )
         load_whole(self.placed, self.world, state["model"])
         optimizer = state["optimizer"]
         optimizer = optimizer | {"param_groups": self._stepper.flagged(read_whole(optimizer["param_groups"]))}
@@ -326,7 +340,7 @@ class Trainer:
             average = state["average"] | {"steps": read_whole(state["average"].get("steps"))}
             self._average.load_state_dict(average, self._parts_of)
         if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
+            self.schedule.load_state_dict(read_whole(state["schedule"]))
         return History(
             step=checkpoint.step,
             seconds=state["seconds"],
@@ -341,6 +355,10 @@ class Trainer:
     def _parts_of(self, weights: Mapping[str, Stored]) -> dict[str, Tensor]:
         parts = parts_of(self.placed, self.world, weights)
         return {name: part.to(self.world.device, copy=True) for name, part in parts.items()}
+
+
+def _is_sparse(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse for layer in module.modules())
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.apps.digits.recipe import augment as digits
+from penstock.apps.keywords.recipe import SIGNAL
 from penstock.apps.keywords.recipe import augment as keywords
 from penstock.nn import LogMel
 from penstock.train.augment import Augment, in_turn, mixup, random_flip
@@ -17,7 +18,7 @@ def pictures() -> Tensor:
 
 
 def sound() -> Tensor:
-    return torch.randint(-9000, 9000, (8, 48_000), generator=torch.Generator().manual_seed(0)).to(torch.int16)
+    return torch.randint(-9000, 9000, (8, SIGNAL), generator=torch.Generator().manual_seed(0)).to(torch.int16)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A step captured in a CUDA graph: the bits of the same step launched operation by operation."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.train.numerics import numerics
 from penstock.train.recipe import ArraySet, Data, Recipe
 from penstock.train.saver import Saver
 from penstock.train.schedules import warm_up_cosine
+from penstock.train.stepper import ELEMENTWISE
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import World
 
@@ -111,12 +113,68 @@ def test_a_step_that_overflows_is_left_out() -> None:
     asked = recipe(precision="fp16", schedule=None)
     with numerics(asked):
         trainer = made(network(), asked)
-        steps(trainer, range(EAGER_STEPS + 2))
+        for step in range(EAGER_STEPS + 6):
+            before = [parameter.detach().clone() for parameter in trainer.module.parameters()]
+            overflows = step in (0, 1, EAGER_STEPS + 2)
+            inputs = torch.full((BATCH, 3, 16, 16), 1e30) if overflows else torch.from_numpy(INPUTS[step])
+            trainer.step((inputs, torch.from_numpy(LABELS[step])), step)
+            after = list(trainer.module.parameters())
+            assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True)) == overflows
+            for state in trainer.optimizer.state.values():
+                assert state["momentum_buffer"].abs().max() < 100
         assert trainer.steps.is_captured
-        before = [parameter.detach().clone() for parameter in trainer.module.parameters()]
-        trainer.step((torch.full((BATCH, 3, 16, 16), 1e30), torch.from_numpy(LABELS[0])), EAGER_STEPS + 2)
-        after = list(trainer.module.parameters())
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_every_optimizer_of_torch_steps_as_it_does_on_the_cpu(name: str) -> None:
+    asked = recipe(optimizer=lambda parameters: getattr(torch.optim, name)(parameters, lr=1e-3), schedule=None)
+    with numerics(asked):
+        trainer = Trainer(network(dropout=0.0), asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0])
+        found = torch.stack(steps(trainer, range(STEPS))).cpu()
+        on_cpu = Trainer(network(dropout=0.0), asked, STEPS, World(), inputs=INPUTS[0])
+        expected = torch.stack(steps(on_cpu, range(STEPS)))
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+class Draws(nn.Module):
+    """Draws on the host."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        return given * random.random()
+
+
+def test_chance_of_the_host_is_not_captured() -> None:
+    said: list[str] = []
+    asked = recipe()
+    with numerics(asked):
+        trainer = Trainer(
+            nn.Sequential(Draws(), network()), asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0]
+        )
+        trainer.say = said.append
+        assert torch.stack(steps(trainer, range(STEPS))).isfinite().all()
+    assert not trainer.steps.is_captured
+    assert "draws chance on the host" in said[0]
+
+
+def test_after_a_capture_that_failed_memory_comes_back() -> None:
+    asked = recipe()
+    stream = torch.cuda.current_stream()
+    with numerics(asked):
+        module = network(lambda channels: nn.BatchNorm2d(channels, momentum=None))
+        trainer = Trainer(module, asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0])
+        steps(trainer, range(EAGER_STEPS + 1))
+        assert trainer.steps.why_eager
+        assert torch.cuda.current_stream() == stream
+        side, held = torch.cuda.Stream(), []
+        for _ in range(20):
+            with torch.cuda.stream(side):
+                batch = torch.zeros(1 << 24, device="cuda")
+            torch.cuda.current_stream().wait_stream(side)
+            batch.record_stream(torch.cuda.current_stream())
+            torch.cuda.synchronize()
+            held.append(torch.cuda.memory_allocated())
+            del batch
+    assert held[-1] == held[2]
 
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path: Any) -> None:

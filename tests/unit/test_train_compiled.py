@@ -93,3 +93,16 @@ def test_a_network_without_chains_is_compiled_as_one() -> None:
     expected = net(inputs)
     torch.testing.assert_close(compiled(net, [weight_of(net.two)], [], backend=counted)(inputs), expected)
     assert len(counted.graphs) == 1
+
+
+class Residual(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return input + super().forward(input)
+
+
+def test_a_chain_with_a_forward_of_its_own_stays_what_it_is() -> None:
+    middle = nn.Linear(4, 4)
+    net, inputs = Residual(nn.Linear(4, 4), nn.ReLU(), middle), torch.randn(3, 4)
+    expected = net(inputs)
+    torch.testing.assert_close(compiled(net, [weight_of(middle)], [], backend=Counted())(inputs), expected)
+    torch.testing.assert_close(net(inputs), expected)
