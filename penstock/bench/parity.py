@@ -263,6 +263,7 @@ class _Still:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.param_groups = [{"params": list(parameters)}]
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
     def step(self) -> None:
         """Nothing."""
