@@ -347,15 +347,16 @@ def test_a_drain_answers_what_was_accepted(ending: RunningServer) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     streamed: Queue[tuple[Any, Any]] = Queue()
     client.start_stream(lambda result, error: streamed.put((result, error)))
-    for _ in range(10):
+    # So many that the drain outlasts what is asked of it below, also where this process has to wait for the processor.
+    for _ in range(30):
         client.async_infer("doubler", tensors(ROWS[:1]), lambda result, error: answers.put((result, error)))
         client.async_stream_infer("doubler", tensors(ROWS[:1]))
-    until(lambda: stats(ending)["slots"]["in_use"] > 10)
+    until(lambda: stats(ending)["slots"]["in_use"] > 30)
     ending.stop()
     until(lambda: not client.is_server_ready())
     assert client.is_server_live()
-    assert [answers.get(timeout=10)[1] for _ in range(10)] == [None] * 10
-    assert [streamed.get(timeout=10)[1] for _ in range(10)] == [None] * 10
+    assert [answers.get(timeout=20)[1] for _ in range(30)] == [None] * 30
+    assert [streamed.get(timeout=20)[1] for _ in range(30)] == [None] * 30
     assert "going down" in streamed.get(timeout=10)[1].message()
     assert ending.process.wait(timeout=10) == 0
     with pytest.raises(InferenceServerException) as raised:
