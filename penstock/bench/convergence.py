@@ -4,7 +4,6 @@ python -m penstock.bench.convergence RANK SIZE PORT LAYOUT SEED FOLDER   one pro
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,9 +12,8 @@ from pathlib import Path
 
 import torch
 
+from penstock.bench.together import said_by_first
 from penstock.core.application import find_application
-from penstock.core.errors import BenchError
-from penstock.train.launch import free_port
 from penstock.train.loop import train
 from penstock.train.placements import Placement, Placements
 from penstock.train.world import Seat, joined
@@ -41,24 +39,10 @@ def losses(layout: str, seeds: Sequence[int] = SEEDS) -> list[float]:
 
 
 def _loss(layout: str, seed: int) -> float:
-    size, port = LAYOUTS[layout][0], str(free_port())
     with tempfile.TemporaryDirectory(prefix="penstock-converges-") as folder:
-        words = [sys.executable, "-m", "penstock.bench.convergence"]
-        started = [
-            subprocess.Popen(
-                [*words, str(rank), str(size), port, layout, str(seed), folder], stdout=subprocess.PIPE, text=True
-            )
-            for rank in range(size)
-        ]
-        try:
-            said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-    if any(process.returncode for process in started):
-        raise BenchError(f"a process of {layout} failed: {[process.returncode for process in started]}.")
-    return float(json.loads(said[0].splitlines()[-1])["test_loss"])
+        arguments = [layout, str(seed), folder]
+        said = said_by_first("penstock.bench.convergence", LAYOUTS[layout][0], arguments, LIMIT_S)
+    return float(json.loads(said[-1])["test_loss"])
 
 
 def main(rank: int, size: int, port: int, layout: str, seed: int, folder: Path) -> None:

@@ -9,8 +9,6 @@ agree by itself.
 
 import copy
 import json
-import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import BenchError
+from penstock.bench.together import said_by_first
 from penstock.train.losses import CrossEntropy
 from penstock.train.placements import Placement, Placements
 from penstock.train.recipe import ArraySet, Data, Recipe
@@ -180,26 +178,8 @@ def agreements(processes: int, cases: Iterable[str] = CASES, device: str = "cpu"
     Raises:
         BenchError: A process failed.
     """
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "penstock.bench.parity", str(rank), str(processes), str(port), device, *cases],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in started):
-        raise BenchError(f"a process of {processes} failed: {[process.returncode for process in started]}.")
-    return [Agreement(**json.loads(line)) for line in said[0].splitlines()]
+    said = said_by_first("penstock.bench.parity", processes, [device, *cases], LIMIT_S)
+    return [Agreement(**json.loads(line)) for line in said]
 
 
 def worst() -> list[float]:

@@ -55,7 +55,7 @@ def train(
         for count in gpus or processes or [1]:
             own = [case for case in chosen if not case.on or count in case.on]
             for measured in run_cases(own, count, device=device, seconds=seconds, repeat=repeat, say=typer.echo):
-                found.append(measured)  # noqa: PERF402
+                found.append(measured)  # noqa: PERF402 - one by one, so that an interruption keeps those before it
     except KeyboardInterrupt:
         typer.echo("Interrupted; what was measured until here:")
     lines = lines_of(found, own_command(), "processes" if processes else "GPUs")

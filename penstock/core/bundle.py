@@ -24,6 +24,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
+from penstock.core.durable import sync_folder
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
@@ -260,9 +261,9 @@ def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden:
             beside.mkdir()
             for name, data in contents.items():
                 _write_through(beside / name, data)
-            _sync(beside)
+            sync_folder(beside)
             _put(beside, place)
-            _sync(place.parent)
+            sync_folder(place.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
@@ -321,14 +322,6 @@ def _write_through(file: Path, data: bytes) -> None:
         sink.write(data)
         sink.flush()
         os.fsync(sink.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _dumped(fields: dict[str, Any]) -> bytes:

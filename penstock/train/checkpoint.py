@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.core.durable import sync_folder
 from penstock.core.errors import TrainError
 from penstock.train.snapshot import Part, keepers
 from penstock.train.stored import Stored, StoredFiles
@@ -155,10 +156,10 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
         written.unlink()
     fields = {**manifest, "files": files}
     _write_json(beside / _VALUES, {**fields, "seal": _seal(fields)})
-    _sync(beside)
+    sync_folder(beside)
     _drop(place)
     beside.rename(place)
-    _sync(place.parent)
+    sync_folder(place.parent)
     for old in _places(place.parent)[:-KEPT]:
         _drop(old)
     return True
@@ -254,15 +255,6 @@ def _wrong_with(file: Path, fields: Mapping[str, Any]) -> str | None:
 
 def _seal(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _drop(place: Path) -> None:

@@ -106,6 +106,16 @@ class Steps:
         self._say(f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}.")
 
 
+def index_of(device: torch.device) -> int:
+    """Which GPU it is; the current one where it does not say."""
+    return torch.cuda.current_device() if device == torch.device("cuda") else device.index
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """From which torch draws on a GPU."""
+    return torch.cuda.default_generators[index_of(device)]
+
+
 def _leave_capture(device: torch.device, stream: torch.cuda.Stream, pool: Any) -> None:
     """Put back what torch leaves as if it were still captured after a capture that failed.
 
@@ -115,9 +125,8 @@ def _leave_capture(device: torch.device, stream: torch.cuda.Stream, pool: Any) -
         pool: From which memory goes on being taken, and to which nothing is given back.
     """
     torch.cuda.set_stream(stream)
-    index = torch.cuda.current_device() if device == torch.device("cuda") else device.index
-    fresh = torch.Generator(device)
-    torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
+    generator_of(device).graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
+    index = index_of(device)
     # There is no other way to the allocator.
     ended, released = (getattr(torch._C, name) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))  # pyright: ignore[reportPrivateUsage]
     ended(index, pool)

@@ -19,7 +19,7 @@ from penstock.train.data import equal_shares, one_pass, training_order
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed, ReadFeed
 from penstock.train.gradients import Gradients
-from penstock.train.graph import Steps
+from penstock.train.graph import Steps, generator_of
 from penstock.train.layout import cast_of, lay_out
 from penstock.train.losses import CrossEntropy, start_targets
 from penstock.train.placed import layers_that_wait
@@ -365,7 +365,7 @@ def _seed(seed: int, device: torch.device) -> None:
     """As `torch.manual_seed` for the CPU and one device: that takes most of a millisecond where there is no GPU."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        generator_of(device).manual_seed(seed)
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:

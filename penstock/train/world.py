@@ -157,10 +157,11 @@ class World:
 
     def total(self, *values: Tensor | float) -> list[float]:
         """The sums of numbers over all processes. The host waits for them: once a step, and marked."""
-        if self.size == 1:
-            return [float(value) for value in values]
         parts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         summed = torch.stack(parts)
+        if self.size == 1:
+            # All at once: each look at a number of a GPU is a wait of its own.
+            return summed.tolist()
         with self.operation("the sum of the losses"):
             dist.all_reduce(summed, group=self.group)
             return summed.tolist()
