@@ -15,6 +15,9 @@ from penstock.nn.streaming import State, like_frames, valid_alone
 
 # B batch, T frames of a chunk, P frames that may wait, M room for both and for the zeros behind
 
+# So many windows are written into an exported graph one by one.
+MOST_SLICES = 32
+
 
 class Ready(NamedTuple):
     """What windows can be taken from now.
@@ -72,6 +75,15 @@ class Windows:
         output_BU = function(torch.cat([zeros_BS[:, : self.before], whole_BT, zeros_BS[:, :after]], 1))
         return output_BU[:, : max(0, (frames + self.before + self.after - self.size) // self.stride + 1)]
 
+    def each(self, frames_BM: Tensor) -> Tensor:
+        """All windows that fit into `[B, M, ...]`, as `[B, U, ..., size]`."""
+        windows = (frames_BM.shape[1] - self.size) // self.stride + 1
+        if not torch.compiler.is_exporting() or windows > MOST_SLICES:
+            return frames_BM.unfold(1, self.size, self.stride)
+        # ONNX has no unfold: what stands for it picks every number by itself.
+        begins = range(0, windows * self.stride, self.stride)
+        return torch.stack([frames_BM[:, begin : begin + self.size] for begin in begins], 1).movedim(2, -1)
+
     def initial_state(self, frame_B: Tensor) -> State:
         """Before the first chunk, for streams of frames like these, `[B, ...]`."""
         batch = frame_B.shape[0]
@@ -81,7 +93,9 @@ class Windows:
     def take(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Ready:
         """Put what waited before the chunk, and keep what the next windows begin with."""
         waiting_BP, waits_B = cast(tuple[Tensor, Tensor], state)
-        if not chunk_BT.is_cuda and _alike(chunk_BT, length_B, waits_B, last_B):
+        # An exported graph holds what every batch needs; a GPU is not asked what its batch is like.
+        asked = not (torch.compiler.is_exporting() or chunk_BT.is_cuda)
+        if asked and _alike(chunk_BT, length_B, waits_B, last_B):
             return self._taken_alike(chunk_BT, waiting_BP, waits_B)
         waiting, frames = waiting_BP.shape[1], chunk_BT.shape[1]
         total_B = waits_B + length_B

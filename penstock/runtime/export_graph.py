@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import PenstockError
+from penstock.core.spec import TensorSpec
+from penstock.nn.streaming import Streaming, leaves, map_state
+from penstock.runtime.exported_step import CHUNK, LAST, LENGTH, state_name
 from penstock.runtime.graph import NOT_EXPORTABLE
-from penstock.runtime.load import Predictor, load
+from penstock.runtime.load import Predictor, load, streaming_of
 from penstock.runtime.torch_executor import served_function
 
 # Two, because a batch of one is a constant to the exporter.
@@ -35,8 +38,55 @@ class _Served(nn.Module):
         return served_function(self.module)(chunk_B)
 
 
+@final
+class _Step(nn.Module):
+    """One step of a streaming network, the leaves of its state one by one."""
+
+    def __init__(self, network: Streaming) -> None:
+        super().__init__()
+        self.network = network
+        self._state = network.initial_state(1)
+
+    def forward(self, chunk_BT: Tensor, length_B: Tensor, last_B: Tensor, state: list[Tensor]) -> list[Tensor]:
+        given = iter(state)
+        step = self.network.step(chunk_BT, length_B, map_state(lambda _: next(given), self._state), last_B)
+        return [step.output_BU, step.length_B, *leaves(step.state)]
+
+
 def export_graph(predictor: Predictor, file: Path) -> None:
     """Write the network of a loaded bundle as an ONNX graph, its first dimension of any size."""
+    application = predictor.application
+    if application.live is None:
+        _export_served(predictor, file)
+    else:
+        export_step(streaming_of(application, predictor.module), application.input, file)
+
+
+def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
+    """Write one step of a network in evaluation mode, as `penstock.runtime.exported_step` runs it.
+
+    Args:
+        network: On the CPU.
+        input: One raw chunk, its frames first.
+        file: The ONNX file.
+    """
+    state = [leaf.clone() for leaf in leaves(network.initial_state(EXAMPLES))]
+    length_B = torch.full((EXAMPLES,), input.shape[0])
+    chunk_BT = torch.zeros(EXAMPLES, *input.shape, dtype=getattr(torch, input.dtype))
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.onnx.export(
+        _Step(network).eval(),
+        (chunk_BT, length_B, length_B == 0, state),
+        input_names=[CHUNK, LENGTH, LAST, *map(state_name, range(len(state)))],
+        dynamic_shapes={"chunk_BT": batch, "length_B": batch, "last_B": batch, "state": [batch] * len(state)},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(file)
+
+
+def _export_served(predictor: Predictor, file: Path) -> None:
     golden = predictor.files.golden.inputs
     chunk_B = torch.from_numpy(golden[[0] * EXAMPLES].copy())
     program = torch.onnx.export(
