@@ -59,7 +59,10 @@ class StreamingAttention(Streaming):
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """See `Streaming`."""
-        keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor], state)
+        keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor | int], state)
+        if isinstance(held_B, int):
+            # In the graph of batches of which it is known: see `penstock.runtime.export_graph`.
+            held_B = torch.full_like(length_B, held_B)
         query, key, value = self._projected(valid_alone(chunk_BT, length_B))
         key, value = torch.cat([keys_BL, key], 1), torch.cat([values_BL, value], 1)
         at_K = torch.arange(key.shape[1], device=key.device)

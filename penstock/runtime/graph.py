@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import PenstockError
 from penstock.core.spec import Array
-from penstock.runtime.onnx_executor import OnnxExecutor
+from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,9 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_S, check=False)
         if done.returncode == 0:
+            # The graph of a network says that all is there.
+            if steady_graph(beside).is_file():
+                os.replace(steady_graph(beside), steady_graph(file))
             os.replace(beside, file)
             return file
         reason = (done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"])[-1]
@@ -100,5 +103,6 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
         return f"the export took longer than {EXPORT_S} s"
     finally:
         beside.unlink(missing_ok=True)
+        steady_graph(beside).unlink(missing_ok=True)
     refused.write_text(reason)
     return reason

@@ -50,6 +50,11 @@ class OnnxExecutor(Executor):
         return self._session.run(None, {self._name: chunk_B})[0]
 
 
+def steady_graph(graph: Path) -> Path:
+    """Where the graph for steady batches of live streams is kept beside the one for all, if there is one."""
+    return graph.with_suffix(".steady")
+
+
 def session_of(graph: Path, threads: int) -> Any:
     """ONNX Runtime's session of an exported graph.
 

@@ -21,6 +21,7 @@ from penstock.runtime.streaming_executor import StreamingExecutor
 
 # B rows of the batch, T frames of a chunk, U frames that come of them
 
+STEADY_STEPS = 16
 COMPARED_STEPS = 24
 COMPARED_SLOTS = 12
 
@@ -104,14 +105,17 @@ def _random_batches(signals: Array, executor: StreamingExecutor, slots: int) -> 
     """Rows in any order, of streams that begin, pause, send less than a chunk, and end."""
     rng = np.random.default_rng(0)
     frames = executor.input.shape[0]
+    most = min(slots, executor.max_rows)
     lives_S = np.zeros(slots, np.bool_)
-    for _ in range(COMPARED_STEPS):
-        rows = int(rng.integers(1, min(slots, executor.max_rows) + 1))
-        slots_B = rng.permutation(slots)[:rows]
-        fresh_B = ~lives_S[slots_B] | (rng.random(rows) < 0.1)
-        last_B = rng.random(rows) < 0.1
+    for number in range(STEADY_STEPS + COMPARED_STEPS):
+        # At first whole chunks alone, until each layer waits for equally much.
+        steady = number < STEADY_STEPS
+        slots_B = rng.permutation(most if steady else slots)[: most if steady else int(rng.integers(1, most + 1))]
+        rows = len(slots_B)
+        fresh_B = ~lives_S[slots_B] | (rng.random(rows) < (0 if steady else 0.1))
+        last_B = rng.random(rows) < (0 if steady else 0.1)
         lives_S[slots_B] = ~last_B
-        length_B = rng.choice([0, frames, int(rng.integers(frames + 1))], rows)
+        length_B = rng.choice([frames] if steady else [0, frames, int(rng.integers(frames + 1))], rows)
         # Every frame of every example is as likely; what stands behind the valid ones is sound as well.
         frame_N = signals.reshape(-1, *signals.shape[2:])
         begin_B = rng.integers(len(frame_N), size=rows)
