@@ -88,4 +88,8 @@ class StreamingAttention(Streaming):
         allowed = within_TK if seen_BK is None else within_TK & seen_BK[:, None, None]
         mask = torch.where(allowed, bias_NTK, -torch.inf)
         heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query_BT, key_BK, value_BK)]
-        return self.output(functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2))
+        attended_BTND = functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
+        if torch.compiler.is_exporting():
+            # What stands for attention in a graph lays its result out otherwise.
+            attended_BTND = attended_BTND.clone(memory_format=torch.contiguous_format)
+        return self.output(attended_BTND.flatten(2))

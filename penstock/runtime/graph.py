@@ -74,6 +74,7 @@ def refuse_graph(graph: Path, reason: str) -> None:
     """Remember that a graph is not to be used, so that it is not exported again at every start."""
     try:
         graph.unlink(missing_ok=True)
+        steady_graph(graph).unlink(missing_ok=True)
         graph.with_suffix(".refused").write_text(reason)
     except OSError as error:
         log.warning("%s cannot be put aside (%s)", graph, error.strerror)
@@ -90,9 +91,10 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_S, check=False)
         if done.returncode == 0:
-            # The graph of a network says that all is there.
+            steady_graph(file).unlink(missing_ok=True)
             if steady_graph(beside).is_file():
                 os.replace(steady_graph(beside), steady_graph(file))
+            # Last: that it is there says that all is.
             os.replace(beside, file)
             return file
         reason = (done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"])[-1]

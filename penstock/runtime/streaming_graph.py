@@ -4,6 +4,7 @@ Beside the golden examples in chunks, streams that come, pause and end at random
 agree within the bundle's tolerance, and so must what is remembered of them.
 """
 
+import logging
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from penstock.core.spec import Array
 from penstock.runtime.executor import Batch
 from penstock.runtime.exported_step import ExportedStep
 from penstock.runtime.load import Predictor, streaming_of
+from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.streamed import streamed
 from penstock.runtime.streaming_executor import StreamingExecutor
 
 # B rows of the batch, T frames of a chunk, U frames that come of them
+
+log = logging.getLogger(__name__)
 
 STEADY_STEPS = 16
 COMPARED_STEPS = 24
@@ -55,6 +59,8 @@ def stepped_by_onnx(
         return str(error)
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
         return f"{type(error).__name__}: {error}"
+    kept = "have a graph of their own" if steady_graph(graph).is_file() else "are run like all others"
+    log.info("%s by ONNX Runtime on %d threads: whole chunks %s", application.name, threads, kept)
     return made
 
 
