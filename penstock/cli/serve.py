@@ -30,7 +30,7 @@ def serve(
     executor: Annotated[
         str,
         typer.Option(
-            help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can, and for live streams where it is faster."
+            help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can, for streams if faster."
         ),
     ] = "auto",
     device: Annotated[

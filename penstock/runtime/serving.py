@@ -234,9 +234,11 @@ def _with_states(
         return runnable
 
     def make(graph: Path, threads: int) -> Executor | str:
+        from penstock.runtime.streaming_executor import StreamingExecutor
         from penstock.runtime.streaming_graph import stepped_by_onnx
 
-        return stepped_by_onnx(predictor, graph, executor, slots=slots, threads=threads)
+        assert isinstance(executor, StreamingExecutor), executor
+        return stepped_by_onnx(predictor, graph, executor, threads=threads)
 
     stepped = _by_onnx(predictor.files, how.cache, options, make, example, how.cores)
     if isinstance(stepped, str):

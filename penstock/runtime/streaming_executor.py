@@ -4,7 +4,7 @@ it.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, final
+from typing import Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -99,6 +99,12 @@ class JoinedNetwork:
         self.states.part(slot_B, step.state)
         return step
 
+    def run_by(self, run: RunStep) -> Self:
+        """The same network beside the same states, its `step` done by something else."""
+        other = copy.copy(self)
+        other._run = run
+        return other
+
     def _check(self, input: TensorSpec, output: TensorSpec) -> None:
         kind = getattr(torch, input.dtype)
         chunk_BT = torch.zeros(1, *input.shape, dtype=kind, device=self.device)
@@ -157,6 +163,12 @@ class StreamingExecutor(Executor):
     def state_bytes(self) -> int:
         """What one stream's state takes."""
         return self._network.states.nbytes_each
+
+    def run_by(self, run: RunStep) -> Self:
+        """Another executor of the same streams, by something else that does the network's `step`."""
+        other = copy.copy(self)
+        other._network = self._network.run_by(run)
+        return other
 
     @torch.inference_mode()
     def step(self, batch: Batch) -> Result:

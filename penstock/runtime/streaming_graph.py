@@ -31,37 +31,36 @@ COMPARED_SLOTS = 12
 
 
 def stepped_by_onnx(
-    predictor: Predictor, graph: Path, trusted: StreamingExecutor, *, slots: int, threads: int
+    predictor: Predictor, graph: Path, served: StreamingExecutor, *, threads: int
 ) -> StreamingExecutor | str:
     """What steps streams by a graph, shown to do what torch does; or why not.
 
     Args:
         predictor: Of a live application.
         graph: Its exported step.
-        trusted: Steps the network by torch; idle, and with as many slots.
-        slots: How many streams there may be.
+        served: Steps the network by torch; idle. What is returned steps the same states.
         threads: CPU threads for one step.
     """
     application = predictor.application
     try:
         network = streaming_of(application, predictor.module)
-        made = StreamingExecutor(
-            network,
-            application.input,
-            application.output,
-            slots=slots,
-            max_rows=trusted.max_rows,
-            run=ExportedStep(graph, network.initial_state(1), threads=threads),
+        step = ExportedStep(graph, network.initial_state(1), threads=threads)
+        # With tables of their own, which are small.
+        made, trusted = (
+            StreamingExecutor(
+                network, application.input, application.output, slots=COMPARED_SLOTS, max_rows=COMPARED_SLOTS, run=run
+            )
+            for run in (step, None)
         )
         predictor.files.golden.check(lambda inputs: streamed(made, inputs))
-        check_alike(made, trusted, predictor.files.golden, slots)
+        check_alike(made, trusted, predictor.files.golden, COMPARED_SLOTS)
     except PenstockError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
         return f"{type(error).__name__}: {error}"
     kept = "have a graph of their own" if steady_graph(graph).is_file() else "are run like all others"
     log.info("%s by ONNX Runtime on %d threads: whole chunks %s", application.name, threads, kept)
-    return made
+    return served.run_by(step)
 
 
 def check_alike(made: StreamingExecutor, trusted: StreamingExecutor, golden: Golden, slots: int) -> None:
@@ -76,7 +75,7 @@ def check_alike(made: StreamingExecutor, trusted: StreamingExecutor, golden: Gol
     Raises:
         GoldenMismatch: They give other outputs, or remember something else.
     """
-    for batch in _random_batches(golden.inputs, trusted, min(slots, COMPARED_SLOTS)):
+    for batch in _random_batches(golden.inputs, trusted, slots):
         before = [made.saved(slot) for slot in batch.slots_B]
         ours, theirs = made.step(batch), trusted.step(batch)
         assert ours.length_B is not None
