@@ -28,7 +28,10 @@ def serve(
     latency_ms: Annotated[float, typer.Option(help="The latency budget of a request that names none.")] = 50.0,
     max_batch: Annotated[int | None, typer.Option(help="Hold batches to this many rows; the budget decides.")] = None,
     executor: Annotated[
-        str, typer.Option(help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can.")
+        str,
+        typer.Option(
+            help="What runs networks on a CPU: onnx or torch; auto takes onnx where it can, for streams if faster."
+        ),
     ] = "auto",
     device: Annotated[
         str,

@@ -59,7 +59,10 @@ class StreamingAttention(Streaming):
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """See `Streaming`."""
-        keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor], state)
+        keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor | int], state)
+        if isinstance(held_B, int):
+            # In the graph of batches of which it is known: see `penstock.runtime.export_graph`.
+            held_B = torch.full_like(length_B, held_B)
         query, key, value = self._projected(valid_alone(chunk_BT, length_B))
         key, value = torch.cat([keys_BL, key], 1), torch.cat([values_BL, value], 1)
         at_K = torch.arange(key.shape[1], device=key.device)
@@ -85,4 +88,8 @@ class StreamingAttention(Streaming):
         allowed = within_TK if seen_BK is None else within_TK & seen_BK[:, None, None]
         mask = torch.where(allowed, bias_NTK, -torch.inf)
         heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query_BT, key_BK, value_BK)]
-        return self.output(functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2))
+        attended_BTND = functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
+        if torch.compiler.is_exporting():
+            # What stands for attention in a graph lays its result out otherwise.
+            attended_BTND = attended_BTND.clone(memory_format=torch.contiguous_format)
+        return self.output(attended_BTND.flatten(2))

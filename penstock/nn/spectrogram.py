@@ -117,7 +117,7 @@ class LogMel(Streaming):
 
     def _energies(self, samples_BM: Tensor) -> Tensor:
         # Copied, so that all windows are the rows of one product: as a view they would be one for each stream.
-        windows_BUW = (samples_BM / self.full_scale).unfold(1, self.windows.size, self.windows.stride).contiguous()
+        windows_BUW = self.windows.each(samples_BM / self.full_scale).contiguous()
         energy_BUF = (windows_BUW @ self.cosines_WF).square() + (windows_BUW @ self.sines_WF).square()
         return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._given.dtype)
 

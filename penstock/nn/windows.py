@@ -15,6 +15,9 @@ from penstock.nn.streaming import State, like_frames, valid_alone
 
 # B batch, T frames of a chunk, P frames that may wait, M room for both and for the zeros behind
 
+# So many windows are written into an exported graph one by one.
+MOST_SLICES = 32
+
 
 class Ready(NamedTuple):
     """What windows can be taken from now.
@@ -72,6 +75,15 @@ class Windows:
         output_BU = function(torch.cat([zeros_BS[:, : self.before], whole_BT, zeros_BS[:, :after]], 1))
         return output_BU[:, : max(0, (frames + self.before + self.after - self.size) // self.stride + 1)]
 
+    def each(self, frames_BM: Tensor) -> Tensor:
+        """All windows that fit into `[B, M, ...]`, as `[B, U, ..., size]`."""
+        windows = (frames_BM.shape[1] - self.size) // self.stride + 1
+        if not torch.compiler.is_exporting() or windows > MOST_SLICES:
+            return frames_BM.unfold(1, self.size, self.stride)
+        # ONNX has no unfold: what stands for it picks every number by itself.
+        begins = range(0, windows * self.stride, self.stride)
+        return torch.stack([frames_BM[:, begin : begin + self.size] for begin in begins], 1).movedim(2, -1)
+
     def initial_state(self, frame_B: Tensor) -> State:
         """Before the first chunk, for streams of frames like these, `[B, ...]`."""
         batch = frame_B.shape[0]
@@ -80,9 +92,14 @@ class Windows:
 
     def take(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Ready:
         """Put what waited before the chunk, and keep what the next windows begin with."""
-        waiting_BP, waits_B = cast(tuple[Tensor, Tensor], state)
-        if not chunk_BT.is_cuda and _alike(chunk_BT, length_B, waits_B, last_B):
+        waiting_BP, waits_B = cast(tuple[Tensor, Tensor | int], state)
+        if isinstance(waits_B, int):
+            # The graph of a batch that is known to be like this: see `penstock.runtime.export_graph`.
             return self._taken_alike(chunk_BT, waiting_BP, waits_B)
+        # Otherwise a graph holds what every batch needs; and a GPU is not asked what its batch is like.
+        asked = not (torch.compiler.is_exporting() or chunk_BT.is_cuda)
+        if asked and _alike(chunk_BT, length_B, waits_B, last_B):
+            return self._taken_alike(chunk_BT, waiting_BP, int(waits_B[0]))
         waiting, frames = waiting_BP.shape[1], chunk_BT.shape[1]
         total_B = waits_B + length_B
         at_M = torch.arange(waiting + frames + self.after, device=chunk_BT.device)
@@ -101,18 +118,18 @@ class Windows:
         waiting_BP = torch.where(like_frames(at_M[:waiting] < waits_B[:, None], waiting_BP), waiting_BP, 0)
         return Ready(frames_BM, windows_B, (waiting_BP, waits_B))
 
-    def _taken_alike(self, chunk_BT: Tensor, waiting_BP: Tensor, waits_B: Tensor) -> Ready:
+    def _taken_alike(self, chunk_BT: Tensor, waiting_BP: Tensor, waits: int) -> Ready:
         """The same by slices, where all rows have whole chunks behind equally much that waits."""
-        waits, waiting = int(waits_B[0]), waiting_BP.shape[1]
+        waiting = waiting_BP.shape[1]
         total = waits + chunk_BT.shape[1]
         windows = max(0, (total - self.size) // self.stride + 1)
         taken = windows * self.stride
         room = chunk_BT.shape[1] + waiting + self.after
-        behind_BP = waiting_BP.new_zeros(len(waiting_BP), waiting + room - total, *waiting_BP.shape[2:])
+        behind_BP = waiting_BP.new_zeros(waiting_BP.shape[0], waiting + room - total, *waiting_BP.shape[2:])
         frames_BM = torch.cat([waiting_BP[:, :waits], chunk_BT.to(waiting_BP.dtype), behind_BP], 1)
         left_BP = frames_BM[:, taken : taken + waiting]
-        state = (left_BP, torch.full_like(waits_B, total - taken))
-        return Ready(frames_BM[:, :room], torch.full_like(waits_B, windows), state)
+        windows_B = torch.full(chunk_BT.shape[:1], windows, device=chunk_BT.device)
+        return Ready(frames_BM[:, :room], windows_B, (left_BP, torch.full_like(windows_B, total - taken)))
 
     def _whole(self, frames_B: Tensor) -> Tensor:
         return torch.where(frames_B >= self.size, (frames_B - self.size) // self.stride + 1, 0)

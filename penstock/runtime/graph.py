@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import PenstockError
 from penstock.core.spec import Array
-from penstock.runtime.onnx_executor import OnnxExecutor
+from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ def refuse_graph(graph: Path, reason: str) -> None:
     """Remember that a graph is not to be used, so that it is not exported again at every start."""
     try:
         graph.unlink(missing_ok=True)
+        steady_graph(graph).unlink(missing_ok=True)
         graph.with_suffix(".refused").write_text(reason)
     except OSError as error:
         log.warning("%s cannot be put aside (%s)", graph, error.strerror)
@@ -90,6 +91,10 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_S, check=False)
         if done.returncode == 0:
+            steady_graph(file).unlink(missing_ok=True)
+            if steady_graph(beside).is_file():
+                os.replace(steady_graph(beside), steady_graph(file))
+            # Last: that it is there says that all is.
             os.replace(beside, file)
             return file
         reason = (done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"])[-1]
@@ -100,5 +105,6 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
         return f"the export took longer than {EXPORT_S} s"
     finally:
         beside.unlink(missing_ok=True)
+        steady_graph(beside).unlink(missing_ok=True)
     refused.write_text(reason)
     return reason

@@ -3,7 +3,8 @@
 On a CPU that is ONNX Runtime over the exported graph: docs/decisions/007-executor.md has the figures. Where a
 network cannot be exported, or its graph gives other answers, torch runs it, and the log says why.
 
-The network of a live application is run by torch, with the states of its streams beside it.
+The network of a live application is run with the states of its streams beside it, by whichever of the two is measured
+to be faster: docs/decisions/018-streams-by-onnx.md.
 """
 
 import logging
@@ -11,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,7 @@ WORTHWHILE_THREADS = 0.75
 TRIED_ROWS = 16
 TRIED_RUNS = 5
 TRIED_S = 0.1
+TRIED_TURNS = 3
 # The largest batch of live streams on a CPU; one that is worth its time is smaller by far.
 MOST_STREAMS_A_STEP = 1024
 # The one batch size where answers are exact.
@@ -65,7 +67,8 @@ class Execution:
         cache: The folder where exported graphs are kept.
         cores: That a network may use.
         sharing: Engines on the device, of whose free memory each has its part.
-        choice: On a CPU, `"auto"` takes ONNX Runtime where it can; the others take one or refuse.
+        choice: On a CPU, `"auto"` takes ONNX Runtime where it can, and for live streams where it is faster; the others
+            take one or refuse.
         device: `"cpu"`, `"cuda"` or `"cuda:N"`.
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
         max_rows: A limit of the batch on a GPU; None for no other than what it can do.
@@ -123,30 +126,46 @@ def make_runnable(
         raise ServeError(
             f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
         )
+    options = [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
+    if how.exact and how.choice == "onnx":
+        _fall_back(how.choice, bundle, found.application, "nobody has shown that its answers are exact")
     if found.application.live is not None or how.exact:
-        if how.choice == "onnx":
-            why = "its batches cannot be filled up there" if how.exact else "it is live"
-            raise ServeError(f"ONNX Runtime cannot run {bundle}: {why}. Leave out --executor onnx.")
-        return _with_states(bundle, app, accept_changed, how, slots(found.application))
+        return _with_states(bundle, app, accept_changed, how, slots(found.application), options)
     if how.choice != "torch":
-        options = [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
-        executor = _by_onnx(files, how.cache, options, how.cores)
+
+        def make(graph: Path, threads: int) -> Executor | str:
+            from penstock.runtime.graph import onnx_executor
+
+            return onnx_executor(files, graph, threads)
+
+        executor = _by_onnx(files, how.cache, options, make, files.golden.inputs, how.cores)
         if isinstance(executor, Executor):
             return Runnable(application=found.application, files=files, executor=executor)
-        if how.choice == "onnx":
-            raise ServeError(f"ONNX Runtime cannot run {bundle}: {executor}. Leave out --executor onnx.")
-        log.warning("torch runs %s, since ONNX Runtime cannot: %s", found.application.name, executor)
+        _fall_back(how.choice, bundle, found.application, executor)
     return _by_torch(bundle, app, accept_changed, how.cores)
 
 
-def _by_onnx(files: BundleFiles, cache: Path, options: list[str], cores: int) -> Executor | str:
+def _fall_back(choice: Choice, bundle: Path, application: Application, reason: str) -> None:
+    if choice == "onnx":
+        raise ServeError(f"ONNX Runtime cannot run {bundle}: {reason}. Leave out --executor onnx.")
+    log.warning("torch runs %s, since ONNX Runtime cannot: %s", application.name, reason)
+
+
+def _by_onnx(
+    files: BundleFiles,
+    cache: Path,
+    options: list[str],
+    make: Callable[[Path, int], Executor | str],
+    examples: Array,
+    cores: int,
+) -> Executor | str:
     if find_spec("onnxruntime") is None:
         return "the package onnxruntime is not installed"
     # Only here: whoever serves on torch alone need not load it.
-    from penstock.runtime.graph import cached_graph, onnx_executor, refuse_graph
+    from penstock.runtime.graph import cached_graph, refuse_graph
 
     graph = cached_graph(files, cache, options)
-    if isinstance(graph, Path) and isinstance(onnx_executor(files, graph, 1), str):
+    if isinstance(graph, Path) and isinstance(make(graph, 1), str):
         # A file that was cut short, say: made anew, it may be right.
         with suppress(OSError):
             graph.unlink()
@@ -155,12 +174,12 @@ def _by_onnx(files: BundleFiles, cache: Path, options: list[str], cores: int) ->
         return graph
     made: dict[int, Executor] = {}
     for threads in {1, cores}:
-        executor = onnx_executor(files, graph, threads)
+        executor = make(graph, threads)
         if isinstance(executor, str):
             refuse_graph(graph, executor)
             return executor
         made[threads] = executor
-    return made[_worthwhile_threads(made.__getitem__, files.golden.inputs, cores, "ONNX Runtime")]
+    return made[_worthwhile_threads(made.__getitem__, examples, cores, "ONNX Runtime")]
 
 
 def _by_torch(bundle: Path, app: str | None, accept_changed: bool, cores: int) -> Runnable:
@@ -190,7 +209,9 @@ def resolved_device(device: str, choice: Choice) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _with_states(bundle: Path, app: str | None, accept_changed: bool, how: Execution, slots: int) -> Runnable:
+def _with_states(
+    bundle: Path, app: str | None, accept_changed: bool, how: Execution, slots: int, options: list[str]
+) -> Runnable:
     import torch
 
     from penstock.runtime.load import load, streaming_executor, streaming_of
@@ -208,7 +229,39 @@ def _with_states(bundle: Path, app: str | None, accept_changed: bool, how: Execu
 
     example = first_chunk(application, predictor.files.golden.inputs)[None]
     with_threads(_worthwhile_threads(with_threads, example, how.cores, "torch"))
-    return Runnable(application=application, files=predictor.files, executor=executor, slots=slots)
+    runnable = Runnable(application=application, files=predictor.files, executor=executor, slots=slots)
+    if how.choice == "torch" or how.exact:
+        return runnable
+
+    def make(graph: Path, threads: int) -> Executor | str:
+        from penstock.runtime.streaming_executor import StreamingExecutor
+        from penstock.runtime.streaming_graph import stepped_by_onnx
+
+        assert isinstance(executor, StreamingExecutor), executor
+        return stepped_by_onnx(predictor, graph, executor, threads=threads)
+
+    stepped = _by_onnx(predictor.files, how.cache, options, make, example, how.cores)
+    if isinstance(stepped, str):
+        _fall_back(how.choice, bundle, application, stepped)
+        return runnable
+    if how.choice == "auto":
+        stepped = _faster({"torch": executor, "ONNX Runtime": stepped}, example)
+    return replace(runnable, executor=stepped)
+
+
+def _faster(made: dict[str, Executor], examples: Array) -> Executor:
+    batch = _tried(next(iter(made.values())), examples)
+    # In turns, and the best of them: the speed of a machine that others use changes from one moment to the next.
+    turns = [{name: _batch_s(executor, batch) for name, executor in made.items()} for _ in range(TRIED_TURNS)]
+    times_s = {name: min(turn[name] for turn in turns) for name in made}
+    name = min(times_s, key=times_s.__getitem__)
+    log.info(
+        "%d rows take %s; streams are stepped by %s",
+        batch.slots_B.size,
+        ", ".join(f"{seconds * 1e3:.2f} ms by {by}" for by, seconds in times_s.items()),
+        name,
+    )
+    return made[name]
 
 
 def _free_bytes() -> int:
@@ -232,23 +285,27 @@ def _worthwhile_threads(made: Callable[[int], Executor], examples: Array, cores:
     """
     if cores == 1:
         return 1
-    rows = min(TRIED_ROWS, made(1).max_rows)
-    batch = Batch(
-        slots_B=np.arange(rows),
-        chunk_B=np.repeat(examples[:1], rows, 0),
-        length_B=np.full(rows, examples.shape[1] if examples.ndim > 1 else 1),
-        fresh_B=np.ones(rows, np.bool_),
-    )
+    batch = _tried(made(1), examples)
     times_s = {threads: _batch_s(made(threads), batch) for threads in (cores, 1)}
     threads = cores if times_s[cores] < WORTHWHILE_THREADS * times_s[1] else 1
     log.info(
         "%s: %d rows take %s; the network gets %d threads",
         runner,
-        rows,
+        batch.slots_B.size,
         ", ".join(f"{seconds * 1e3:.2f} ms with {count}" for count, seconds in sorted(times_s.items())),
         threads,
     )
     return threads
+
+
+def _tried(executor: Executor, examples: Array) -> Batch:
+    rows = min(TRIED_ROWS, executor.max_rows)
+    return Batch(
+        slots_B=np.arange(rows),
+        chunk_B=np.repeat(examples[:1], rows, 0),
+        length_B=np.full(rows, examples.shape[1] if examples.ndim > 1 else 1),
+        fresh_B=np.ones(rows, np.bool_),
+    )
 
 
 def _batch_s(executor: Executor, batch: Batch) -> float:
@@ -258,6 +315,8 @@ def _batch_s(executor: Executor, batch: Batch) -> float:
         start_s = time.perf_counter()
         executor.step(batch)
         times_s.append(time.perf_counter() - start_s)
+        # Most chunks are not a stream's first.
+        batch = replace(batch, fresh_B=np.zeros_like(batch.fresh_B))
     return float(np.median(times_s[1:] or times_s))
 
 

@@ -3,8 +3,8 @@ it.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from penstock.runtime.state_table import StateTable
 from penstock.runtime.torch_executor import served_function
 
 # B rows of the batch, T frames of a chunk, U frames that come of them
+
+# What `Streaming.step` does: of a chunk, the lengths, the states and whose stream ends.
+RunStep: TypeAlias = Callable[[Tensor, Tensor, State, Tensor], Step]
 
 
 @final
@@ -62,6 +65,7 @@ class JoinedNetwork:
         slots: How many streams there may be.
         device: Where the network runs.
         dtype: In which precision it and its states are; that of its parameters by default.
+        run: Does what its `step` does; that itself by default.
 
     Raises:
         ApplicationError: The network makes something else of a chunk than the output.
@@ -76,22 +80,30 @@ class JoinedNetwork:
         slots: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        run: RunStep | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self._module = copy.deepcopy(module).to(self.device, dtype).eval().requires_grad_(False)
-        floats = [own.dtype for own in self._module.parameters() if own.is_floating_point()]
+        own = copy.deepcopy(module).to(self.device, dtype).eval().requires_grad_(False)
+        floats = [parameter.dtype for parameter in own.parameters() if parameter.is_floating_point()]
         self._precision = floats[0] if floats else torch.get_default_dtype()
+        self._run: RunStep = run or own.step
         with torch.inference_mode():
-            self.states = StateTable(self._module, slots)
+            self.states = StateTable(own, slots)
             self._check(input, output)
 
     def step(self, chunk_BT: Tensor, slot_B: Tensor, length_B: Tensor, fresh_B: Tensor, last_B: Tensor) -> Step:
         """Join the rows' states, run the network once, part them again; every tensor where the network is."""
         # Whole numbers are samples or indices, of which the network makes what it wants.
         given_BT = chunk_BT.to(self._precision) if chunk_BT.is_floating_point() else chunk_BT
-        step = self._module.step(given_BT, length_B, self.states.joined(slot_B, fresh_B), last_B)
+        step = self._run(given_BT, length_B, self.states.joined(slot_B, fresh_B), last_B)
         self.states.part(slot_B, step.state)
         return step
+
+    def run_by(self, run: RunStep) -> Self:
+        """The same network beside the same states, its `step` done by something else."""
+        other = copy.copy(self)
+        other._run = run
+        return other
 
     def _check(self, input: TensorSpec, output: TensorSpec) -> None:
         kind = getattr(torch, input.dtype)
@@ -120,6 +132,7 @@ class StreamingExecutor(Executor):
         exact: Fill every batch up to the largest, also past the slots. Libraries choose the order in which they add by
             a batch's size, and treat the last rows of an odd one by themselves; so that in batches of one size, 32 or a
             multiple of it, a row's answer is the same, bit for bit, whatever else is there and wherever it stands.
+        run: Does what the network's `step` does; that itself by default.
 
     Raises:
         ApplicationError: The network makes something else of a chunk than the output.
@@ -137,18 +150,25 @@ class StreamingExecutor(Executor):
         max_rows: int,
         dtype: torch.dtype | None = None,
         exact: bool = False,
+        run: RunStep | None = None,
     ) -> None:
         self.input, self.output = input, output
         self.max_rows = min(max_rows, slots)
         self._slots = slots
         self._filled_rows = max_rows if exact else 0
-        self._network = JoinedNetwork(module, input, output, slots=slots, dtype=dtype)
+        self._network = JoinedNetwork(module, input, output, slots=slots, dtype=dtype, run=run)
         self._kind = getattr(torch, output.dtype)
 
     @property
     def state_bytes(self) -> int:
         """What one stream's state takes."""
         return self._network.states.nbytes_each
+
+    def run_by(self, run: RunStep) -> Self:
+        """Another executor of the same streams, by something else that does the network's `step`."""
+        other = copy.copy(self)
+        other._network = self._network.run_by(run)
+        return other
 
     @torch.inference_mode()
     def step(self, batch: Batch) -> Result:

@@ -1,12 +1,14 @@
 """States in one table: streams that come, go and pause in any order, each answered as if it were alone."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +18,8 @@ from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphed_executor import GraphedExecutor
+from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.streamed import streamed
 from penstock.runtime.streaming_executor import StreamingExecutor
 from tests.support.company import (
     CHUNK,
@@ -24,6 +28,7 @@ from tests.support.company import (
     SCORES,
     SLOTS,
     batch,
+    by_onnx,
     exact_in_any_company,
     executor,
     network,
@@ -31,6 +36,16 @@ from tests.support.company import (
 )
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported step of the network, that of steady batches beside it."""
+    file = tmp_path_factory.mktemp("graph") / "step.onnx"
+    command = [sys.executable, "-m", "tests.support.company", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return file
 
 
 def play(made: Executor, seed: int, ticks: int = 40) -> float:
@@ -74,6 +89,58 @@ def play(made: Executor, seed: int, ticks: int = 40) -> float:
 @settings(max_examples=30, deadline=None)
 def test_every_stream_is_answered_as_if_it_were_alone(seed: int) -> None:
     assert play(executor(), seed) < 1e-5
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_every_stream_is_answered_as_if_it_were_alone_by_onnx_runtime(graph: Path, seed: int) -> None:
+    assert play(by_onnx(graph), seed, 20) < 1e-5
+
+
+@pytest.mark.parametrize("frames", range(1, FRAMES + 1))
+def test_both_graphs_give_the_offline_answers_however_a_signal_is_cut(graph: Path, tmp_path: Path, frames: int) -> None:
+    whole_BT = np.random.default_rng(frames).normal(size=(3, 41, FEATURES)).astype(np.float32)
+    expected = np.stack([offline(whole_T) for whole_T in whole_BT])
+    alone = tmp_path / graph.name
+    shutil.copy(graph, alone)
+    assert steady_graph(graph).is_file()
+    for file in (graph, alone):
+        np.testing.assert_allclose(streamed(by_onnx(file), whole_BT, frames), expected, atol=1e-5)
+
+
+def test_the_graph_of_steady_batches_runs_them_and_no_others(graph: Path, tmp_path: Path) -> None:
+    alone = tmp_path / graph.name
+    shutil.copy(graph, alone)
+    # What gives zeros alone is seen where it runs.
+    model = onnx.load(steady_graph(graph))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["given", "none"], [model.graph.output[0].name]))
+    maker = next(node for node in model.graph.node if model.graph.output[0].name in node.output)
+    maker.output[0] = "given"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((), np.float32), "none"))
+    onnx.save(model, steady_graph(alone))
+    made, right = by_onnx(alone), executor()
+    frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)
+    ran: list[bool] = []
+    for length, last in [(FRAMES, False)] * 6 + [(2, False), (FRAMES, False), (FRAMES, True)]:
+        rows = batch([(slot, frames[:length], not ran, last) for slot in (1, 3)])
+        ours, theirs = made.step(rows), right.step(rows)
+        assert ours.length_B is not None
+        valid = ours.output_B[:, : ours.length_B[0]]
+        ran.append(valid.size > 0 and not valid.any())
+        if not ran[-1]:
+            np.testing.assert_allclose(valid, theirs.output_B[:, : ours.length_B[0]], atol=1e-5)
+    # Not where streams begin, send less than a chunk, or end.
+    assert ran == [False] * 2 + [True] * 4 + [False, True, False]
+
+
+def test_a_row_without_a_frame_keeps_its_state_bit_for_bit_by_onnx_runtime(graph: Path) -> None:
+    made = by_onnx(graph)
+    frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)
+    for fresh in (True, False, False):
+        made.step(batch([(0, frames, fresh, False), (2, frames[:3], fresh, False)]))
+    before = made.saved(2)
+    made.step(batch([(0, frames, False, False), (2, frames[:0], False, False), (4, frames, True, False)]))
+    assert all(map(torch.equal, made.saved(2), before))
 
 
 @pytest.mark.gpu

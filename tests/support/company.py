@@ -1,6 +1,8 @@
 """A small streaming network, and a stream of it among others that come and go."""
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,5 +78,18 @@ def exact_in_any_company(kind: Any, seeds: Iterable[int]) -> bool:
     )
 
 
+def by_onnx(graph: Path) -> Any:
+    """What steps the network by its exported step."""
+    from penstock.runtime.exported_step import ExportedStep
+
+    return executor(run=ExportedStep(graph, network().initial_state(1), threads=1))
+
+
 if __name__ == "__main__":
-    print(exact_in_any_company(StreamingExecutor, range(20)))
+    if len(sys.argv) > 1:
+        # In a process of its own, as a server does it: the exporter has its own warnings.
+        from penstock.runtime.export_graph import export_step
+
+        export_step(network().eval(), CHUNK, Path(sys.argv[1]))
+    else:
+        print(exact_in_any_company(StreamingExecutor, range(20)))

@@ -10,13 +10,19 @@ import torch
 
 from penstock.core.application import Application, describe, find_application
 from penstock.core.bundle import read_bundle
-from penstock.core.errors import ApplicationError, BundleError, InvalidInput, ServeError, TrainError
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, ServeError, TrainError
+from penstock.core.golden import Golden
 from penstock.core.live import Live, events_of, is_sound
 from penstock.core.spec import TensorSpec
+from penstock.nn import GRU, CausalConv1d, Sequential
+from penstock.nn.streaming import State, Step, map_state
 from penstock.runtime.bundle import Bundle
 from penstock.runtime.load import load, network_of, streaming_executor
-from penstock.runtime.serving import Execution, first_chunk, make_runnable
+from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.serving import Choice, Execution, first_chunk, make_runnable
 from penstock.runtime.streamed import streamed
+from penstock.runtime.streaming_executor import RunStep, StreamingExecutor
+from penstock.runtime.streaming_graph import check_alike
 from penstock.train.loop import train
 from penstock.train.recipe import ArraySet, Data, Recipe
 from tests.support.live import LIVE_PY, live_bundle, sounds, write_live_app
@@ -128,17 +134,85 @@ def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_pa
         how = Execution(cache=tmp_path, cores=1, **options)
         return make_runnable(folder / "bundle", app=None, accept_changed=False, how=how, slots=lambda application: 7)
 
-    runnable = made()
+    runnable = made(choice="torch")
     assert runnable.executor.max_rows == 7
     assert runnable.executor.runs_ahead
     assert first_chunk(runnable.application, runnable.files.golden.inputs).shape == (320,)
-    with pytest.raises(ServeError, match="ONNX Runtime cannot run"):
-        made(choice="onnx")
+    with pytest.raises(ServeError, match=r"ONNX Runtime cannot run .* exact"):
+        made(choice="onnx", exact=True)
     with pytest.raises(ServeError, match="a CPU serves fp32 alone"):
         made(precision="bf16")
     if not torch.cuda.is_available():
         with pytest.raises(ServeError, match="this torch sees no GPU"):
             made(device="cuda")
+
+
+def test_its_exported_step_answers_as_torch_does_and_is_taken_where_it_is_faster(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(choice: Choice) -> Any:
+        how = Execution(cache=tmp_path, cores=1, choice=choice)
+        return make_runnable(folder / "bundle", app=None, accept_changed=False, how=how, slots=lambda application: 7)
+
+    by_onnx = made("onnx")
+    (graph,) = tmp_path.glob("*.onnx")
+    assert steady_graph(graph).is_file()
+    for frames in (320, 200, 7):
+        expected = streamed(made("torch").executor, sounds(), frames)
+        np.testing.assert_allclose(streamed(by_onnx.executor, sounds(), frames), expected, atol=1e-5)
+    with caplog.at_level("INFO"):
+        made("auto")
+    assert "streams are stepped by" in caplog.text
+    # A network that was refused is run by torch, and the log says why.
+    graph.unlink()
+    graph.with_suffix(".refused").write_text("as it was")
+    assert made("auto").executor.max_rows == 7
+    assert "torch runs hark, since ONNX Runtime cannot: as it was" in caplog.text
+
+
+def stepping(seed: int, run: RunStep | None = None) -> StreamingExecutor:
+    torch.manual_seed(seed)
+    network = Sequential(CausalConv1d(3, 4, 2), GRU(4, 4))
+    chunk = TensorSpec(dtype="float32", shape=(4, 3), meaning="frames")
+    return StreamingExecutor(network, chunk, replace(chunk, shape=(4, 4)), slots=5, max_rows=5, run=run)
+
+
+GOLDEN = Golden(inputs=np.ones((2, 9, 3), np.float32), outputs=np.ones((2, 9, 4), np.float32), tolerance=1e-4)
+
+
+def test_a_step_that_does_what_the_network_does_is_found_alike() -> None:
+    check_alike(stepping(0), stepping(0), GOLDEN, slots=5)
+
+
+def test_a_step_of_another_network_is_found_out() -> None:
+    with pytest.raises(GoldenMismatch, match="outputs of the exported step differ"):
+        check_alike(stepping(0), stepping(1), GOLDEN, slots=5)
+
+
+def test_a_step_that_changes_who_has_no_frame_is_found_out() -> None:
+    torch.manual_seed(0)
+    network = Sequential(CausalConv1d(3, 4, 2), GRU(4, 4)).eval()
+
+    def run(chunk_BT: torch.Tensor, length_B: torch.Tensor, state: State, last_B: torch.Tensor) -> Step:
+        step = network.step(chunk_BT, length_B, state, last_B)
+        return step._replace(
+            state=map_state(lambda leaf: leaf + 1e-7 if leaf.is_floating_point() else leaf, step.state)
+        )
+
+    with pytest.raises(GoldenMismatch, match="changes the state of a stream that has no new frame"):
+        check_alike(stepping(0, run), stepping(0), GOLDEN, slots=5)
+
+
+def test_a_step_that_gives_other_lengths_is_found_out() -> None:
+    torch.manual_seed(0)
+    network = Sequential(CausalConv1d(3, 4, 2), GRU(4, 4)).eval()
+
+    def run(chunk_BT: torch.Tensor, length_B: torch.Tensor, state: State, last_B: torch.Tensor) -> Step:
+        step = network.step(chunk_BT, length_B, state, last_B)
+        return step._replace(length_B=step.length_B.clamp(max=3))
+
+    with pytest.raises(GoldenMismatch, match="another number of frames"):
+        check_alike(stepping(0, run), stepping(0), GOLDEN, slots=5)
 
 
 def test_whole_signals_of_one_length_are_learned_from(tmp_path: Path) -> None:

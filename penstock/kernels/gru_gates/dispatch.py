@@ -20,6 +20,9 @@ def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B
     needs_gradient = torch.is_grad_enabled() and any(
         given.requires_grad for given in (input_BG, recurrent_BG, hidden_BH)
     )
+    if torch.compiler.is_exporting():
+        # The others work in place, ask what the batch is like, or are no operations of torch.
+        return reference.gru_gates(input_BG, recurrent_BG, hidden_BH, valid_B)
     gates = chosen(hidden_BH.device.type, hidden_BH.dtype, needs_gradient)
     return gates(input_BG, recurrent_BG, hidden_BH, valid_B)
 
