@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.core.spec import Array
 from penstock.runtime.bundle import Bundle
 from penstock.runtime.load import load
 from tests.support.prepared import MOST, RAWS, pictures, pictures_bundle
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer, serve_command
 
 ASK = "/v1/apps/pictures"
@@ -114,7 +116,7 @@ def test_clients_that_go_leave_nothing_behind(server: RunningServer) -> None:
             connection.sendall(head + body)
     for raw in RAWS:
         assert server.ask("POST", ASK, png(raw), PNG)[0] == 200
-    assert server.ask("GET", "/v1/stats")[2]["slots"]["in_use"] == 0
+    eventually(lambda: server.ask("GET", "/v1/stats")[2]["slots"]["in_use"] == 0, within_s=10)
 
 
 def test_a_front_end_that_prepares_loads_no_torch(server: RunningServer) -> None:
@@ -131,9 +133,9 @@ def test_a_version_that_is_replaced_answers_what_it_prepares(bundle: Bundle, tmp
     for number in ("1", "2"):
         shutil.copytree(bundle.folder, tmp_path / "models" / "pictures" / number)
     with RunningServer(None, "--models", str(tmp_path / "models"), "--executor", "torch") as server:
-        asked = asking_slowly(server)
-        assert server.ask("POST", "/v2/repository/models/pictures/unload")[0] == 200
-        assert asked.getresponse().status == 200
+        with closing(asking_slowly(server)) as asked:
+            assert server.ask("POST", "/v2/repository/models/pictures/unload")[0] == 200
+            assert asked.getresponse().status == 200
         assert server.ask("POST", "/v2/repository/models/pictures/load")[0] == 200
         assert server.ask("POST", ASK, png(RAWS[0]), PNG)[0] == 200
 
@@ -148,9 +150,9 @@ def test_a_server_refuses_a_bundle_whose_graph_prepares_otherwise(bundle: Bundle
 
 def test_a_drain_waits_for_what_is_being_prepared(bundle: Bundle) -> None:
     with RunningServer(bundle.folder, "--executor", "torch") as server:
-        asked = asking_slowly(server)
-        server.stop()
-        assert asked.getresponse().status == 200
+        with closing(asking_slowly(server)) as asked:
+            server.stop()
+            assert asked.getresponse().status == 200
         assert server.process.wait(20) == 0
 
 
