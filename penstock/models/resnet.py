@@ -5,6 +5,7 @@ from typing import cast, final
 from torch import Tensor, nn
 
 from penstock.models.images import ImageNetwork
+from penstock.nn.entry import EntryConv2d
 
 # B batch, C channels, H height, W width, E embedding, K classes
 
@@ -62,7 +63,7 @@ class ResNet50(ImageNetwork):
 
     def __init__(self, classes: int = 1000, *, zero_last_gamma: bool = False) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = EntryConv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)

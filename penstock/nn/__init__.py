@@ -2,6 +2,7 @@
 
 from penstock.nn.attention import StreamingAttention
 from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead
+from penstock.nn.entry import EntryConv2d
 from penstock.nn.maxout import Maxout
 from penstock.nn.normalisation import SequenceBatchNorm, folded
 from penstock.nn.recurrent import GRU, LSTM, ClippedRNN
@@ -14,6 +15,7 @@ __all__ = [
     "CausalConv1d",
     "CausalConv2d",
     "ClippedRNN",
+    "EntryConv2d",
     "FrameWise",
     "LogMel",
     "Lookahead",
