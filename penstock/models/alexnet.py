@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from penstock.models.images import ImageNetwork
 from penstock.nn.entry import EntryConv2d
+from penstock.nn.max_pool import MaxPool2d
 
 # B batch, C channels, H height, W width, K classes
 
@@ -29,18 +30,18 @@ class AlexNet(ImageNetwork):
         super().__init__()
         self.features = nn.Sequential(
             EntryConv2d(3, 64, 11, stride=4, padding=2),
+            MaxPool2d(3, 2),
             nn.ReLU(),
-            nn.MaxPool2d(3, 2),
             nn.Conv2d(64, 192, 5, padding=2),
+            MaxPool2d(3, 2),
             nn.ReLU(),
-            nn.MaxPool2d(3, 2),
             nn.Conv2d(192, 384, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(384, 256, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(256, 256, 3, padding=1),
+            MaxPool2d(3, 2),
             nn.ReLU(),
-            nn.MaxPool2d(3, 2),
         )
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
