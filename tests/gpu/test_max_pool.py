@@ -31,6 +31,7 @@ def test_the_kernel_gives_the_references_answers(
     torch.testing.assert_close(ours, theirs, rtol=1e-2 if dtype is not torch.float32 else 1e-6, atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what it deprecates itself
 def test_torch_compiles_around_it() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), MaxPool2d(3, 2), nn.ReLU(), nn.Conv2d(16, 8, 3)).cuda()
