@@ -5,7 +5,6 @@ from typing import final
 from torch import Tensor, nn
 
 from penstock.models.images import ImageNetwork
-from penstock.nn.max_pool import MaxPool2d
 
 # B batch, C channels, H height, W width, K classes
 
@@ -35,7 +34,7 @@ class VGG16(ImageNetwork):
                 features += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU()]
                 channels = wide
             # Behind the pooling there is a quarter to rectify, and the names of what is learned stay torchvision's.
-            features[-1:] = [MaxPool2d(2), nn.ReLU()]
+            features[-1:] = [nn.MaxPool2d(2), nn.ReLU()]
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(
             nn.Linear(channels * LAST_SIDE**2, 4096),

@@ -4,9 +4,6 @@ Forward keeps in 8 bits where in its window the largest number was. Backward, ev
 is in whether it was theirs; nothing is added up in memory.
 """
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,15 +13,8 @@ BLOCK = 2048
 MOST_CHANNELS = 128
 
 
-def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """As the reference; the output is channels last."""
-    return _pooled(x_BCHW, kernel, stride, padding)[0]
-
-
-@torch.library.custom_op("penstock::max_pool", mutates_args=())
-def _pooled(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
-    out_BCHW, place_BCHW = _empty(x_BCHW, kernel, stride, padding)
+def pool(x_BCHW: Tensor, out_BCHW: Tensor, place_BCHW: Tensor, kernel: int, stride: int, padding: int) -> None:
+    """Find the largest numbers, and where in its window each was; all channels last."""
     batch, channels, high, wide = out_BCHW.shape
     pixels = batch * high * wide
     part, block = _blocks(channels)
@@ -43,65 +33,17 @@ def _pooled(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> tuple[Ten
         block,
         part,
     )
-    return out_BCHW, place_BCHW
 
 
-@_pooled.register_fake
-def _empty(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    batch, channels, height, width = x_BCHW.shape
-    shape = batch, channels, *((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
-    kept = {"device": x_BCHW.device, "memory_format": torch.channels_last}
-    return torch.empty(shape, dtype=x_BCHW.dtype, **kept), torch.empty(shape, dtype=torch.int8, **kept)
-
-
-@torch.library.custom_op("penstock::max_pool_backward", mutates_args=())
-def _spread(
-    grad_BCHW: Tensor, place_BCHW: Tensor, height: int, width: int, kernel: int, stride: int, padding: int
-) -> Tensor:
-    grad_BCHW = grad_BCHW.contiguous(memory_format=torch.channels_last)
-    out_BCHW = _empty_before(grad_BCHW, place_BCHW, height, width, kernel, stride, padding)
-    batch, channels, high, wide = grad_BCHW.shape
+def spread(grad_BCHW: Tensor, place_BCHW: Tensor, out_BCHW: Tensor, kernel: int, stride: int, padding: int) -> None:
+    """Give every number the gradients of the windows whose largest it was; all channels last."""
+    batch, channels, height, width = out_BCHW.shape
     pixels = batch * height * width
     part, block = _blocks(channels)
     _backward[(triton.cdiv(pixels, block), triton.cdiv(channels, part))](
-        grad_BCHW,
-        place_BCHW,
-        out_BCHW,
-        pixels,
-        channels,
-        height,
-        width,
-        high,
-        wide,
-        kernel,
-        stride,
-        padding,
-        block,
-        part,
-    )
-    return out_BCHW
-
-
-@_spread.register_fake
-def _empty_before(
-    grad_BCHW: Tensor, place_BCHW: Tensor, height: int, width: int, kernel: int, stride: int, padding: int
-) -> Tensor:
-    shape = *grad_BCHW.shape[:2], height, width
-    return torch.empty(shape, dtype=grad_BCHW.dtype, device=grad_BCHW.device, memory_format=torch.channels_last)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x_BCHW, *ctx.sides = inputs
-    ctx.height, ctx.width = x_BCHW.shape[2:]
-    ctx.save_for_backward(output[1])
-
-
-def _before(ctx: Any, grad_BCHW: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    (place_BCHW,) = ctx.saved_tensors
-    return _spread(grad_BCHW, place_BCHW, ctx.height, ctx.width, *ctx.sides), None, None, None
-
-
-_pooled.register_autograd(_before, setup_context=_keep)
+        grad_BCHW, place_BCHW, out_BCHW, pixels, channels, height, width, *grad_BCHW.shape[2:], kernel, stride, padding,
+        block, part,
+    )  # fmt: skip
 
 
 def _blocks(channels: int) -> tuple[int, int]:
