@@ -57,6 +57,11 @@ class _Travelling(_Bucket):
         self._work: Any = None
 
     @torch.no_grad()
+    @property
+    def nbytes(self) -> int:
+        """As it travels."""
+        return self._wire.numel() * self._wire.element_size()
+
     def send(self, world: World, name: str) -> None:
         """Begin to sum the gradients over the processes."""
         filled: list[tuple[Tensor, Tensor]] = []
@@ -144,6 +149,11 @@ class Gradients:
     def first_of_buckets(self) -> list[nn.Parameter]:
         """What the forward pass meets first of each bucket that travels, but for the one that is the last to travel."""
         return [bucket.parameters[-1] for bucket in self._travelling[:-1]]
+
+    @property
+    def travel_bytes(self) -> int:
+        """What a step sums over the processes, as it travels."""
+        return sum(bucket.nbytes for bucket in self._travelling)
 
     def start(self) -> None:
         """Forget the step before's."""
