@@ -56,12 +56,12 @@ class _Travelling(_Bucket):
         self._views, self._wire_views = _views(parameters, self._flat), _views(parameters, self._wire)
         self._work: Any = None
 
-    @torch.no_grad()
     @property
     def nbytes(self) -> int:
         """As it travels."""
         return self._wire.numel() * self._wire.element_size()
 
+    @torch.no_grad()
     def send(self, world: World, name: str) -> None:
         """Begin to sum the gradients over the processes."""
         filled: list[tuple[Tensor, Tensor]] = []
