@@ -14,6 +14,12 @@ export function write(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
+/** Says what does not work, above all else. */
+export function notice(sentence) {
+  byId("notice").hidden = false;
+  write(byId("notice"), sentence);
+}
+
 /** 0.42 ms, 4.2 ms, 42 ms: two digits that matter. */
 export function milliseconds(ms) {
   if (ms === null) return "–";

@@ -44,6 +44,11 @@ export class Engine {
     return this.#ask({ ask: "silence" });
   }
 
+  close() {
+    this.worker.terminate();
+    this.#broken("it was closed");
+  }
+
   #ask(message, transfer = []) {
     const id = this.#next++;
     return new Promise((resolve, reject) => {

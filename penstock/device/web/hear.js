@@ -15,7 +15,7 @@ export class Hearing {
   constructor(description, engine) {
     Object.assign(this, { description, engine });
     this.rateHz = description.live.rate_hz;
-    this.chunkFrames = description.input.shape.at(-1);
+    this.chunkFrames = description.live.chunk;
     const [output] = description.outputs;
     this.words = new Words(output.labels, /log/i.test(`${output.units} ${output.meaning}`));
   }
@@ -73,13 +73,19 @@ export class Hearing {
   }
 
   #queue(length, last) {
-    this.waiting.push({ samples: this.description.input.dtype === "int16" ? this.chunk.slice() : Float32Array.from(this.chunk, (sample) => sample / 32768), length, last });
+    this.waiting.push({ samples: this.#asAsked(), length, last });
     this.chunk.fill(0);
     this.filled = 0;
     if ((this.waiting.length * this.chunkFrames) / this.rateHz > MOST_WAITING_S) {
       return this.#fail("This device is too slow for this network: it has fallen behind by five seconds.");
     }
     this.busy ??= this.#work();
+  }
+
+  /** Whole numbers of 16 bits as they are; others are shares of full scale. */
+  #asAsked() {
+    if (this.description.input.dtype === "int16") return this.chunk.slice();
+    return Float32Array.from(this.chunk, (sample) => sample / 32768);
   }
 
   async #work() {

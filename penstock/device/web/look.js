@@ -1,7 +1,7 @@
 // Looking: a live camera or a photo, and over it what the network sees.
 
 import { CameraProblem, cameras, isFront, openCamera } from "./camera.js";
-import { byId, element, milliseconds, percent, write } from "./dom.js";
+import { byId, element, milliseconds, notice, percent, write } from "./dom.js";
 import { Frames } from "./frames.js";
 import { Recognition, likeliest } from "./recognition.js";
 import { Smoothing } from "./smoothing.js";
@@ -168,7 +168,13 @@ export class Looking {
   }
 
   async #offerSearch() {
-    const index = await this.index;
+    let index;
+    try {
+      index = await this.index;
+    } catch (error) {
+      this.index = null;
+      return notice(`The index of pictures cannot be read: ${error.message}`);
+    }
     if (!index) return;
     byId("search").hidden = false;
     write(byId("search-count"), index.items.length.toLocaleString("en"));

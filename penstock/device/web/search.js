@@ -5,7 +5,7 @@ const TOP = 5;
 const NAME = `penstock-index ${new URL("../", location).href}`; // of the cache
 const ROOT = new URL("../index/", location).href;
 
-/** The index beside the pack, or null where there is none. */
+/** The index beside the pack, or null where there is none. Throws where it cannot be read. */
 export async function openIndex({ outputs }) {
   if (!outputs.some(({ name }) => name === "embedding")) return null;
   const cache = (await bring()) ?? (await kept());

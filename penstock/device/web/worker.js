@@ -55,10 +55,9 @@ async function pixels({ data, width, height }) {
 /** What the network says of a chunk of sound: the rows of its first output that are new. */
 async function sound({ samples, length, last }) {
   const { live } = pack;
-  const [frames] = pack.input.shape.slice(-1);
-  states ??= live.states.map(({ dtype, shape }) => filled(dtype, shape));
+  states ??= live.states.map(silent);
   const feeds = {
-    [pack.input.name]: new ort.Tensor(pack.input.dtype, samples, [1, frames]),
+    [pack.input.name]: new ort.Tensor(pack.input.dtype, samples, [1, samples.length]),
     [live.length]: new ort.Tensor("int64", BigInt64Array.of(BigInt(length)), [1]),
     [live.last]: new ort.Tensor("bool", Uint8Array.of(last ? 1 : 0), [1]),
   };
@@ -95,6 +94,8 @@ const ARRAYS = {
   uint8: Uint8Array,
 };
 
-function filled(dtype, shape) {
-  return new ort.Tensor(dtype, new ARRAYS[dtype](shape.reduce((size, extent) => size * extent, 1)), shape);
+/** What a leaf of the state is before a stream's first chunk. */
+function silent({ dtype, shape, initial }) {
+  const values = new ARRAYS[dtype](shape.reduce((size, extent) => size * extent, 1));
+  return new ort.Tensor(dtype, values.fill(dtype === "int64" ? BigInt(initial ?? 0) : (initial ?? 0)), shape);
 }
