@@ -47,7 +47,7 @@ def write_pack(folder: Path, *, name: str = "colours", slow: int = 0, half_life_
     recognition = {"labels": LABELS, "groups": GROUPS, "unsure_below": 0.5, "half_life_s": half_life_s}
     pack = {
         "kind": "oneshot",
-        "input": {"name": "pixels", "dtype": "uint8", "shape": [None, None, 4], "meaning": "RGBA", "units": ""},
+        "input": {"name": "pixels", "dtype": "uint8", "shape": [None, None, 4], "most": [4096, 4096, 4]},
         "outputs": [output | {"meaning": "", "units": ""} for output in (probabilities, embedding)],
         "recognition": recognition | {"enter": 0.6, "leave": 0.4},
         "live": None,
@@ -69,7 +69,8 @@ def finish_pack(folder: Path, fields: dict[str, Any]) -> Path:
         "models": {"fp32": {"file": "model.onnx"}},
         "files": about,
     }
-    (folder / "pack.json").write_text(json.dumps(always | fields, sort_keys=True))
+    unsealed = json.dumps(always | fields | {"sha256": "0" * 64}, sort_keys=True)
+    (folder / "pack.json").write_text(unsealed.replace("0" * 64, hashlib.sha256(unsealed.encode()).hexdigest()))
     return folder
 
 
@@ -254,3 +255,78 @@ def write_wav(file: Path, samples: Array, rate_hz: int) -> None:
         sound.setsampwidth(2)
         sound.setframerate(rate_hz)
         sound.writeframes(samples.astype("<i2").tobytes())
+
+
+LISTENED_HZ = 8000
+LISTENED_CHUNK = 400
+SYMBOLS = ("-", "loud")
+
+
+def write_live_pack(folder: Path) -> Path:
+    """A pack whose network hears whether it is loud, in chunks of 50 ms; a state remembers half of what was before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(WEB, folder / "web")
+    onnx.save(loud_network(), folder / "model.onnx")
+    output = {"name": "symbols", "dtype": "float32", "shape": [1, 2], "labels": SYMBOLS, "units": "log-probability"}
+    state = {"input": "state_0", "output": "next_0", "dtype": "float32", "shape": [1], "initial": 100.0}
+    names = {"length": "length", "last": "last", "output_length": "output_length"}
+    fields = {
+        "name": "loud",
+        "description": "Hears what is loud.",
+        "kind": "live",
+        "input": {"name": "sound", "dtype": "int16", "shape": [LISTENED_CHUNK], "meaning": "sound", "units": "PCM"},
+        "outputs": [output | {"meaning": "log-probability of each symbol"}],
+        "recognition": None,
+        "live": {"rate_hz": float(LISTENED_HZ), "chunk": LISTENED_CHUNK, "states": [state], **names},
+    }
+    return finish_pack(folder, fields)
+
+
+def loud_network() -> onnx.ModelProto:
+    """One frame a chunk: how far the mean amplitude, half of it that of the chunks before, is above 1,000."""
+    node = helper.make_node
+    constants: dict[str, Array] = {
+        "half": np.array(0.5, np.float32),
+        "limits": np.array([0, -1000], np.float32),
+        "slopes": np.array([0, 1], np.float32),
+        "hundredth": np.array(0.01, np.float32),
+        "one": np.array([1], np.int64),
+        "ends": np.array([2], np.int64),
+        "frames": np.array([1, 1, 2], np.int64),
+    }
+    nodes = [
+        node("Cast", ["sound"], ["numbers"], to=TensorProto.FLOAT),
+        node("Abs", ["numbers"], ["amplitudes"]),
+        node("ReduceSum", ["amplitudes", "one"], ["sum"], keepdims=0),
+        node("Cast", ["length"], ["count"], to=TensorProto.FLOAT),
+        node("Div", ["sum", "count"], ["mean"]),
+        node("Add", ["mean", "state_0"], ["both"]),
+        node("Mul", ["both", "half"], ["next_0"]),
+        node("Mul", ["next_0", "slopes"], ["scaled"]),
+        node("Add", ["scaled", "limits"], ["scores"]),
+        node("Mul", ["scores", "hundredth"], ["logits"]),
+        node("LogSoftmax", ["logits"], ["log"], axis=-1),
+        node("Reshape", ["log", "frames"], ["symbols"]),
+        node("Cast", ["last"], ["over"], to=TensorProto.INT64),
+        node("Sub", ["ends", "over"], ["behind"]),
+        node("Div", ["ends", "behind"], ["enough"]),
+        node("Min", ["enough", "one"], ["output_length"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "loud",
+        [
+            value("sound", TensorProto.INT16, [1, LISTENED_CHUNK]),
+            value("length", TensorProto.INT64, [1]),
+            value("last", TensorProto.BOOL, [1]),
+            value("state_0", TensorProto.FLOAT, [1]),
+        ],
+        [
+            value("symbols", TensorProto.FLOAT, [1, 1, 2]),
+            value("output_length", TensorProto.INT64, [1]),
+            value("next_0", TensorProto.FLOAT, [1]),
+        ],
+        [numpy_helper.from_array(constant, name) for name, constant in constants.items()],
+    )
+    return _model(graph)

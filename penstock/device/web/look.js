@@ -7,7 +7,6 @@ import { Recognition, likeliest } from "./recognition.js";
 import { Smoothing } from "./smoothing.js";
 
 const BARS = 5;
-const LONGEST_SIDE = 4096; // of a photo; a larger one is made smaller, as a server would refuse it
 const STILL_MS = 800; // an answer that stays this long is read out
 
 export class Looking {
@@ -87,7 +86,7 @@ export class Looking {
     byId("photo-file").value = "";
     let bitmap;
     try {
-      bitmap = await pictureOf(file);
+      bitmap = await pictureOf(file, this.description.input.most);
     } catch {
       return this.#say(`The browser cannot read ${file.name} as a picture.`);
     }
@@ -207,13 +206,13 @@ function bar() {
   return row;
 }
 
-/** The pixels as they are in the file, upright, without what browsers do to colours. */
-async function pictureOf(file) {
-  const as = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
+/** The pixels as they are in the file, upright, without what browsers do to colours; no more than the network takes. */
+async function pictureOf(file, [mostHigh, mostWide]) {
+  const as = { colorSpaceConversion: "none" };
   const bitmap = await createImageBitmap(file, as);
-  const scale = LONGEST_SIDE / Math.max(bitmap.width, bitmap.height);
+  const scale = Math.min(mostHigh / bitmap.height, mostWide / bitmap.width);
   if (scale >= 1) return bitmap;
-  const size = { resizeWidth: Math.round(bitmap.width * scale), resizeHeight: Math.round(bitmap.height * scale) };
+  const size = { resizeWidth: Math.floor(bitmap.width * scale), resizeHeight: Math.floor(bitmap.height * scale) };
   const smaller = await createImageBitmap(bitmap, { ...as, ...size, resizeQuality: "high" });
   bitmap.close();
   return smaller;

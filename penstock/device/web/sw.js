@@ -52,7 +52,7 @@ async function install() {
   try {
     const { bytes, response } = await fetched("pack.json");
     if ((await sha256(bytes)) !== VERSION) throw new Error("pack.json has changed meanwhile; try again.");
-    const pack = JSON.parse(new TextDecoder().decode(bytes));
+    const pack = await parsed(bytes);
     const signedBy = await checkSignature(bytes);
     await keep("pack.json", bytes, response, VERSION);
     await keepFiles(needed(pack));
@@ -63,6 +63,15 @@ async function install() {
     await tell({ refused: error.message });
     throw error;
   }
+}
+
+/** pack.json names its own hash too: that of its bytes with zeros where the hash stands. */
+async function parsed(bytes) {
+  const text = new TextDecoder().decode(bytes);
+  const pack = JSON.parse(text);
+  const unsealed = new TextEncoder().encode(text.replace(pack.sha256, "0".repeat(64)));
+  if ((await sha256(unsealed)) !== pack.sha256) throw new Error("pack.json is not the file that was written.");
+  return pack;
 }
 
 /** The page's own files and the network: [path, { sha256, bytes }] of each. */

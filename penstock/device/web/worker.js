@@ -35,8 +35,9 @@ async function open({ description, threads }) {
 async function picture({ bitmap }) {
   const { width, height } = bitmap;
   if (context?.canvas.width !== width || context?.canvas.height !== height) {
-    context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    context = new OffscreenCanvas(width, height).getContext("2d", { alpha: false, willReadFrequently: true });
   }
+  // What shows through is black, as where the server decodes a picture.
   context.clearRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0);
   bitmap.close();
