@@ -36,8 +36,8 @@ class Engine:
             raise PackError(f"the pack {pack.name!r} takes live signals; give it a sound or a microphone.")
         self.pack = pack
         self.session = session_of(pack, precision, threads)
-        self._shape = pack.input.shape
-        self._dtype = pack.input.numpy_dtype
+        self._input = pack.input
+        self._varies = pack.varies
         self._name = pack.input_name
         self._names = [output.name for output in pack.outputs]
         if precision == FP32:
@@ -55,16 +55,11 @@ class Engine:
 
         Raises:
             InvalidInput: Another dtype or shape.
+            TooLarge: A dimension is larger than is taken.
         """
-        if raw.dtype != self._dtype or len(raw.shape) != len(self._shape) or not self._fits(raw.shape):
-            raise InvalidInput(
-                f"the input is {raw.dtype}{list(raw.shape)}; {self.pack.name!r} takes {self.pack.input.describe()}."
-            )
-        outputs = self.session.run(self._names, {self._name: raw if self.pack.varies else raw[None]})
+        self._input.check(raw)
+        outputs = self.session.run(self._names, {self._name: raw if self._varies else raw[None]})
         return [output[0] for output in outputs]
-
-    def _fits(self, shape: tuple[int, ...]) -> bool:
-        return all(size > 0 and wanted in (None, size) for size, wanted in zip(shape, self._shape, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast, final
+from typing import Any, Generic, Protocol, TypeVar, cast, final
 
 from penstock.core.errors import SourceError
 from penstock.device.inbox import Inbox, Pace, Timed
@@ -29,7 +28,7 @@ T = TypeVar("T", bound=Piece)
 
 @final
 class Feed(Generic[T]):
-    """Reads ahead of what is taken; to be used as a context.
+    """Reads ahead of what is taken.
 
     Args:
         pieces: What the source gives, in its order: frozen records.
@@ -62,17 +61,17 @@ class Feed(Generic[T]):
         self._ended = False
         self._error: BaseException | None = None
         # Since when the source is asked for its next piece; None while that waits for its time.
-        self._asked_s: float | None = clock()
+        self._asked_s: float | None = None
         # A read that never returns must not keep the process.
         self._thread = threading.Thread(target=self._run, name="source", daemon=True)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin to read."""
+        self._asked_s = self._clock()
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
+        """Stop reading, as soon as the source gives its next piece."""
         self._stopped.set()
         self._thread.join(LEAVE_S)
 
@@ -133,4 +132,3 @@ class Feed(Generic[T]):
             self._asked_s = self._clock()
             self._changed.notify()
         return not self._stopped.is_set()
-
