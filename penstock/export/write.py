@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors.numpy import save as save_arrays
 
-from penstock.core.application import Application
+from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.durable import put_folder, sync_folder, write_through
 from penstock.core.errors import PackError
@@ -67,7 +67,7 @@ def export_pack(
     licence: str = "",
     key: Path | None = None,
     int8: bool = False,
-    validation: Callable[[Application], Validation | None] = lambda _: None,
+    validation: Callable[[FoundApplication], Validation | None] = lambda _: None,
 ) -> Exported:
     """Make a pack of a bundle. It is written beside its place and renamed there: a place never holds half of one.
 
@@ -102,9 +102,7 @@ def export_pack(
         golden = PackGolden(
             inputs=tuple(files.golden.inputs), outputs=files.golden.outputs, tolerance=files.golden.tolerance
         )
-        models, became = _models(
-            described, beside / MODEL, golden, validation(found.application) if int8 else None, int8
-        )
+        models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
         (beside / GOLDEN).write_bytes(_golden(files))
         _copy_web(beside / WEB)
         pack = _pack(files, found.application, described, models, beside, licence)
