@@ -63,6 +63,8 @@ class VideoWriter:
         if file.suffix.lower() not in CODECS:
             raise SourceError(f"--out is {file}; write a video that ends in {', '.join(CODECS)}.")
         try:
+            # FFmpeg opens it with the first frame only.
+            file.open("wb").close()
             self._container = av.open(str(file), "w")
         except (av.error.FFmpegError, OSError) as error:
             raise SourceError(f"{file} cannot be written ({error.strerror}).") from None

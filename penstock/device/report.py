@@ -84,9 +84,14 @@ class Tally:
         if age_s is not None:
             self._ages_s.append(age_s)
 
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return self._clock() - self._start_s
+
     def report(self, *, dropped: int, broken: int, behind_s: float) -> Report:
         """Until now."""
-        seconds = self._clock() - self._start_s
+        seconds = self.seconds
         p50, p95 = 1e3 * np.percentile(self._ages_s, (50, 95)) if self._ages_s else (None, None)
         return Report(
             answered=self._answered,

@@ -12,8 +12,8 @@ MICROPHONE = "mic"
 
 
 def is_sound(source: str) -> bool:
-    """Whether it is a WAV file or a microphone: `mic`, or `mic:DEVICE`."""
-    return source.partition(":")[0] == MICROPHONE or source.lower().endswith(SOUNDS)
+    """Whether it is a WAV file, one on the standard input (`-`), or a microphone (`mic`, `mic:DEVICE`)."""
+    return source == "-" or source.partition(":")[0] == MICROPHONE or source.lower().endswith(SOUNDS)
 
 
 def source_of(source: str, *, size: str | None = None, rate: float | None = None, stall_s: float = READ_S) -> Source:

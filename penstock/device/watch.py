@@ -176,6 +176,11 @@ class Watch:
             self._tally.add(age_s=seen.age_s, model_s=seen.model_s)
             yield seen
 
+    @property
+    def seconds(self) -> float:
+        """How long it runs."""
+        return self._tally.seconds
+
     def report(self) -> Report:
         """What the run was like until now."""
         feed = self._feed

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from penstock.device.listen import HeardChunk
 from penstock.device.watch import Seen
 
 
@@ -29,3 +30,23 @@ def json_of(seen: Seen) -> str:
     if seen.age_s is not None:
         fields["age_ms"] = round(1e3 * seen.age_s, 3)
     return json.dumps(fields | seen.shown, ensure_ascii=False)
+
+
+def heard_line(heard: HeardChunk) -> str:
+    """The labels that a chunk begins and its time; empty if there is none."""
+    return f"{heard.chunk.time_s:8.2f} s  {' '.join(heard.told)}" if heard.told else ""
+
+
+def heard_json(heard: HeardChunk) -> str:
+    """One line of JSON: the chunk, its time, the answer's age and the network's time, and what is new."""
+    chunk = heard.chunk
+    fields: dict[str, Any] = {
+        "chunk": chunk.number,
+        "time_s": round(chunk.time_s, 6),
+        "frames": len(heard.output_U),
+        "told": list(heard.told),
+        "model_ms": round(1e3 * heard.model_s, 3),
+    }
+    if heard.age_s is not None:
+        fields["age_ms"] = round(1e3 * heard.age_s, 3)
+    return json.dumps(fields, ensure_ascii=False)

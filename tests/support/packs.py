@@ -31,7 +31,9 @@ def colour_answer(pixels: Array) -> tuple[Array, Array]:
     return raised / raised.sum(), mean
 
 
-def colour_pack(folder: Path, *, recognition: Recognition | None = None, embedding: bool = True, rounds: int = 0) -> Pack:
+def colour_pack(
+    folder: Path, *, recognition: Recognition | None = None, embedding: bool = True, rounds: int = 0
+) -> Pack:
     """A pack that knows whether a picture is red, green or blue.
 
     Args:
@@ -138,9 +140,7 @@ def loud_pack(folder: Path) -> Pack:
         kind="live",
         input=RawSpec(dtype="int16", shape=(CHUNK,), meaning="100 ms of sound"),
         input_name="sound",
-        outputs=(
-            TensorSpec(name="levels", dtype="float32", shape=(2, 2), meaning="how loud", labels=("-", "loud")),
-        ),
+        outputs=(TensorSpec(name="levels", dtype="float32", shape=(2, 2), meaning="how loud", labels=("-", "loud")),),
         recognition=None,
         live=PackLive(
             rate_hz=RATE_HZ, chunk=CHUNK, states=(state,), length="length", last="last", output_length="frames"

@@ -44,7 +44,7 @@ def test_a_flipped_byte_of_the_model_is_found(tmp_path: Path) -> None:
     data = bytearray(model.read_bytes())
     data[len(data) // 2] ^= 1
     model.write_bytes(data)
-    with pytest.raises(PackCorrupt, match="model.onnx is not the file that was written"):
+    with pytest.raises(PackCorrupt, match=r"model\.onnx is not the file that was written"):
         read_pack(tmp_path / "pack")
 
 
