@@ -79,9 +79,8 @@ class Browser(Place):
         PackError: No browser can be started, or the app does not open in it.
     """
 
-    name = "web app"
-
     def __init__(self, pack: Pack) -> None:
+        self.name = "web app" if pack.varies or pack.live is not None else "WASM in a browser"
         self._pack = pack
         self._open = ExitStack()
         self._page: Any = None
