@@ -173,7 +173,9 @@ def test_why_there_is_no_picture_is_said(page: Page) -> None:
         )
         page.locator("#camera-start").click()
         expect(page.locator("#stage-text")).to_contain_text(sentence)
-    page.evaluate("void (navigator.mediaDevices.getUserMedia = async (wishes) => (window.media = await allowed(wishes)))")
+    page.evaluate(
+        "void (navigator.mediaDevices.getUserMedia = async (wishes) => (window.media = await allowed(wishes)))"
+    )
     page.get_by_role("button", name="Try again").click()
     assert seen(page, 2)
     page.evaluate("media.getVideoTracks()[0].dispatchEvent(new Event('ended'))")

@@ -129,7 +129,9 @@ def test_sound_at_another_rate_is_that_of_soxr(page: Page, from_hz: int) -> None
     rng = np.random.default_rng(from_hz)
     time_s = np.arange(from_hz) / from_hz
     tones_hz = rng.uniform(50, 0.8 * min(from_hz, LISTENED_HZ) / 2, 6)
-    sound = sum(np.sin(2 * np.pi * hz * time_s + phase) for hz, phase in zip(tones_hz, rng.uniform(0, 6, 6), strict=True))
+    sound = sum(
+        np.sin(2 * np.pi * hz * time_s + phase) for hz, phase in zip(tones_hz, rng.uniform(0, 6, 6), strict=True)
+    )
     # What cannot be said at the lower rate must not be heard as something else.
     sound = np.asarray(sound / 8 + (0.1 * np.sin(2 * np.pi * 5_500 * time_s) if from_hz > 11_000 else 0), np.float32)
     there = page.evaluate(

@@ -24,7 +24,6 @@ from penstock.runtime.executor import Batch
 from penstock.runtime.load import Predictor, streaming_executor, streaming_of
 from penstock.runtime.streamed import streamed
 from tests.support.prepared import pictures as any_size
-from tests.support.prepared import pictures_bundle
 
 ONE_SHOT = """
 import torch
@@ -136,14 +135,6 @@ def gestures(gestures_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return export_pack(gestures_bundle, tmp_path_factory.mktemp("packs") / "gestures").pack
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Path]:
-    """A pack of pictures of any size, and its bundle."""
-    folder = tmp_path_factory.mktemp("photos")
-    bundle = pictures_bundle(folder).folder
-    return export_pack(bundle, folder / "pack", int8=True).pack, bundle
-
-
 def network(pack: Pack, precision: str = "fp32") -> PackedNetwork:
     return PackedNetwork(pack.model(precision), pack.input_name, varies=pack.varies, live=pack.live)
 
@@ -181,8 +172,8 @@ def test_the_graph_has_the_shapes_that_the_pack_names(exported: Exported, gestur
     assert shapes == {}
 
 
-def test_pictures_of_any_size_go_into_the_graph_as_they_are(photos: tuple[Pack, Path]) -> None:
-    pack, bundle = photos
+def test_pictures_of_any_size_go_into_the_graph_as_they_are(pictures_pack: tuple[Pack, Path]) -> None:
+    pack, bundle = pictures_pack
     (given,) = packed_session(pack.model()).get_inputs()
     assert (given.type, given.shape[2:]) == ("tensor(uint8)", [4])
     assert all(isinstance(size, str) for size in given.shape[:2])
