@@ -26,7 +26,7 @@ from usearch.index import Index
 
 from penstock.core.decode import decode_image
 from penstock.core.durable import put_folder, write_through
-from penstock.core.errors import RequestError, SourceError
+from penstock.core.errors import PackError, RequestError, SourceError
 from penstock.core.pack import INDEX
 from penstock.core.spec import Array
 from penstock.device.engine import Engine
@@ -127,12 +127,14 @@ def index_folder(
         said: Called with how many pictures are done, and how many there are.
 
     Raises:
-        PackError: The pack has no embedding.
+        PackError: The pack has no embedding, or something else is where the index would go.
         SourceError: There is no picture that can be used, or no such folder.
     """
+    made = made_by(engine)
     files = picture_files(pictures)
     place = to or engine.pack.folder / INDEX
-    made = made_by(engine)
+    if place.exists() and not (place / DESCRIPTION).exists():
+        raise PackError(f"{place} is there and is no index; name another folder with --to, or remove it.")
     part = _Part(place.with_name(f"{place.name}-part"), made)
     _take_over(part, place, made)
     items, broken, looked_at = list[Item](), Broken(), 0

@@ -171,6 +171,9 @@ def test_packs_folders_and_pictures_that_cannot_be_indexed(engine: Engine, tmp_p
     (tmp_path / "only" / "a.png").write_bytes(b"no")
     with pytest.raises(SourceError, match=r"none of the 1 pictures of .* can be used; .*a\.png cannot be used"):
         index_folder(engine, tmp_path / "only", tmp_path / "index")
+    with pytest.raises(PackError, match="is there and is no index; name another folder"):
+        index_folder(engine, tmp_path / "only", tmp_path / "only")
+    assert (tmp_path / "only" / "a.png").exists()
     with pytest.raises(SourceError, match="there is no folder"):
         index_folder(engine, tmp_path / "nowhere")
     with pytest.raises(PackError, match="is no index; 'penstock index PACK FOLDER' makes one"):
