@@ -1,5 +1,5 @@
-"""The command line: `penstock train | runs | shard | bundle | inspect | apps | export | serve | watch |
-index | search | bench`."""
+"""The command line: `penstock train | runs | shard | bundle | inspect | apps | export | verify | serve | watch | index |
+search | bench`."""
 
 import sys
 from importlib import import_module
@@ -32,7 +32,7 @@ def build() -> typer.Typer:
             typer.echo(__version__)
             raise typer.Exit
 
-    for part in ("train", "shard", "bundle", "export", "serve", "watch", "index", "bench"):
+    for part in ("train", "shard", "bundle", "export", "verify", "serve", "watch", "index", "bench"):
         import_module(f"penstock.cli.{part}").register(app)
     return app
 

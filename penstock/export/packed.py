@@ -77,15 +77,12 @@ class PackedNetwork:
             PackError: ONNX Runtime fails on it.
         """
         try:
-            if self._live is None:
-                return [output[0] for output in self._session.run(None, next(self.feeds(given)))]
-            outputs: list[Array] = []
-            for feeds in self.feeds(given):
-                output_U, (frames,) = self._session.run(None, feeds)[:2]
-                outputs.append(output_U[0, :frames])
-            return [np.concatenate(outputs)]
+            outputs = [output for _, output in self._runs(given)]
         except Exception as error:
             raise PackError(f"the exported graph fails on an input ({_in_a_line(error)}).") from error
+        if self._live is None:
+            return [output[0] for output in outputs[0]]
+        return [np.concatenate([output_U[0, : int(frames[0])] for output_U, frames, *_ in outputs])]
 
     def answers(self, inputs: Sequence[Array]) -> Array:
         """The answer to each input, `[N, ...]`."""
@@ -93,8 +90,12 @@ class PackedNetwork:
 
     def feeds(self, given: Array) -> Iterator[dict[str, Array]]:
         """What goes into each run for one input: of a signal a run for each chunk, the states carried along."""
+        return (feeds for feeds, _ in self._runs(given))
+
+    def _runs(self, given: Array) -> Iterator[tuple[dict[str, Array], list[Array]]]:
         if self._live is None:
-            yield {self._input: given if self._varies else given[None]}
+            feeds = {self._input: given if self._varies else given[None]}
+            yield feeds, self._session.run(None, feeds)
             return
         live = self._live
         states = live.initial_states()
@@ -108,9 +109,9 @@ class PackedNetwork:
                 live.last: np.array([start + live.chunk >= len(given)]),
                 **states,
             }
-            yield feeds
-            after = self._session.run([state.output for state in live.states], feeds) if live.states else []
-            states = {state.input: value for state, value in zip(live.states, after, strict=True)}
+            outputs = self._session.run(None, feeds)
+            yield feeds, outputs
+            states = {state.input: value for state, value in zip(live.states, outputs[2:], strict=True)}
 
     def median_ms(self, given: Array) -> float:
         """Milliseconds that one run takes on one thread, the median of several."""
