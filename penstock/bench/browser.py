@@ -1,5 +1,6 @@
 """A headless Chromium that opens packs' apps."""
 
+import json
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ ARGUMENTS = (
     "--use-fake-device-for-media-stream",
     # Of a browser that is measured no window is seen, and its timers must not be slowed down for that.
     "--disable-renderer-backgrounding",
-    "--enable-blink-features=ForceEagerMeasureMemory",
 )
 # The figures of each frame, as the app tells them; `firstMs` is when the first of them was shown.
 RECORD = """
@@ -35,6 +35,8 @@ document.addEventListener("penstock-frame", ({ detail }) => {
 });
 """
 STARTS_WITHIN_MS = 60_000
+# One collection may leave what the next one finds.
+COLLECTIONS = 3
 
 
 @contextmanager
@@ -86,6 +88,46 @@ def wait_for(page: "Page", expression: str) -> None:
     raise BenchError(f"the app did not come so far that {expression}.")
 
 
-def call(page: "Page", function: str, argument: Any = None) -> Any:
-    """What a JavaScript function of the page gives."""
-    return page.evaluate(function, argument)
+class Heaps:
+    """The JavaScript heaps of a page, its workers and its service worker, by Chromium's own protocol."""
+
+    def __init__(self, page: "Page") -> None:
+        self._page = page
+        self._session = page.context.new_cdp_session(page)
+        self._workers: list[str] = []
+        self._answers: dict[tuple[str, int], dict[str, Any]] = {}
+        self._asked = 0
+        self._session.on("Target.attachedToTarget", lambda event: self._workers.append(event["sessionId"]))
+        self._session.on("Target.receivedMessageFromTarget", self._answered)
+        attach = {"autoAttach": True, "waitForDebuggerOnStart": False, "flatten": False}
+        self._session.send("Target.setAutoAttach", attach)
+        page.wait_for_timeout(500)
+        if not self._workers:
+            raise BenchError("the app has no worker whose memory could be measured.")
+
+    def used_bytes(self) -> int:
+        """Of objects and buffers that are left after everything unused was collected."""
+        usages: list[dict[str, Any]] = []
+        for _ in range(COLLECTIONS):
+            self._page.wait_for_timeout(200)
+            self._session.send("HeapProfiler.collectGarbage")
+            usages = [self._session.send("Runtime.getHeapUsage")]
+            for worker in self._workers:
+                self._ask(worker, "HeapProfiler.collectGarbage")
+                usages.append(self._ask(worker, "Runtime.getHeapUsage"))
+        return sum(int(usage["usedSize"] + usage["backingStorageSize"]) for usage in usages)
+
+    def _ask(self, worker: str, method: str) -> dict[str, Any]:
+        self._asked += 1
+        message = json.dumps({"id": self._asked, "method": method})
+        self._session.send("Target.sendMessageToTarget", {"sessionId": worker, "message": message})
+        for _ in range(STARTS_WITHIN_MS // 10):
+            if answer := self._answers.pop((worker, self._asked), None):
+                return answer["result"]
+            self._page.wait_for_timeout(10)
+        raise BenchError(f"a worker does not answer {method}.")
+
+    def _answered(self, event: dict[str, Any]) -> None:
+        message = json.loads(event["message"])
+        if "id" in message:
+            self._answers[event["sessionId"], message["id"]] = message
