@@ -30,7 +30,7 @@ def device_figures(pack: Path) -> dict[str, Figure]:
     return {
         "device.wasm_over_native": Figure(
             measure=lambda: app.wasm_over_native(pack),
-            workload=f"a picture of 640x480, one thread each, {app.ROUNDS} turns of {app.RUNS} after {app.WARM_UP} runs",
+            workload=f"a picture of 640x480, one thread each, {app.ROUNDS} turns of {app.RUNS}, after {app.WARM_UP}",
             metric="median time of the network, prepare included, in Chromium (WASM) over ONNX Runtime in Python",
             unit="ratio",
         ),
