@@ -12,7 +12,8 @@ import pytest
 import soxr
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.device import LISTENED_CHUNK, LISTENED_HZ, WEB, Host, write_live_pack, write_wav
+from penstock.bench.static_host import Host
+from tests.support.device import LISTENED_CHUNK, LISTENED_HZ, WEB, write_live_pack, write_wav
 from tests.support.device_page import Device, chromium
 
 DATA = Path(__file__).parents[1] / "data"
@@ -61,7 +62,7 @@ def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host
     expect(page.locator("#listen-state")).to_have_text("not listening")
     assert len(host.served) == served
     page.close()
-    host.__enter__()
+    host.start()
 
 
 def test_a_microphone_that_is_denied_or_gone_is_said(page: Page) -> None:
@@ -129,7 +130,9 @@ def test_sound_at_another_rate_is_that_of_soxr(page: Page, from_hz: int) -> None
     rng = np.random.default_rng(from_hz)
     time_s = np.arange(from_hz) / from_hz
     tones_hz = rng.uniform(50, 0.8 * min(from_hz, LISTENED_HZ) / 2, 6)
-    sound = sum(np.sin(2 * np.pi * hz * time_s + phase) for hz, phase in zip(tones_hz, rng.uniform(0, 6, 6), strict=True))
+    sound = sum(
+        np.sin(2 * np.pi * hz * time_s + phase) for hz, phase in zip(tones_hz, rng.uniform(0, 6, 6), strict=True)
+    )
     # What cannot be said at the lower rate must not be heard as something else.
     sound = np.asarray(sound / 8 + (0.1 * np.sin(2 * np.pi * 5_500 * time_s) if from_hz > 11_000 else 0), np.float32)
     there = page.evaluate(
