@@ -1,5 +1,5 @@
-"""The command line: `penstock train | runs | shard | bundle | inspect | apps | export | verify | serve | watch | index |
-search | bench`."""
+"""The command line: `penstock train | runs | shard | bundle | inspect | apps | export | verify | serve | watch |
+index | search | bench`."""
 
 import sys
 from importlib import import_module

@@ -1,8 +1,7 @@
 """An index of a folder's pictures by what a pack's network makes of them.
 
-    vectors.npy     float32 [N, D], of unit length, which the web app searches
+    vectors.npy     float32 [N, D], of unit length
     items.json      of each its file, the SHA-256 of that and a thumbnail
-    index.usearch   the vectors again, as usearch maps them into memory
     index.json      which network made them
     thumbs/         small pictures
 
@@ -22,7 +21,6 @@ from typing import Any, final
 
 import numpy as np
 from PIL import Image
-from usearch.index import Index
 
 from penstock.core.decode import decode_image
 from penstock.core.durable import put_folder, write_through
@@ -35,7 +33,6 @@ from penstock.device.pictures import MOST_PIXELS, picture_files
 from penstock.device.search import (
     DESCRIPTION,
     FILES,
-    GRAPH,
     ITEMS,
     SCHEMA_VERSION,
     VECTORS,
@@ -211,9 +208,6 @@ def _thumbnail(pixels: Array, file: Path) -> None:
 def _finish(part: _Part, items: list[Item], made: dict[str, Any], place: Path) -> None:
     folder = part.folder
     vectors_ND = np.stack([part.vectors[item.sha256] for item in items])
-    graph = Index(ndim=vectors_ND.shape[1], metric="ip", dtype="f32")
-    graph.add(np.arange(len(items)), vectors_ND)
-    graph.save(str(folder / GRAPH))
     np.save(folder / VECTORS, vectors_ND)
     (folder / ITEMS).write_text(json.dumps([asdict(item) for item in items], ensure_ascii=False, indent=1))
     used = {item.thumbnail for item in items}

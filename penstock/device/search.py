@@ -9,7 +9,8 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-from usearch.index import Index
+from usearch.index import MetricKind
+from usearch.index import search as scan
 
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError
 from penstock.core.pack import Pack
@@ -21,8 +22,8 @@ from penstock.device.engine import Engine
 Vector = npt.NDArray[np.float32]
 
 SCHEMA_VERSION = 1
-DESCRIPTION, VECTORS, ITEMS, GRAPH = "index.json", "vectors.npy", "items.json", "index.usearch"
-FILES = (VECTORS, ITEMS, GRAPH)
+DESCRIPTION, VECTORS, ITEMS = "index.json", "vectors.npy", "items.json"
+FILES = (VECTORS, ITEMS)
 EMBEDDING = "embedding"
 TOP = 5
 # Beyond those that are asked for, usearch gives so many: equals are put in their order here.
@@ -113,13 +114,11 @@ class PictureIndex:
         items: Its pictures.
         vectors_ND: Their embeddings, mapped from the file.
         made_by: The network, as `made_by` says it.
-        graph: usearch's, mapped from its file.
     """
 
     items: tuple[Item, ...]
     vectors_ND: Vector
     made_by: dict[str, Any]
-    graph: Any
 
     def nearest(self, vector_D: Vector, count: int = TOP) -> list[Found]:
         """The pictures that are most like one, the likest first; of equals, the first.
@@ -132,7 +131,8 @@ class PictureIndex:
         count, asked = min(count, total), count + MORE
         while True:
             asked = min(asked, total)
-            keys = np.sort(np.asarray(self.graph.search(vector_D, asked, exact=True).keys, np.int64))
+            near = scan(self.vectors_ND, vector_D, asked, MetricKind.IP, exact=True)
+            keys = np.sort(np.asarray(near.keys, np.int64))
             cosines = self.vectors_ND[keys].astype(np.float64) @ vector_D.astype(np.float64)
             order = np.argsort(-cosines, kind="stable")
             # Whatever usearch left out is no better than the worst that it gave.
@@ -162,16 +162,15 @@ def read_index(folder: Path) -> PictureIndex:
         listed: Any = json.loads((folder / ITEMS).read_bytes())
         items = tuple(Item(**{name: str(item[name]) for name in Item.__slots__}) for item in listed)
         vectors_ND: Any = np.load(folder / VECTORS, mmap_mode="r")
-        graph = Index.restore(str(folder / GRAPH), view=True)
         made = {"model": str(described["model"]), "dim": int(described["dim"])}
-        if graph is None or not len(graph) == len(items) == len(vectors_ND) > 0:
-            raise ValueError(f"{len(items):,} items, {len(vectors_ND):,} vectors")
+        if vectors_ND.shape != (len(items), made["dim"]) or not items:
+            raise ValueError(f"{len(items):,} items, vectors of shape {list(vectors_ND.shape)}")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
         raise PackCorrupt(
             f"the index {folder} cannot be read ({cause}); remove it and make it again with 'penstock index'."
         ) from None
-    return PictureIndex(items=items, vectors_ND=vectors_ND, made_by=made, graph=graph)
+    return PictureIndex(items=items, vectors_ND=vectors_ND, made_by=made)
 
 
 def search(engine: Engine, index: PictureIndex, pixels: Array, count: int = TOP) -> list[Found]:

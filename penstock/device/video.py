@@ -115,7 +115,8 @@ class Video(Source):
         last_s, number = -math.inf, 0
         step_s = 1 / (self.rate or USUAL_RATE)
         for decoded in self._decoded():
-            time_s = decoded.time
+            # Of a frame without a time it is None, whatever its type says.
+            time_s = cast("float | None", decoded.time)
             if time_s is None or (first_s is not None and time_s - first_s <= last_s):
                 # No time, or one that ran back: a stream that was put together of several.
                 now_s = 0.0 if number == 0 else last_s + step_s

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from usearch.index import Index
 
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError, SourceError
 from penstock.device.engine import Engine
@@ -68,10 +67,8 @@ def test_what_the_web_app_reads(engine: Engine, pictures: Path, tmp_path: Path) 
 
 
 def index_of(vectors_ND: np.ndarray) -> PictureIndex:
-    graph = Index(ndim=vectors_ND.shape[1], metric="ip", dtype="f32")
-    graph.add(np.arange(len(vectors_ND)), vectors_ND)
     items = tuple(Item(file=str(i), sha256="", thumbnail="") for i in range(len(vectors_ND)))
-    return PictureIndex(items=items, vectors_ND=vectors_ND, made_by={}, graph=graph)
+    return PictureIndex(items=items, vectors_ND=vectors_ND, made_by={})
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 8), (4, 8), (5, 8), (3_000, 64)])
@@ -153,7 +150,7 @@ def test_an_index_of_another_network_is_refused_and_made_anew(engine: Engine, pi
     assert index_folder(other, pictures, tmp_path / "index").looked_at == 12
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "items.json", "index.usearch", "index.json"])
+@pytest.mark.parametrize("name", ["vectors.npy", "items.json", "index.json"])
 def test_a_damaged_index_is_refused(engine: Engine, pictures: Path, tmp_path: Path, name: str) -> None:
     index_folder(engine, pictures, tmp_path / "index")
     file = tmp_path / "index" / name
