@@ -22,8 +22,8 @@ USUAL_RATE = 25.0
 # In a row; then it is not a video that is damaged here and there.
 MOST_BROKEN_PACKETS = 250
 OPEN_S, READ_S = 10.0, 10.0
-# What of RTSP is put in order again waits no longer than it must; over UDP half of the frames would be grey at times.
-_LIVE = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}
+# RTSP over UDP loses packets, and then half of a frame is grey.
+_LIVE = {"rtsp_transport": "tcp", "flags": "low_delay"}
 # A playlist in a video's clothes opens nothing else than files.
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "http", "https", "tcp", "udp", "srt")
 
