@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.device import GROUPS, IDS, LABELS, Host, number_of, picture_of, write_camera, write_pack
+from penstock.bench.film import write_film
+from penstock.bench.static_host import Host
+from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, write_pack
 from tests.support.device_page import Device, chromium, runs, seen
 
 EACH = 8
@@ -20,7 +22,7 @@ EACH = 8
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     film = tmp_path_factory.mktemp("camera") / "ids.y4m"
-    write_camera(film, [picture_of(number) for number in range(IDS)], each=EACH)
+    write_film(film, [picture_of(number) for number in range(IDS)], each=EACH)
     with chromium(camera=film) as browser:
         yield browser
 

@@ -16,7 +16,7 @@ export async function run() {
   const unknown = whyUnknown(description);
   if (unknown) return notice(unknown);
   const engine = new Engine(description);
-  write(byId("threads"), engine.threads === 1 ? "1 thread" : `${engine.threads} threads`);
+  if (engine.threads > 1) write(byId("threads"), `${engine.threads} threads`);
   const opened = engine.open();
   try {
     if (description.kind === "live") await new Hearing(description, engine).begin(opened);
