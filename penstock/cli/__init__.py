@@ -1,5 +1,4 @@
-"""The command line: `penstock train | runs | shard | bundle | inspect | apps | export | verify | serve | watch |
-index | search | bench`."""
+"""The command line: one module for each group of commands."""
 
 import sys
 from importlib import import_module

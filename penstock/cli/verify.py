@@ -36,7 +36,10 @@ def verify(
         bool | None,
         typer.Option("--browser/--no-browser", help="Ask the web app; by default where there is one and a browser."),
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="The largest difference that is allowed.")] = TOLERANCE,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="The largest difference; by default 1e-5 of the largest golden output, or 1e-5."),
+    ] = None,
 ) -> None:
     """Ask training's code, a server, the Python engine and the web app the same, and show the largest differences.
 
@@ -76,6 +79,8 @@ def verify(
         elif browser is None:
             typer.echo(f"The web app is not asked: {without}.")
         found = compare(Training(predictor), places, examples, labelled=bool(ready.outputs[0].labels))
+    if tolerance is None:
+        tolerance = TOLERANCE * max(1.0, float(abs(ready.golden().outputs).max()))
     _show(found, tolerance)
     if any(one.otherwise or not one.difference <= tolerance for one in found):
         raise typer.Exit(EXIT_DIFFERENT)

@@ -62,7 +62,7 @@ def host_of(pack: Pack, port: int = 0) -> ThreadingHTTPServer:
         return ThreadingHTTPServer((LOCALHOST, port), Handler)
     except OSError as error:
         raise PackError(
-            f"port {port} cannot be listened on ({error.strerror}); choose another one with --port."
+            f"port {port} is not to be had ({error.strerror}); choose another one with --port."
         ) from None
 
 

@@ -12,28 +12,28 @@ import onnxruntime
 from penstock.core.errors import PackError
 from penstock.core.pack import PackGolden, PackLive, PackModel
 from penstock.core.spec import Array
+from penstock.runtime.onnx_executor import quiet_options
 
 # T frames of a signal, U frames that come of them
 
-QUIET = 3
 TIMED_RUNS = 30
 TIMED_S = 2.0
 
 
-def packed_session(file: Path, threads: int = 1) -> Any:
+def packed_session(file: Path, *, threads: int = 1, varies: bool = False) -> Any:
     """ONNX Runtime's session of a pack's graph.
 
     Args:
         file: The graph.
         threads: CPU threads for one run.
+        varies: Whether what goes in has any size.
 
     Raises:
         PackError: ONNX Runtime does not run it.
     """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = QUIET
+    options = quiet_options(threads)
+    # Planned once, memory would be planned for the first size.
+    options.enable_mem_pattern = not varies
     try:
         return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
@@ -65,7 +65,7 @@ class PackedNetwork:
     """
 
     def __init__(self, file: Path, input: str, *, varies: bool = False, live: PackLive | None = None) -> None:
-        self._session = packed_session(file)
+        self._session = packed_session(file, varies=varies)
         self._input = input
         self._varies = varies
         self._live = live

@@ -100,7 +100,9 @@ def export_pack(
         beside.mkdir()
         described = _write_graph(files, beside / MODEL, options)
         golden = PackGolden(
-            inputs=tuple(files.golden.inputs), outputs=files.golden.outputs, tolerance=files.golden.tolerance
+            inputs=files.golden.raws or tuple(files.golden.inputs),
+            outputs=files.golden.outputs,
+            tolerance=files.golden.tolerance,
         )
         models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
         (beside / GOLDEN).write_bytes(_golden(files))
@@ -178,7 +180,9 @@ def _not_exportable(name: str, cause: str) -> str:
 
 
 def _golden(files: BundleFiles) -> bytes:
-    return save_arrays({"inputs": files.golden.inputs, "outputs": files.golden.outputs})
+    golden = files.golden
+    raws = {f"raw.{number}": raw for number, raw in enumerate(golden.raws)}
+    return save_arrays((raws or {"inputs": golden.inputs}) | {"outputs": golden.outputs})
 
 
 def _models(

@@ -79,9 +79,8 @@ class Browser(Place):
         PackError: No browser can be started, or the app does not open in it.
     """
 
-    name = "web app"
-
     def __init__(self, pack: Pack) -> None:
+        self.name = "web app" if pack.varies or pack.live is not None else "WASM in a browser"
         self._pack = pack
         self._open = ExitStack()
         self._page: Any = None
@@ -97,9 +96,11 @@ class Browser(Place):
             found = next(filter(None, map(shutil.which, BROWSERS)), None)
             browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
             self._open.callback(browser.close)
-            self._page = browser.new_page()
-            self._page.goto(f"http://{LOCALHOST}:{host.server_address[1]}/{WEB}/")
-            self._wait_until_installed()
+            context, address = browser.new_context(), f"http://{LOCALHOST}:{host.server_address[1]}/{WEB}/"
+            self._wait_until_installed(context.new_page(), address)
+            # That page loads itself anew; another one begins with what is installed.
+            self._page = context.new_page()
+            self._page.goto(address)
             self._page.evaluate(OPEN)
         except Error as error:
             self._open.close()
@@ -115,21 +116,20 @@ class Browser(Place):
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def _wait_until_installed(self) -> None:
+    def _wait_until_installed(self, page: Any, address: str) -> None:
         from playwright.sync_api import Error
 
+        page.goto(address)
         for _ in range(INSTALL_S * 10):
             try:
-                # The page's policy allows no waiting by the browser, which evaluates text for it.
-                if self._page.evaluate("Boolean(navigator.serviceWorker?.controller)"):
-                    self._page.wait_for_load_state()
+                # The page's policy lets the browser wait for nothing that it would have to evaluate there.
+                if page.evaluate("Boolean(navigator.serviceWorker?.controller)"):
                     return
             except Error as error:
-                # The page loads itself anew once the app is installed.
                 if "context was destroyed" not in str(error):
                     raise
-            self._page.wait_for_timeout(100)
-        said = " ".join(self._page.inner_text("body").split())[:200]
+            page.wait_for_timeout(100)
+        said = " ".join(page.inner_text("body").split())[:200]
         raise PackError(f"the web app was not installed in {INSTALL_S} s (the page says {said!r}).")
 
     def answer(self, example: Example) -> Array:

@@ -87,7 +87,8 @@ def _example(file: Path, application: Application) -> Example:
         return Example(name=str(file), raw=raw)
     if application.decode is None:
         raise InvalidInput(f"application {application.name!r} has no decode, and so takes no files.")
-    return Example(name=str(file), raw=application.decode(body, kind), body=body, content_type=kind)
+    spec = application.input if application.prepare is None else application.prepare.raw
+    return Example(name=str(file), raw=spec.check(application.decode(body, kind)), body=body, content_type=kind)
 
 
 def _as_png(raw: Array) -> bytes:

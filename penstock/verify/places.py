@@ -79,7 +79,7 @@ class Server(Place):
         if self._pack.live is not None:
             return self._streamed(example.raw)
         if example.body is not None:
-            return self._client.ask(self._pack.name, example.body, example.content_type)
+            return self._client.ask(self._pack.name, example.body, content_type=example.content_type)
         return self._client.predict(self._pack.name, example.raw)
 
     def _streamed(self, signal_T: Array) -> Array:

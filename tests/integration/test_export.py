@@ -16,12 +16,14 @@ from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.pack import DESCRIPTION, INT8, MODEL, Pack, read_pack
 from penstock.core.signature import new_key
 from penstock.export.checked import check_live, check_oneshot
+from penstock.export.described import Described
 from penstock.export.packed import PackedNetwork, Validation, packed_session
 from penstock.export.write import Exported, export_pack
 from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import Batch
 from penstock.runtime.load import Predictor, streaming_executor, streaming_of
 from penstock.runtime.streamed import streamed
+from tests.support.prepared import pictures as any_size
 
 ONE_SHOT = """
 import torch
@@ -170,6 +172,21 @@ def test_the_graph_has_the_shapes_that_the_pack_names(exported: Exported, gestur
     assert shapes == {}
 
 
+def test_pictures_of_any_size_go_into_the_graph_as_they_are(pictures_pack: tuple[Pack, Path]) -> None:
+    pack, bundle = pictures_pack
+    (given,) = packed_session(pack.model()).get_inputs()
+    assert (given.type, given.shape[2:]) == ("tensor(uint8)", [4])
+    assert all(isinstance(size, str) for size in given.shape[:2])
+    predictor = load(bundle)
+    assert len(pack.golden().inputs) == len(predictor.files.golden.raws) == pack.golden_count
+    np.testing.assert_allclose(network(pack).answers(pack.golden().inputs), pack.golden().outputs, atol=1e-5)
+    for picture in any_size((1, 1), (7, 300), (211, 64), (64, 211), (599, 600)):
+        np.testing.assert_allclose(network(pack).answer(picture)[0], predictor.predict(picture), atol=1e-5)
+    # What is prepared is not of 8 bits.
+    quantized = onnx.load(pack.folder / "model-int8.onnx").graph.node if INT8 in pack.models else ()
+    assert not [node.name for node in quantized if node.op_type == "QuantizeLinear" and "prepare" in node.name]
+
+
 def test_8_bits_are_measured_beside_fp32(exported: Exported) -> None:
     pack = exported.pack
     assert "8 bits: " in exported.int8
@@ -237,9 +254,13 @@ def test_a_graph_that_answers_otherwise_is_refused(exported: Exported, shapes_bu
     weights.CopyFrom(onnx.numpy_helper.from_array(values, weights.name))
     onnx.save(model, tmp_path / MODEL)
     predictor = load(shapes_bundle)
-    assert check_oneshot(predictor, exported.pack.model(), embeds=True) <= 1e-5
+    pack = exported.pack
+    said = Described(
+        input=pack.input, input_name="grey", outputs=pack.outputs, live=None, prepared_by=(), difference=0.0
+    )
+    assert check_oneshot(predictor, said, pack.model()) <= 1e-5
     with pytest.raises(PackError, match="disagrees with the bundle, so no pack is written: it differs by"):
-        check_oneshot(predictor, tmp_path / MODEL, embeds=True)
+        check_oneshot(predictor, said, tmp_path / MODEL)
 
 
 def networks_of(bundle: Path) -> tuple[Predictor, Streaming]:
