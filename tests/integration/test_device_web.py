@@ -13,7 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from penstock.bench.film import write_film
 from penstock.bench.static_host import Host
-from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, write_pack
+from penstock.core.spec import Array
+from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, sha256_of, write_pack
 from tests.support.device_page import Device, chromium, runs, seen
 
 EACH = 8
@@ -205,7 +206,7 @@ def test_a_front_camera_is_a_mirror_for_the_eye_alone(page: Page) -> None:
 def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, tmp_path: Path) -> None:
     device = Device(browser)
     pack = write_pack(tmp_path / "pack")
-    vectors = write_index(pack / "index")
+    vectors = write_index(pack)
     with Host(pack) as host:
         page = device.installed(host)
         expect(page.locator("#search-count")).to_have_text("40")
@@ -227,19 +228,39 @@ def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, 
         device.close(host)
 
 
-def write_index(folder: Path) -> np.ndarray:
+def test_an_index_of_another_network_or_with_a_flipped_byte_is_refused(browser: Browser, tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "pack")
+    write_index(pack)
+    (pack / "index" / "vectors.npy").write_bytes((pack / "index" / "vectors.npy").read_bytes()[:-1] + b"x")
+    with Host(pack) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        expect(page.locator("#notice")).to_contain_text("vectors.npy is not what index.json says")
+        about = json.loads((pack / "index" / "index.json").read_text())
+        (pack / "index" / "index.json").write_text(json.dumps(about | {"model": "0" * 64}))
+        page.reload()
+        expect(page.locator("#notice")).to_contain_text("made by another network")
+        expect(page.locator("#search")).to_be_hidden()
+        device.close(host)
+
+
+def write_index(pack: Path) -> Array:
     """Forty random unit vectors, two of them equal, with thumbnails."""
     rng = np.random.default_rng(1)
     vectors = rng.uniform(0, 1, (40, 3)).astype(np.float32)
     vectors[7] = vectors[31]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    folder = pack / "index"
     (folder / "thumbs").mkdir(parents=True)
     np.save(folder / "vectors.npy", vectors)
-    items = []
+    items: list[dict[str, str]] = []
     for index in range(len(vectors)):
         Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / "thumbs" / f"{index}.jpg")
         items.append({"file": f"picture{index}.jpg", "sha256": "", "thumbnail": f"thumbs/{index}.jpg"})
     (folder / "items.json").write_text(json.dumps(items))
+    hashes = {name: sha256_of(folder / name) for name in ("items.json", "vectors.npy")}
+    about = {"schema_version": 1, "model": sha256_of(pack / "model.onnx"), "dim": 3, "sha256": hashes}
+    (folder / "index.json").write_text(json.dumps(about))
     return vectors
 
 

@@ -73,13 +73,17 @@ def finish_pack(folder: Path, fields: dict[str, Any]) -> Path:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    content = file.read_bytes()
-    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    return {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+
+
+def sha256_of(file: Path) -> str:
+    """Of its content, in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def version_of(folder: Path) -> str:
     """What the app calls the version of a pack."""
-    return hashlib.sha256((folder / "pack.json").read_bytes()).hexdigest()
+    return sha256_of(folder / "pack.json")
 
 
 def sign(folder: Path, key: Ed25519PrivateKey) -> None:

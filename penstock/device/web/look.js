@@ -172,7 +172,7 @@ export class Looking {
       index = await this.index;
     } catch (error) {
       this.index = null;
-      return notice(`The index of pictures cannot be read: ${error.message}`);
+      return notice(`The index of pictures is of no use here: ${error.message}`);
     }
     if (!index) return;
     byId("search").hidden = false;
