@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from penstock.bench.film import write_film
 from penstock.bench.static_host import Host
 from penstock.core.spec import Array
-from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, sha256_of, write_pack
+from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, sha256_of, write_pack, write_small_pack
 from tests.support.device_page import Device, chromium, runs, seen
 
 EACH = 8
@@ -142,6 +142,22 @@ def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: 
         )
         here = np.asarray(session.run(["probabilities"], {"pixels": pixels})[0])[0]
         np.testing.assert_allclose(there, here, rtol=0, atol=1e-6)
+
+
+def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tmp_path: Path) -> None:
+    with Host(write_small_pack(tmp_path / "small")) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        picture = np.zeros((60, 100, 3), np.uint8)
+        picture[:, 50:80] = 255  # right in the middle square; the black beyond it is not seen
+        picture[:, :20] = 255
+        Image.fromarray(picture).save(tmp_path / "right.png")
+        page.get_by_label("A photo from this device").set_input_files(tmp_path / "right.png")
+        expect(page.locator("#label-big")).to_have_text("right")
+        # 32 of 64 pixels of 255 / 2000 each against none, but for those in the middle, which see a bit of both.
+        assert float(page.locator("#bars b").first.inner_text().split()[0]) == pytest.approx(98.3, abs=1)
+        expect(page.locator("#resized")).to_be_visible()
+        device.close(host)
 
 
 def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: Host) -> None:

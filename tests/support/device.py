@@ -144,6 +144,40 @@ def colour_network(slow: int) -> onnx.ModelProto:
     return _model(graph)
 
 
+def write_small_pack(folder: Path) -> Path:
+    """A pack that takes grey pictures of 8 x 8 alone and knows where they are bright: left or right."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(WEB, folder / "web")
+    sides = np.repeat(np.eye(2, dtype=np.float32), 4, 0)[None].repeat(8, 0).reshape(64, 2) / 2000
+    node, value = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("Cast", ["image"], ["numbers"], to=TensorProto.FLOAT),
+        node("Reshape", ["numbers", "flat"], ["row"]),
+        node("MatMul", ["row", "sides"], ["logits"]),
+        node("Softmax", ["logits"], ["probabilities"], axis=-1),
+    ]
+    constants = {"sides": sides, "flat": np.array([1, 64], np.int64)}
+    graph = helper.make_graph(
+        nodes,
+        "sides",
+        [value("image", TensorProto.UINT8, [1, 8, 8])],
+        [value("probabilities", TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(constant, name) for name, constant in constants.items()],
+    )
+    onnx.save(_model(graph), folder / "model.onnx")
+    output = {"name": "probabilities", "dtype": "float32", "shape": [2], "labels": ["left", "right"]}
+    fields = {
+        "name": "sides",
+        "description": "Knows where it is bright.",
+        "kind": "oneshot",
+        "input": {"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": "", "most": []},
+        "outputs": [output | {"meaning": "", "units": ""}],
+        "recognition": None,
+        "live": None,
+    }
+    return finish_pack(folder, fields)
+
+
 def _slowness(products: int) -> list[onnx.NodeProto]:
     """Zeros, after products that depend on the picture so that nothing can leave them out."""
     node = helper.make_node

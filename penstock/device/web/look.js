@@ -19,6 +19,7 @@ export class Looking {
 
   constructor(description, engine, index) {
     Object.assign(this, { description, engine, index });
+    byId("resized").hidden = description.input.shape[0] === null;
     this.main = description.outputs[0];
     this.recognition = description.recognition && new Recognition(description.recognition);
     this.smoothing = this.recognition && new Smoothing(this.recognition);
@@ -86,7 +87,7 @@ export class Looking {
     byId("photo-file").value = "";
     let bitmap;
     try {
-      bitmap = await pictureOf(file, this.description.input.most);
+      bitmap = await pictureOf(file, this.#most());
     } catch {
       return this.#say(`The browser cannot read ${file.name} as a picture.`);
     }
@@ -103,6 +104,12 @@ export class Looking {
     } catch (error) {
       this.#say(`The network does not run: ${error.message}`);
     }
+  }
+
+  /** Of a network that takes one size alone, any picture is made smaller. */
+  #most() {
+    const { most, shape } = this.description.input;
+    return shape[0] === null ? most : undefined;
   }
 
   async #watch() {
@@ -207,7 +214,7 @@ function bar() {
 }
 
 /** The pixels as they are in the file, upright, without what browsers do to colours; no more than the network takes. */
-async function pictureOf(file, [mostHigh, mostWide]) {
+async function pictureOf(file, [mostHigh, mostWide] = [Infinity, Infinity]) {
   const as = { colorSpaceConversion: "none" };
   const bitmap = await createImageBitmap(file, as);
   const scale = Math.min(mostHigh / bitmap.height, mostWide / bitmap.width);
