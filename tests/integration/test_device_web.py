@@ -14,7 +14,17 @@ from playwright.sync_api import Browser, Page, expect
 from penstock.bench.film import write_film
 from penstock.bench.static_host import Host
 from penstock.core.spec import Array
-from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, sha256_of, write_pack, write_small_pack
+from tests.support.device import (
+    GROUPS,
+    IDS,
+    LABELS,
+    finish_pack,
+    number_of,
+    picture_of,
+    sha256_of,
+    write_pack,
+    write_small_pack,
+)
 from tests.support.device_page import Device, chromium, runs, seen
 
 EACH = 8
@@ -88,7 +98,7 @@ def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: 
 
 
 def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Path) -> None:
-    with Host(write_pack(tmp_path / "slow", slow=6)) as host:
+    with Host(write_pack(tmp_path / "slow", slow=12)) as host:
         device = Device(browser)
         page = device.installed(host)
         frames = seen(page, 6)
@@ -96,11 +106,10 @@ def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Pat
         # More frames came than were asked about, one at a time, and each answer is of a frame that was new then.
         assert last["seen"] - first["seen"] > last["asked"] - first["asked"] == len(frames) - 1
         taken = [frame["takenMs"] for frame in frames]
-        assert taken == sorted(taken)
-        for before, after in pairwise(frames):
-            answered_before = before["takenMs"] + before["ageMs"]
-            # Taken at most an interval of 50 ms before the answer to the one before, with as much for a busy machine.
-            assert after["takenMs"] > answered_before - 250
+        assert taken == sorted(set(taken))
+        # A queue would answer frames that were taken 50 ms one after the other, however long each answer takes.
+        assert taken[-1] - taken[0] > 0.5 * sum(frame["modelMs"] for frame in frames[1:])
+        assert min(frame["modelMs"] for frame in frames) > 100
         device.close(host)
 
 
@@ -158,6 +167,18 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
         assert float(page.locator("#bars b").first.inner_text().split()[0]) == pytest.approx(98.3, abs=1)
         expect(page.locator("#resized")).to_be_visible()
         device.close(host)
+
+
+def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "broken")
+    fields = json.loads((pack / "pack.json").read_text())
+    (pack / "model.onnx").write_bytes(b"no network")
+    del fields["files"]
+    with Host(finish_pack(pack, fields)) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        expect(page.locator("#notice")).to_contain_text("The network does not run here: ")
+        device.context.close()
 
 
 def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: Host) -> None:

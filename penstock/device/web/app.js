@@ -18,6 +18,7 @@ export async function run() {
   const engine = new Engine(description);
   if (engine.threads > 1) write(byId("threads"), `${engine.threads} threads`);
   const opened = engine.open();
+  opened.catch(() => null); // it is said where it is waited for
   try {
     if (description.kind === "live") await new Hearing(description, engine).begin(opened);
     else await new Looking(description, engine, openIndex(description)).begin(opened);

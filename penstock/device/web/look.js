@@ -10,6 +10,7 @@ const BARS = 5;
 const STILL_MS = 800; // an answer that stays this long is read out
 
 export class Looking {
+  #turn = 0; // grows whenever something else is looked at
   #stream = null;
   #frames = null;
   #photoUrl = null;
@@ -39,38 +40,49 @@ export class Looking {
     byId("search-now").addEventListener("click", () => this.#find());
     navigator.mediaDevices?.addEventListener("devicechange", () => this.#stream && this.#listCameras());
     this.#offerSearch();
-    await opened;
+    // The camera and the network take their time side by side.
     const allowed = await navigator.permissions?.query({ name: "camera" }).catch(() => null);
     if (allowed?.state === "granted") await this.start();
+    await opened;
   }
 
   async start(deviceId = null) {
     this.stop();
+    const turn = this.#turn;
     this.#say("Opening the camera");
+    let stream;
     try {
-      this.#stream = await openCamera(deviceId);
+      stream = await openCamera(deviceId);
     } catch (error) {
       if (!(error instanceof CameraProblem)) throw error;
+      if (turn !== this.#turn) return;
       write(byId("camera-start"), "Try again");
       return this.#say(error.message);
     }
-    const [track] = this.#stream.getVideoTracks();
+    if (turn === this.#turn) await this.#show(stream);
+    else release(stream); // something else was chosen meanwhile
+  }
+
+  async #show(stream) {
+    this.#stream = stream;
+    const [track] = stream.getVideoTracks();
     track.addEventListener("ended", () => this.#lost());
     this.video.toggleAttribute("data-mirrored", isFront(track));
-    this.video.srcObject = this.#stream;
+    this.video.srcObject = stream;
     this.video.hidden = false;
     this.#say("");
     write(byId("camera-start"), "Stop");
-    await this.#listCameras();
-    await this.video.play();
-    this.#watch();
+    // It does not play where it was stopped meanwhile. Before it plays, it tells nobody of its frames.
+    await Promise.all([this.#listCameras(), this.video.play().catch(() => null)]);
+    if (stream === this.#stream) this.#watch();
   }
 
   /** Lets go of the camera and the photo. */
   stop() {
+    this.#turn++;
     this.#frames?.stop();
     this.#frames = null;
-    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    if (this.#stream) release(this.#stream);
     this.#stream = this.video.srcObject = null;
     this.video.hidden = byId("photo").hidden = byId("label").hidden = true;
     if (this.#photoUrl) URL.revokeObjectURL(this.#photoUrl);
@@ -84,6 +96,7 @@ export class Looking {
   /** One picture from disk; what is said of it is not smoothed. */
   async photo(file) {
     this.stop();
+    const turn = this.#turn;
     byId("photo-file").value = "";
     let bitmap;
     try {
@@ -98,8 +111,9 @@ export class Looking {
     try {
       await this.#opened;
       const { outputs, ms } = await this.engine.picture(bitmap);
+      if (turn !== this.#turn) return;
       const probabilities = outputs[this.main.name];
-      this.#show(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
+      this.#tell(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
       await this.#find();
     } catch (error) {
       this.#say(`The network does not run: ${error.message}`);
@@ -113,10 +127,10 @@ export class Looking {
   }
 
   async #watch() {
-    await this.#opened;
     const frames = new Frames(this.video, this.engine, (frame) => this.#frame(frame));
     this.#frames = frames;
     try {
+      await this.#opened;
       await frames.run();
     } catch (error) {
       if (this.#frames !== frames) return;
@@ -128,7 +142,7 @@ export class Looking {
   #frame({ outputs, takenMs, modelMs, ageMs, rate, seen, asked }) {
     const probabilities = outputs[this.main.name];
     const answer = this.smoothing?.take(probabilities, takenMs / 1000) ?? this.#plain(probabilities);
-    this.#show(answer, outputs, modelMs);
+    this.#tell(answer, outputs, modelMs);
     write(byId("age-ms"), milliseconds(ageMs));
     write(byId("rate"), rate === null ? "–" : rate.toFixed(1));
     document.dispatchEvent(new CustomEvent("penstock-frame", { detail: { answer, outputs, takenMs, modelMs, ageMs, seen, asked } }));
@@ -141,7 +155,7 @@ export class Looking {
     return { label, group: label, probability, group_probability: probability, unsure: false, top };
   }
 
-  #show(answer, outputs, modelMs) {
+  #tell(answer, outputs, modelMs) {
     const { label, group, probability, group_probability, unsure, top } = answer;
     byId("label").hidden = false;
     byId("label").toggleAttribute("data-unsure", unsure);
@@ -205,6 +219,10 @@ export class Looking {
   #say(sentence) {
     write(byId("stage-text"), sentence);
   }
+}
+
+function release(stream) {
+  for (const track of stream.getTracks()) track.stop();
 }
 
 function bar() {
