@@ -114,8 +114,13 @@ def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Pat
 
 
 def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
-    for name, number, said in (("red.png", 0, "warm"), ("blue.jpg", 3, "cool")):
-        Image.fromarray(picture_of(number, width=90, height=122)).save(tmp_path / name)
+    # The last one is larger than the network takes.
+    for name, number, said, width in (
+        ("red.png", 0, "warm", 90),
+        ("blue.jpg", 3, "cool", 90),
+        ("red.jpg", 0, "warm", 6000),
+    ):
+        Image.fromarray(picture_of(number, width=width, height=122)).save(tmp_path / name)
         page.get_by_label("A photo from this device").set_input_files(tmp_path / name)
         expect(page.locator("#label-big")).to_have_text(said)
         expect(page.locator("#photo")).to_be_visible()

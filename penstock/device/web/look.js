@@ -7,6 +7,8 @@ import { Recognition, likeliest } from "./recognition.js";
 import { Smoothing } from "./smoothing.js";
 
 const BARS = 5;
+// A photo's pixels as they are in the file, upright, without what browsers do to colours.
+const AS_IT_IS = { colorSpaceConversion: "none" };
 const STILL_MS = 800; // an answer that stays this long is read out
 
 export class Looking {
@@ -100,7 +102,7 @@ export class Looking {
     byId("photo-file").value = "";
     let bitmap;
     try {
-      bitmap = await pictureOf(file, this.#most());
+      bitmap = await createImageBitmap(file, AS_IT_IS);
     } catch {
       return this.#say(`The browser cannot read ${file.name} as a picture.`);
     }
@@ -118,12 +120,6 @@ export class Looking {
     } catch (error) {
       this.#say(`The network does not run: ${error.message}`);
     }
-  }
-
-  /** Of a network that takes one size alone, any picture is made smaller. */
-  #most() {
-    const { most, shape } = this.description.input;
-    return shape[0] === null ? most : undefined;
   }
 
   async #watch() {
@@ -229,16 +225,4 @@ function bar() {
   const row = { name: element("span"), fill: element("i"), number: element("b") };
   row.view = element("li", {}, row.name, element("span", { className: "track" }, row.fill), row.number);
   return row;
-}
-
-/** The pixels as they are in the file, upright, without what browsers do to colours; no more than the network takes. */
-async function pictureOf(file, [mostHigh, mostWide] = [Infinity, Infinity]) {
-  const as = { colorSpaceConversion: "none" };
-  const bitmap = await createImageBitmap(file, as);
-  const scale = Math.min(mostHigh / bitmap.height, mostWide / bitmap.width);
-  if (scale >= 1) return bitmap;
-  const size = { resizeWidth: Math.floor(bitmap.width * scale), resizeHeight: Math.floor(bitmap.height * scale) };
-  const smaller = await createImageBitmap(bitmap, { ...as, ...size, resizeQuality: "high" });
-  bitmap.close();
-  return smaller;
 }

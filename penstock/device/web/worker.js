@@ -46,10 +46,15 @@ async function picture({ bitmap }) {
   return pixels({ data, width, height });
 }
 
-/** All of a picture as it is; where a network takes one size alone, the middle of it, which the browser resizes. */
+/** All of a picture as it is, unless it is larger than any that the network takes; of one size, the middle of it. */
 function taken(bitmap) {
-  const [height, width] = pack.input.shape;
-  if (height === null) return { width: bitmap.width, height: bitmap.height, crop: [0, 0, bitmap.width, bitmap.height] };
+  const { shape, most } = pack.input;
+  if (shape[0] === null) {
+    const scale = Math.min(1, most[0] / bitmap.height, most[1] / bitmap.width);
+    const [width, height] = [bitmap.width, bitmap.height].map((extent) => Math.max(1, Math.floor(scale * extent)));
+    return { width, height, crop: [0, 0, bitmap.width, bitmap.height] };
+  }
+  const [height, width] = shape;
   const scale = Math.min(bitmap.width / width, bitmap.height / height);
   const size = [scale * width, scale * height];
   return { width, height, crop: [(bitmap.width - size[0]) / 2, (bitmap.height - size[1]) / 2, ...size] };
