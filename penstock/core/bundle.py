@@ -2,13 +2,12 @@
 
     manifest.json         what it is, and the SHA-256 of the other files and of itself
     weights.safetensors   the network's parameters and buffers
-    golden.safetensors    recorded `inputs` and `outputs`
+    golden.safetensors    recorded `inputs` and `outputs`, and `raw.0`, `raw.1`, ... where inputs are prepared
+    prepare.onnx          what prepares them: the application's `prepare`, exported; only where it has one
 
 No pickle, no code. This module knows files and arrays; `penstock.runtime.bundle` adds the network.
 """
 
-import ctypes
-import errno
 import hashlib
 import json
 import math
@@ -24,20 +23,21 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
-from penstock.core.durable import sync_folder
-from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
+from penstock.core.durable import put_folder, sync_folder, write_through
+from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
+from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 
 SCHEMA_VERSION = 1
 WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
+PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
 _SEAL = "sha256"
 _KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} | dict.fromkeys(
     ("sources", "files", "metrics", "versions"), dict
 )
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +56,7 @@ class Manifest:
         versions: The libraries that wrote it.
         parameters: How many numbers the network learned.
         rate_hz: Of a live signal, its frames a second; None for one-shot requests.
+        raw: One raw array of any size, of which an input is prepared; None where there is no such thing.
         schema_version: The layout of this record.
     """
 
@@ -70,6 +71,7 @@ class Manifest:
     versions: dict[str, str]
     parameters: int
     rate_hz: float | None = None
+    raw: RawSpec | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -81,7 +83,10 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain JSON values."""
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        return asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
+        fields = asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
+        del fields["raw"]
+        # Left out where there is none, as it was before there were any.
+        return fields if self.raw is None else fields | {"raw": self.raw.to_json()}
 
     @classmethod
     def from_json(cls, fields: Any) -> Self:
@@ -97,6 +102,8 @@ class Manifest:
                 f"Write the bundle again with this version."
             )
         read: dict[str, Any] = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
+        if "raw" in fields:
+            read["raw"] = RawSpec.from_json(fields["raw"])
         try:
             read["metrics"] = {
                 name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()
@@ -130,6 +137,11 @@ class BundleFiles:
         """The file of weights, in safetensors."""
         return self.folder / WEIGHTS
 
+    @property
+    def prepare(self) -> Path | None:
+        """The ONNX graph that makes an input of one raw array; None where the application has none."""
+        return None if self.manifest.raw is None else self.folder / PREPARE
+
     def check_specs(self, application: Application) -> None:
         """Refuse an application that declares other specs than the bundle was made with.
 
@@ -147,6 +159,12 @@ class BundleFiles:
                     f"the bundle's {side} is {then.describe()}, but application {application.name!r} now declares "
                     f"{now.describe()} with another {' and '.join(fields)}; train it again."
                 )
+        raw = None if application.prepare is None else application.prepare.raw
+        if raw != manifest.raw:
+            raise BundleError(
+                f"the bundle's inputs are {_prepared(manifest.raw)}, but those of application {application.name!r} are "
+                f"now {_prepared(raw)}; train it again."
+            )
         rate_hz = None if application.live is None else application.live.rate_hz
         if rate_hz != manifest.rate_hz:
             raise BundleError(
@@ -177,6 +195,12 @@ class BundleFiles:
             )
 
 
+def _prepared(raw: RawSpec | None) -> str:
+    if raw is None:
+        return "taken as they are"
+    return f"prepared of {raw.describe()} ({raw.meaning}), at most {list(raw.most)}"
+
+
 def _rate(rate_hz: float | None) -> str:
     return "one-shot requests" if rate_hz is None else f"a live signal of {rate_hz:g} frames a second"
 
@@ -192,6 +216,8 @@ def read_bundle(folder: str | Path) -> BundleFiles:
     manifest = read_manifest(folder)
     _verify(folder / WEIGHTS, manifest)
     _verify(folder / GOLDEN, manifest)
+    if manifest.raw is not None:
+        _verify(folder / PREPARE, manifest)
     return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
 
 
@@ -213,6 +239,16 @@ def read_manifest(folder: Path) -> Manifest:
     return _manifest(folder / MANIFEST)
 
 
+def read_prepare(folder: Path, manifest: Manifest) -> bytes:
+    """The ONNX graph that makes an input of one raw array, verified.
+
+    Raises:
+        BundleCorrupt: It is missing or altered.
+    """
+    _verify(folder / PREPARE, manifest)
+    return _read(folder / PREPARE)
+
+
 def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
     """The application of a bundle: where it was when the bundle was written, or where `app` says.
 
@@ -231,7 +267,9 @@ def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
         raise ApplicationError(f"{error} If the application is elsewhere now, name it with --app (app=...).") from error
 
 
-def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden) -> BundleFiles:
+def write_bundle(
+    folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden, prepare: bytes | None = None
+) -> BundleFiles:
     """Write a bundle beside its place and rename it there, so that nobody ever sees half of one.
 
     A bundle that is already there is exchanged for the new one in one step: at every instant, and after a crash or a
@@ -244,13 +282,16 @@ def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden:
         manifest: All but its `files`, which are filled in here.
         weights: A safetensors file's bytes.
         golden: The recorded examples.
+        prepare: The ONNX graph that makes an input of one raw array, where there is one.
 
     Raises:
         BundleError: The place is taken by something that is not a bundle, or cannot be written.
     """
     # A link to a bundle stays; what it points to is replaced.
     place = Path(os.path.realpath(folder))
-    contents = {WEIGHTS: weights, GOLDEN: save_arrays({"inputs": golden.inputs, "outputs": golden.outputs})}
+    arrays = {"inputs": golden.inputs, "outputs": golden.outputs}
+    arrays |= {f"raw.{index}": raw for index, raw in enumerate(golden.raws)}
+    contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
     contents[MANIFEST] = _sealed(fields)
     try:
@@ -260,9 +301,9 @@ def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden:
         try:
             beside.mkdir()
             for name, data in contents.items():
-                _write_through(beside / name, data)
+                write_through(beside / name, data)
             sync_folder(beside)
-            _put(beside, place)
+            put_folder(beside, place)
             sync_folder(place.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -280,48 +321,11 @@ def _refuse_taken(place: Path) -> None:
         raise BundleError(f"{place} is a file; choose another place for the bundle.")
     # Nothing but what penstock wrote is ever deleted: other things have a manifest.json too.
     names = {entry.name for entry in place.iterdir()}
-    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN})
+    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN, PREPARE})
     if foreign:
         raise BundleError(f"{place} holds {foreign[0]!r}, so it is not a bundle to be replaced; choose another place.")
     if names and not {MANIFEST, WEIGHTS} <= names:
         raise BundleError(f"{place} holds only part of a bundle ({', '.join(sorted(names))}); choose another place.")
-
-
-def _put(beside: Path, place: Path) -> None:
-    """Rename `beside` to `place`; what was there is at `beside` then, or gone."""
-    try:
-        beside.rename(place)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    else:
-        return
-    try:
-        _exchange(beside, place)
-    except (AttributeError, OSError):
-        old = beside.with_name(f"{beside.name}-old")
-        place.rename(old)
-        try:
-            beside.rename(place)
-        except BaseException:
-            old.rename(place)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange two folders in one step, where the C library and the file system can (Linux, `renameat2`)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _write_through(file: Path, data: bytes) -> None:
-    with file.open("wb") as sink:
-        sink.write(data)
-        sink.flush()
-        os.fsync(sink.fileno())
 
 
 def _dumped(fields: dict[str, Any]) -> bytes:
@@ -377,7 +381,9 @@ def _verify(file: Path, manifest: Manifest) -> None:
 def _golden(file: Path, manifest: Manifest) -> Golden:
     try:
         arrays: dict[str, Array] = load_arrays(_read(file))
-        golden = Golden(inputs=arrays["inputs"], outputs=arrays["outputs"], tolerance=manifest.tolerance)
+        inputs, outputs = arrays["inputs"], arrays["outputs"]
+        raws = tuple(arrays[f"raw.{index}"] for index in range(len(inputs) if manifest.raw is not None else 0))
+        golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=raws)
     except (SafetensorError, KeyError) as error:
         raise BundleCorrupt(f"{file} is not readable ({error}); write the bundle again.") from None
     count = golden.inputs.shape[:1]
@@ -388,4 +394,10 @@ def _golden(file: Path, manifest: Manifest) -> Golden:
             shape = (*spec.shape[:1], *shape[1:])
         if array.dtype != spec.numpy_dtype or (array.shape[:1], shape) != (count, spec.shape) or not array.size:
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")
+    for raw in golden.raws:
+        try:
+            assert manifest.raw is not None
+            manifest.raw.check(raw)
+        except RequestError as error:
+            raise BundleCorrupt(f"{file} holds another raw array ({error}); write the bundle again.") from None
     return golden

@@ -6,10 +6,13 @@ PenstockError                 says what, the value received, and the fix
 │   ├── BundleCorrupt         a file is missing, cut short or altered
 │   ├── SourcesChanged        the application is not the one the bundle was made with
 │   └── GoldenMismatch        the network no longer gives its recorded answers
+├── PackError                 a pack cannot be made or used
+│   └── PackCorrupt           a file of it is missing, cut short or altered, or a signature is not of it
 ├── TrainError                a recipe, a run or a checkpoint is wrong
 │   ├── OthersLost            the processes that train with this one ended, or do not come
 │   └── BadExample            an example is damaged or missing
 ├── BenchError                a measurement cannot be trusted, so it is not given
+├── SourceError               what a device should watch, hear or index cannot be read
 ├── ServeError                the server cannot start
 │   ├── EngineLost            the engine ended before it was done; another one is started
 │   └── DeviceLost            the GPU failed; only another process can use it again
@@ -58,6 +61,14 @@ class GoldenMismatch(BundleError):
     """The network does not give the answers that were recorded with it."""
 
 
+class PackError(PenstockError):
+    """A pack cannot be made of a bundle, or cannot be used."""
+
+
+class PackCorrupt(PackError):
+    """A file of a pack is missing, cut short, altered or of another schema, or its signature is of something else."""
+
+
 class TrainError(PenstockError):
     """A recipe, a run folder or a checkpoint is wrong."""
 
@@ -83,6 +94,10 @@ class BadExample(TrainError):
 
 class BenchError(PenstockError):
     """A measurement cannot be trusted, so no figure is given."""
+
+
+class SourceError(PenstockError):
+    """A camera, microphone, video, sound, picture or folder of them that a device should read cannot be read."""
 
 
 class ServeError(PenstockError):

@@ -1,5 +1,5 @@
-"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, maxout, and layers
-for pictures that are quicker on a GPU.
+"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, maxout, resizing, and
+layers for pictures that are quicker on a GPU.
 """
 
 from penstock.nn.attention import StreamingAttention
@@ -8,6 +8,7 @@ from penstock.nn.entry import EntryConv2d
 from penstock.nn.max_pool import MaxPool2d
 from penstock.nn.maxout import Maxout
 from penstock.nn.normalisation import SequenceBatchNorm, folded
+from penstock.nn.pictures import SquareResize
 from penstock.nn.recurrent import GRU, LSTM, ClippedRNN
 from penstock.nn.spectrogram import LogMel
 from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
@@ -26,6 +27,7 @@ __all__ = [
     "Maxout",
     "SequenceBatchNorm",
     "Sequential",
+    "SquareResize",
     "State",
     "Step",
     "Streaming",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 from torch import Tensor
 
 from penstock.core.application import Application, FoundApplication
@@ -28,7 +29,7 @@ from penstock.train.profiling import Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
-from penstock.train.run_folder import RunFolder
+from penstock.train.run_folder import RunFolder, check_raw_examples
 from penstock.train.saver import Saver
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
@@ -91,6 +92,7 @@ def train(
     """
     world = world or World()
     folder.mkdir(parents=True, exist_ok=True)
+    check_raw_examples(found, recipe)
     data = recipe.data()
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
@@ -371,7 +373,10 @@ def _check_inputs(application: Application, data: Data) -> None:
             continue
         # Of a live application, whole signals are learned from, of any one length.
         frames = part.input_shape[:1] if application.live is not None else spec.shape[:1]
-        if part.input_dtype != spec.numpy_dtype or part.input_shape != (*frames, *spec.shape[1:]):
+        same = part.input_dtype == spec.numpy_dtype
+        # What is prepared are fractions where pictures that were decoded beforehand are bytes.
+        same = same or (application.prepare is not None and np.can_cast(part.input_dtype, spec.numpy_dtype))
+        if not same or part.input_shape != (*frames, *spec.shape[1:]):
             raise TrainError(
                 f"the {name} inputs are {part.input_dtype}{list(part.input_shape)}; application "
                 f"{application.name!r} declares {spec.describe()}."

@@ -1,7 +1,7 @@
 """How a network is trained: one frozen record, which a function of the application's recipe module returns."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
+from penstock.core.spec import Array
 from penstock.train.augment import Augment
 from penstock.train.examples import ArraySet as ArraySet
 from penstock.train.examples import Examples
@@ -84,6 +85,8 @@ class Recipe:
             in Python, and chance that is not torch's, then stay as they are in the fourth step.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
             place, name it, and count it in run.json.
+        raw_examples: Of an application with a `prepare`: gives a few raw arrays of several sizes, as its `decode` does.
+            They become the golden examples of the bundle, which of others are the first inputs to validate by.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -118,6 +121,7 @@ class Recipe:
     compile: bool = False
     graph: bool = True
     bad_examples: OnBad = "stop"
+    raw_examples: Callable[[], Sequence[Array]] | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
