@@ -88,6 +88,6 @@ def _filling(picture_HWC: Array, zoom: float, rng: np.random.Generator) -> Array
     height, width, _ = picture_HWC.shape
     scale = zoom * max(app.HEIGHT / height, app.WIDTH / width)
     size = (max(app.WIDTH, round(scale * width)), max(app.HEIGHT, round(scale * height)))
-    left, top = rng.integers(0, size[0] - app.WIDTH + 1), rng.integers(0, size[1] - app.HEIGHT + 1)
+    left, top = (int(rng.integers(0, extra + 1)) for extra in (size[0] - app.WIDTH, size[1] - app.HEIGHT))
     box = (left, top, left + app.WIDTH, top + app.HEIGHT)
     return np.asarray(Image.fromarray(picture_HWC).resize(size).crop(box))

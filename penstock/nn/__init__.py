@@ -1,5 +1,5 @@
-"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, maxout, resizing, and layers
-for pictures that are quicker on a GPU.
+"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, maxout, resizing, and
+layers for pictures that are quicker on a GPU.
 """
 
 from penstock.nn.attention import StreamingAttention

@@ -9,7 +9,7 @@ from penstock.kernels.max_pool import max_pool
 
 @final
 class MaxPool2d(nn.MaxPool2d):
-    """As `torch.nn.MaxPool2d`, for windows that overlap: on a GPU by a kernel of its own, see `penstock.kernels.max_pool`.
+    """As `torch.nn.MaxPool2d`; windows that overlap by a kernel of its own on a GPU, see `penstock.kernels.max_pool`.
 
     Of rectified numbers the largest is the rectified largest: put the `ReLU` behind it, where there is less to rectify.
 
