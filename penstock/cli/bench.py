@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_device import device
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 from penstock.cli.bench_train import train
@@ -33,6 +34,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(train)
     bench.command()(soak)
     bench.command()(feed)
+    bench.command()(device)
     app.add_typer(bench, name="bench")
 
 

@@ -21,9 +21,9 @@ from penstock.device.frames import Broken, Frame, Source
 USUAL_RATE = 25.0
 # In a row; then it is not a video that is damaged here and there.
 MOST_BROKEN_PACKETS = 250
-OPEN_S, READ_S = 10.0, 10.0
-# What of RTSP is put in order again waits no longer than it must; over UDP half of the frames would be grey at times.
-_LIVE = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}
+READ_S = 10.0
+# RTSP over UDP loses packets, and then half of a frame is grey.
+_LIVE = {"rtsp_transport": "tcp", "flags": "low_delay"}
 # A playlist in a video's clothes opens nothing else than files.
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "http", "https", "tcp", "udp", "srt")
 
@@ -115,7 +115,8 @@ class Video(Source):
         last_s, number = -math.inf, 0
         step_s = 1 / (self.rate or USUAL_RATE)
         for decoded in self._decoded():
-            time_s = decoded.time
+            # Of a frame without a time it is None, whatever its type says.
+            time_s = cast("float | None", decoded.time)
             if time_s is None or (first_s is not None and time_s - first_s <= last_s):
                 # No time, or one that ran back: a stream that was put together of several.
                 now_s = 0.0 if number == 0 else last_s + step_s
@@ -158,7 +159,7 @@ def _opened(opening: Opening, read_s: float) -> Any:
     if opening.kind == "file" and Path(opening.url.removeprefix("file:")).is_dir():
         raise SourceError(f"{opening.name} is a folder; only folders of pictures are watched.")
     # A file is read however long that takes; what plays it notices a stall itself.
-    timeout = None if opening.kind == "file" else (OPEN_S, read_s)
+    timeout = None if opening.kind == "file" else (read_s, read_s)
     try:
         return av.open(opening.url, format=opening.format, options=dict(opening.options or {}), timeout=timeout)
     except (av.error.FFmpegError, OSError, ValueError) as error:

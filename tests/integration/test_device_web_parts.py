@@ -12,7 +12,8 @@ import pytest
 import soxr
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.device import LISTENED_CHUNK, LISTENED_HZ, WEB, Host, write_live_pack, write_wav
+from penstock.bench.static_host import Host
+from tests.support.device import LISTENED_CHUNK, LISTENED_HZ, WEB, write_live_pack, write_wav
 from tests.support.device_page import Device, chromium
 
 DATA = Path(__file__).parents[1] / "data"
@@ -61,7 +62,7 @@ def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host
     expect(page.locator("#listen-state")).to_have_text("not listening")
     assert len(host.served) == served
     page.close()
-    host.__enter__()
+    host.start()
 
 
 def test_a_microphone_that_is_denied_or_gone_is_said(page: Page) -> None:

@@ -7,7 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.device import Host, picture_of, sign, version_of, write_camera, write_pack
+from penstock.bench.film import write_film
+from penstock.bench.static_host import ISOLATED, Host
+from tests.support.device import picture_of, sign, version_of, write_pack
 from tests.support.device_page import Device, chromium, runs, seen
 
 pytestmark = pytest.mark.slow
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     film = tmp_path_factory.mktemp("camera") / "red.y4m"
-    write_camera(film, [picture_of(0)], each=1)
+    write_film(film, [picture_of(0)], each=1)
     with chromium(camera=film) as browser:
         yield browser
 
@@ -141,8 +143,7 @@ def test_a_wrong_signature_is_refused_at_first(device: Device, host: Host) -> No
 
 
 def test_an_isolated_page_uses_threads(device: Device, tmp_path: Path) -> None:
-    headers = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
-    with Host(write_pack(tmp_path / "isolated", slow=2), headers=headers) as host:
+    with Host(write_pack(tmp_path / "isolated", slow=2), headers=ISOLATED) as host:
         page = device.installed(host)
         assert page.evaluate("crossOriginIsolated")
         assert seen(page, 2)
@@ -155,4 +156,4 @@ def test_an_isolated_page_uses_threads(device: Device, tmp_path: Path) -> None:
 
 def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: Host) -> None:
     page = device.installed(host)
-    expect(page.locator("#threads")).to_have_text("1 thread")
+    expect(page.locator("#threads")).to_have_text("one thread")

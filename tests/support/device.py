@@ -1,14 +1,12 @@
-"""What the offline app is tested with: a pack made in a moment, a host that can be killed, a camera and a microphone."""
+"""What the offline app is tested with: packs made in a moment, and what a camera and a microphone get."""
 
 import base64
 import hashlib
 import json
 import shutil
-import threading
 import wave
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,13 +73,17 @@ def finish_pack(folder: Path, fields: dict[str, Any]) -> Path:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    content = file.read_bytes()
-    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    return {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+
+
+def sha256_of(file: Path) -> str:
+    """Of its content, in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def version_of(folder: Path) -> str:
     """What the app calls the version of a pack."""
-    return hashlib.sha256((folder / "pack.json").read_bytes()).hexdigest()
+    return sha256_of(folder / "pack.json")
 
 
 def sign(folder: Path, key: Ed25519PrivateKey) -> None:
@@ -142,6 +144,40 @@ def colour_network(slow: int) -> onnx.ModelProto:
     return _model(graph)
 
 
+def write_small_pack(folder: Path) -> Path:
+    """A pack that takes grey pictures of 8 x 8 alone and knows where they are bright: left or right."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(WEB, folder / "web")
+    sides = np.repeat(np.eye(2, dtype=np.float32), 4, 0)[None].repeat(8, 0).reshape(64, 2) / 2000
+    node, value = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("Cast", ["image"], ["numbers"], to=TensorProto.FLOAT),
+        node("Reshape", ["numbers", "flat"], ["row"]),
+        node("MatMul", ["row", "sides"], ["logits"]),
+        node("Softmax", ["logits"], ["probabilities"], axis=-1),
+    ]
+    constants = {"sides": sides, "flat": np.array([1, 64], np.int64)}
+    graph = helper.make_graph(
+        nodes,
+        "sides",
+        [value("image", TensorProto.UINT8, [1, 8, 8])],
+        [value("probabilities", TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(constant, name) for name, constant in constants.items()],
+    )
+    onnx.save(_model(graph), folder / "model.onnx")
+    output = {"name": "probabilities", "dtype": "float32", "shape": [2], "labels": ["left", "right"]}
+    fields = {
+        "name": "sides",
+        "description": "Knows where it is bright.",
+        "kind": "oneshot",
+        "input": {"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": "", "most": []},
+        "outputs": [output | {"meaning": "", "units": ""}],
+        "recognition": None,
+        "live": None,
+    }
+    return finish_pack(folder, fields)
+
+
 def _slowness(products: int) -> list[onnx.NodeProto]:
     """Zeros, after products that depend on the picture so that nothing can leave them out."""
     node = helper.make_node
@@ -175,77 +211,6 @@ def picture_of(number: int, width: int = 320, height: int = 240) -> Array:
     picture_HWC = np.full((height, width, 3), grey_of(number), np.uint8)
     picture_HWC[:, : width // 2] = list(COLOURS.values())[number % len(COLOURS)]
     return picture_HWC
-
-
-def write_camera(file: Path, pictures: list[Array], *, each: int, rate: int = 20) -> None:
-    """A film for Chromium's camera, Y4M in BT.601 of limited range; each picture for so many frames."""
-    height, width, _ = pictures[0].shape
-    with file.open("wb") as film:
-        film.write(f"YUV4MPEG2 W{width} H{height} F{rate}:1 Ip A1:1 C420jpeg\n".encode())
-        for picture in pictures:
-            film.write((b"FRAME\n" + _i420(picture)) * each)
-
-
-def _i420(picture_HWC: Array) -> bytes:
-    r, g, b = np.moveaxis(picture_HWC.astype(np.float64), 2, 0)
-    y = 16 + (65.481 * r + 128.553 * g + 24.966 * b) / 255
-    u = 128 + (-37.797 * r - 74.203 * g + 112.0 * b) / 255
-    v = 128 + (112.0 * r - 93.786 * g - 18.214 * b) / 255
-    height, width = y.shape
-    halved = [plane.reshape(height // 2, 2, width // 2, 2).mean((1, 3)) for plane in (u, v)]
-    return b"".join(np.rint(plane).clip(0, 255).astype(np.uint8).tobytes() for plane in (y, *halved))
-
-
-class Host:
-    """A static host of a folder on a port of its own, which can be killed and can come back."""
-
-    def __init__(self, folder: Path, *, headers: dict[str, str] | None = None) -> None:
-        self.folder = folder
-        self.headers = headers or {}
-        self.served: list[tuple[str, int]] = []
-        self.port = 0
-        self._server: ThreadingHTTPServer | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    @property
-    def page(self) -> str:
-        return f"{self.url}web/"
-
-    def __enter__(self) -> Self:
-        host = self
-
-        class Handler(SimpleHTTPRequestHandler):
-            def __init__(self, *arguments: Any) -> None:
-                super().__init__(*arguments, directory=str(host.folder))
-
-            def end_headers(self) -> None:
-                for header in host.headers.items():
-                    self.send_header(*header)
-                super().end_headers()
-
-            def copyfile(self, source: Any, outputfile: Any) -> None:
-                content = source.read()
-                host.served.append((self.path, len(content)))
-                outputfile.write(content)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if self._server:
-            self._server.shutdown()
-            self._server.server_close()
-        self._server = None
 
 
 def write_wav(file: Path, samples: Array, rate_hz: int) -> None:

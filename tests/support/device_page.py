@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.support.device import Host
+from penstock.bench.static_host import Host
 from tests.support.page import BROWSER_ARGUMENTS, BROWSERS
 
 # Every frame's answer and figures, as the app tells them.
