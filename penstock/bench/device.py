@@ -80,14 +80,14 @@ def bundle_figures(bundle: Path, pack: Path) -> dict[str, Figure]:
     return {
         "device.export_seconds": Figure(
             measure=lambda: carried.export_seconds(bundle),
-            workload=f"penstock export BUNDLE --to DIR, {carried.EXPORTS} times, from the start of the process to its end",
-            metric="wall time",
+            workload=f"penstock export BUNDLE --to DIR, {carried.EXPORTS} times",
+            metric="wall time of the process",
             unit="s",
         ),
         "device.sameness": Figure(
             measure=lambda: carried.sameness(bundle, pack),
-            workload="the golden examples on a server (as PNG files), in the Python engine and in the web app in Chromium",
-            metric="largest difference of a probability from training's code, of each place; top-1 the same",
+            workload="golden examples: a server (PNG files), the Python engine, the web app in Chromium; top-1 the same",
+            metric="largest difference of a probability from training's code",
             unit="abs",
         ),
     }

@@ -17,11 +17,5 @@ def device(
     from penstock.bench.figures import measure_figures
 
     figures = device_figures(pack, bundle)
-    measure_figures(
-        figures,
-        "device",
-        only or [],
-        record=record,
-        say=typer.echo,
-        options=" --pack PACK" + " --bundle BUNDLE" * (bundle is not None),
-    )
+    options = " --pack PACK" + " --bundle BUNDLE" * (bundle is not None)
+    measure_figures(figures, "device", only or [], record=record, say=typer.echo, options=options)
