@@ -1,5 +1,6 @@
 """Bundles into packs: the same answers, whole or not at all, and a sentence where there is none."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +225,7 @@ def test_only_packs_are_replaced(exported: Exported, shapes_bundle: Path, tmp_pa
     (place / DESCRIPTION).write_bytes((exported.pack.folder / DESCRIPTION).read_bytes())
     with pytest.raises(PackCorrupt):
         export_pack(shapes_bundle, place)
-    for file in exported.pack.folder.iterdir():
-        (place / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(exported.pack.folder, place, dirs_exist_ok=True)
     refused(r"thesis\.txt")
     (place / "thesis.txt").unlink()
     (place / "index").mkdir()
