@@ -61,9 +61,7 @@ def host_of(pack: Pack, port: int = 0) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((LOCALHOST, port), Handler)
     except OSError as error:
-        raise PackError(
-            f"port {port} is not to be had ({error.strerror}); choose another one with --port."
-        ) from None
+        raise PackError(f"port {port} is not to be had ({error.strerror}); choose another one with --port.") from None
 
 
 class _Handler(BaseHTTPRequestHandler):
