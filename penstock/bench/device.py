@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from penstock.bench import app
+from penstock.bench import app, watching
 from penstock.bench.figures import Figure
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
@@ -28,6 +28,18 @@ def device_figures(pack: Path) -> dict[str, Figure]:
     if not (pack / "pack.json").is_file():
         raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --to DIR' writes one.")
     return {
+        "device.video_age_p95": Figure(
+            measure=lambda: watching.video_age_p95(pack),
+            workload=f"penstock watch on one core: {watching.FRAMES} frames of 640x480 H.264, {watching.RATE} a second",
+            metric="p95 age of an answer, from when its frame was due, less 1.2 times the network's own time",
+            unit="intervals",
+        ),
+        "device.engine_overhead": Figure(
+            measure=lambda: watching.engine_overhead(pack),
+            workload=f"a picture of 640x480, one thread, {watching.ROUNDS} rounds of {watching.RUNS} in turns",
+            metric="median time of the engine over that of the bare ONNX Runtime session",
+            unit="ratio",
+        ),
         "device.wasm_over_native": Figure(
             measure=lambda: app.wasm_over_native(pack),
             workload=f"a picture of 640x480, one thread each, {app.ROUNDS} turns of {app.RUNS}, after {app.WARM_UP}",

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -192,7 +192,7 @@ def _say_if(line: str) -> None:
 
 
 @contextmanager
-def _json_file(name: str, line_of: Callable[[Any], str]) -> Iterator[Callable[[Any], None]]:
+def _json_file(name: str, line_of: Callable[[Any], str]) -> Generator[Callable[[Any], None]]:
     if name == "-":
         yield lambda answer: typer.echo(line_of(answer))
         return

@@ -86,8 +86,7 @@ class VideoWriter:
     def add(self, seen: Seen) -> None:
         """One frame more."""
         picture = annotated(seen.pixels, line_of(seen.shown), self._size if self._stream is not None else None)
-        if self._stream is None:
-            self._begin(picture)
+        stream = self._begin(picture) if self._stream is None else self._stream
         frame = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(picture, format="rgb24"),
             format="yuv420p",
@@ -100,11 +99,11 @@ class VideoWriter:
         self._last = max(round(seen.frame.time_s * TICKS_A_SECOND), self._last + 1)
         frame.pts, frame.time_base = self._last, Fraction(1, TICKS_A_SECOND)
         try:
-            self._container.mux(self._stream.encode(frame))
+            self._container.mux(stream.encode(frame))
         except (av.error.FFmpegError, OSError) as error:
             raise SourceError(f"{self._file} cannot be written ({error.strerror}).") from None
 
-    def _begin(self, picture: Array) -> None:
+    def _begin(self, picture: Array) -> Any:
         self._size = (picture.shape[0], picture.shape[1])
         rate = Fraction(self._rate).limit_denominator(1_001)
         stream: Any = self._container.add_stream(CODECS[self._file.suffix.lower()], rate=rate)
@@ -116,3 +115,4 @@ class VideoWriter:
         # Beside a camera there is no time for better ones.
         stream.options = {"preset": "veryfast", "deadline": "realtime", "cpu-used": "8"}
         self._stream = stream
+        return stream

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +199,7 @@ def waiting_chunks(rate_hz: float, chunk: int) -> int:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _silent() -> Generator[None]:
     # ALSA tells the terminal what went wrong, line by line, and offers no way to ask it not to.
     said, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

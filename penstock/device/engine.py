@@ -35,6 +35,7 @@ class Engine:
         if pack.live is not None:
             raise PackError(f"the pack {pack.name!r} takes live signals; give it a sound or a microphone.")
         self.pack = pack
+        self.precision = precision
         self.session = session_of(pack, precision, threads)
         self._input = pack.input
         self._varies = pack.varies

@@ -53,7 +53,8 @@ def newly_told(labels: Sequence[str], output_U: Array, before: str | None) -> tu
         What is new, and the last frame's label.
     """
     told: list[str] = []
-    for index in output_U.argmax(1).tolist():
+    indices: list[int] = output_U.argmax(1).tolist()
+    for index in indices:
         label = labels[index]
         if label != before and not (label == BLANK and labels[0] == BLANK):
             told.append(label)

@@ -22,8 +22,8 @@ USUAL_RATE = 25.0
 # In a row; then it is not a video that is damaged here and there.
 MOST_BROKEN_PACKETS = 250
 OPEN_S, READ_S = 10.0, 10.0
-# What of RTSP is put in order again waits no longer than it must; over UDP half of the frames would be grey at times.
-_LIVE = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}
+# RTSP over UDP loses packets, and then half of a frame is grey.
+_LIVE = {"rtsp_transport": "tcp", "flags": "low_delay"}
 # A playlist in a video's clothes opens nothing else than files.
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "http", "https", "tcp", "udp", "srt")
 
@@ -115,7 +115,8 @@ class Video(Source):
         last_s, number = -math.inf, 0
         step_s = 1 / (self.rate or USUAL_RATE)
         for decoded in self._decoded():
-            time_s = decoded.time
+            # Of a frame without a time it is None, whatever its type says.
+            time_s = cast("float | None", decoded.time)
             if time_s is None or (first_s is not None and time_s - first_s <= last_s):
                 # No time, or one that ran back: a stream that was put together of several.
                 now_s = 0.0 if number == 0 else last_s + step_s

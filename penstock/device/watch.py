@@ -101,14 +101,14 @@ class Watcher:
         pixels = frame.read()
         before_s = self._clock()
         probabilities_L = self._engine.run(pixels)[0]
-        now_s = self._clock()
+        model_s = self._clock() - before_s
         if self._apart:
             answer = self._recognition.answer(probabilities_L)
         else:
             self._smoothed = smooth(self._recognition, self._smoothed, probabilities_L, frame.time_s)
             answer = shown(self._recognition, self._smoothed)
-        age_s = now_s - frame.taken_s if aged else None
-        return Seen(frame=frame, pixels=pixels, shown=answer, age_s=age_s, model_s=now_s - before_s)
+        age_s = self._clock() - frame.taken_s if aged else None
+        return Seen(frame=frame, pixels=pixels, shown=answer, age_s=age_s, model_s=model_s)
 
 
 @final

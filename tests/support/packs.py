@@ -84,16 +84,14 @@ def colour_pack(
 def _slow(rounds: int) -> list[Any]:
     if not rounds:
         return []
-    # What cannot be left out: it is added, times nothing.
-    first = [helper.make_node("MatMul", ["large", "large"], ["m0"])]
-    more = [helper.make_node("MatMul", [f"m{i}", "large"], [f"m{i + 1}"]) for i in range(rounds - 1)]
+    # It begins with the picture and ends in the answer, or ONNX Runtime would leave it out.
+    more = [helper.make_node("MatMul", [f"m{i}", "large"], [f"m{i + 1}"]) for i in range(rounds)]
     return [
-        *first,
+        helper.make_node("ReduceMax", ["mean"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["most", "large"], ["m0"]),
         *more,
-        helper.make_node("Gather", [f"m{rounds - 1}", "zero"], ["row"], axis=0),
-        helper.make_node("ReduceMax", ["row"], ["largest"], keepdims=0),
+        helper.make_node("ReduceMax", [f"m{rounds}"], ["largest"], keepdims=0),
         helper.make_node("Mul", ["largest", "nothing"], ["none"]),
-        # It depends on the picture, or it would be folded into a constant.
         helper.make_node("Add", ["logits", "none"], ["logits_late"]),
     ]
 
