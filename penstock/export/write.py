@@ -19,7 +19,7 @@ from safetensors.numpy import save as save_arrays
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.durable import put_folder, sync_folder, write_through
-from penstock.core.errors import PackError
+from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.pack import (
     DESCRIPTION,
     FP32,
@@ -140,7 +140,10 @@ def _refuse_taken(place: Path) -> None:
     # Nothing but what penstock wrote is ever deleted.
     if DESCRIPTION not in names:
         raise PackError(f"{place} is not empty and no pack; choose another place.")
-    written = {DESCRIPTION, SIGNATURE, *read_pack(place).files}
+    try:
+        written = {DESCRIPTION, SIGNATURE, *read_pack(place).files}
+    except PackCorrupt as error:
+        raise PackError(f"{place} holds a pack that is damaged ({error}) Delete it, or choose another place.") from None
     there = {file.relative_to(place).as_posix() for file in place.rglob("*") if not file.is_dir()}
     if there - written:
         raise PackError(f"{place} holds {min(there - written)!r}, which is no part of a pack; choose another place.")
