@@ -106,7 +106,7 @@ def export_pack(
         )
         models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
         (beside / GOLDEN).write_bytes(_golden(files))
-        _copy_web(beside / WEB)
+        _copy_web(beside / WEB, found.application)
         pack = _pack(files, found.application, described, models, beside, licence)
         (beside / DESCRIPTION).write_bytes(sealed(pack))
         if key is not None:
@@ -201,10 +201,19 @@ def _models(
     return with_int8(described, graph, fp32, golden, validation)
 
 
-def _copy_web(to: Path) -> None:
+def _copy_web(to: Path, application: Application) -> None:
     web = resources_of("penstock").joinpath("device", WEB)
-    if web.is_dir():
-        shutil.copytree(str(web), to, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    if not web.is_dir():
+        return
+    shutil.copytree(str(web), to)
+    # Two packs on one phone are two apps of different names.
+    manifest = to / "manifest.webmanifest"
+    fields = json.loads(manifest.read_bytes())
+    fields |= {"name": application.name, "short_name": application.name}
+    fields["description"] = application.description or fields["description"]
+    # An id counts from the host's root, where all packs of a host would be one; without it the address is the id.
+    fields.pop("id", None)
+    manifest.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _pack(

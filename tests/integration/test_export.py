@@ -1,5 +1,6 @@
 """Bundles into packs: the same answers, whole or not at all, and a sentence where there is none."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,14 @@ def test_pictures_of_any_size_go_into_the_graph_as_they_are(pictures_pack: tuple
     # What is prepared is not of 8 bits.
     quantized = onnx.load(pack.folder / "model-int8.onnx").graph.node if INT8 in pack.models else ()
     assert not [node.name for node in quantized if node.op_type == "QuantizeLinear" and "prepare" in node.name]
+
+
+def test_each_pack_is_an_app_of_its_own_name(exported: Exported) -> None:
+    manifest = json.loads((exported.pack.folder / "web" / "manifest.webmanifest").read_bytes())
+    assert (manifest["name"], manifest["short_name"]) == ("shapes", "shapes")
+    assert manifest["icons"]
+    assert "id" not in manifest
+    assert "web/manifest.webmanifest" in exported.pack.files
 
 
 def test_8_bits_are_measured_beside_fp32(exported: Exported) -> None:
