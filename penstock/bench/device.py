@@ -86,7 +86,7 @@ def bundle_figures(bundle: Path, pack: Path) -> dict[str, Figure]:
         ),
         "device.sameness": Figure(
             measure=lambda: carried.sameness(bundle, pack),
-            workload="golden examples: a server (PNG files), the Python engine, the web app in Chromium; top-1 the same",
+            workload="golden examples: a server (PNG files), the Python engine, the web app; top-1 the same",
             metric="largest difference of a probability from training's code",
             unit="abs",
         ),

@@ -174,6 +174,24 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
         device.close(host)
 
 
+NOTHING_TO_SHOW = {
+    "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
+    "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "most": []}},
+}
+
+
+def test_a_network_that_is_not_for_pictures_is_said(browser: Browser, tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "pack")
+    with Host(pack) as host:
+        for sentence, fields in NOTHING_TO_SHOW.items():
+            write_pack(pack, **fields)
+            device = Device(browser)
+            page = device.installed(host)
+            expect(page.locator("#notice")).to_contain_text(sentence)
+            expect(page.locator("main:visible")).to_have_count(0)
+            device.close(host)
+
+
 def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Path) -> None:
     pack = write_pack(tmp_path / "broken")
     fields = json.loads((pack / "pack.json").read_text())
@@ -195,6 +213,27 @@ def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, ho
     page.get_by_role("button", name="Try again").click()
     assert seen(page, 2)
     device.close(host)
+
+
+def test_another_camera_can_be_chosen(page: Page) -> None:
+    # Chromium has one camera where it plays a film, so that the other one is the same in disguise.
+    page.evaluate(
+        """() => {
+            const { mediaDevices } = navigator;
+            const list = mediaDevices.enumerateDevices.bind(mediaDevices);
+            const open = mediaDevices.getUserMedia.bind(mediaDevices);
+            const other = { kind: "videoinput", deviceId: "other", label: "The other one" };
+            mediaDevices.enumerateDevices = async () => [...(await list()), other];
+            mediaDevices.getUserMedia = async ({ video }) => {
+                window.asked = video.deviceId;
+                return open({ video: true });
+            };
+            mediaDevices.dispatchEvent(new Event("devicechange"));
+        }"""
+    )
+    page.get_by_label("Camera", exact=True).select_option("The other one")
+    assert seen(page, 2)
+    assert page.evaluate("window.asked") == {"exact": "other"}
 
 
 PROBLEMS = {

@@ -29,7 +29,7 @@ export async function run() {
 
 /** Why this app has nothing to show for a pack, or null. */
 function whyUnknown({ kind, input, outputs }) {
-  if (!outputs[0].labels) return `This network's output "${outputs[0].name}" has no labels, and so there is nothing to show.`;
+  if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels, and so there is nothing to show.`;
   if (kind === "live" && input.shape.length === 1 && ["int16", "float32"].includes(input.dtype)) return null;
   if (kind === "live") return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app hears one channel of sound.`;
   if (kind === "oneshot" && isPicture(input)) return null;
