@@ -7,6 +7,7 @@ need not load torch. What it found out is put beside the graph as JSON, see `pen
 import argparse
 import json
 import logging
+import math
 import sys
 import warnings
 from dataclasses import replace
@@ -157,6 +158,10 @@ def _states(network: Streaming) -> tuple[PackState, ...]:
             raise PackError(
                 f"state {index} of the network begins with several numbers; a pack holds one for each tensor of it. "
                 f"Begin it with zeros and add the rest in `step`."
+            )
+        if not math.isfinite(values[0]):
+            raise PackError(
+                f"state {index} of the network begins with {values[0]}, which JSON cannot say; begin it with a number."
             )
         name = state_name(index), next_name(index)
         shape = tuple(leaf.shape)
