@@ -241,12 +241,14 @@ def main() -> None:
     try:
         predictor = load(given.bundle, app=given.app, accept_changed=given.accept_changed_app)
         described = write_graph(predictor, given.file)
+        given.file.with_suffix(".json").write_text(json.dumps(described.to_json()))
     except PenstockError as error:
         sys.exit(str(error))
+    except OSError as error:
+        sys.exit(f"the graph {given.file} cannot be written ({error.strerror or error}); mend that and export again.")
     except Exception as error:  # noqa: BLE001 - the exporter raises whatever it meets; this is the process's top
         print(first_cause(error), file=sys.stderr)
         sys.exit(NOT_EXPORTABLE)
-    given.file.with_suffix(".json").write_text(json.dumps(described.to_json()))
 
 
 if __name__ == "__main__":
