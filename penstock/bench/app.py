@@ -72,7 +72,7 @@ def wasm_over_native(pack: Path) -> list[float]:
     """The network's time in the browser over that of ONNX Runtime here, one thread each, in turns; a ratio a round."""
     session = session_of(pack)
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
-    asked = {"base64": base64.b64encode(pixels_HWC).decode(), "width": WIDTH, "height": HEIGHT}
+    asked = {"base64": base64.b64encode(pixels_HWC.tobytes()).decode(), "width": WIDTH, "height": HEIGHT}
     with Host(pack) as host, chromium() as browser:
         page = device(browser).new_page()
         started(page, host.page)

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from penstock.bench import app, watching
+from penstock.bench import app, carried, watching
 from penstock.bench.figures import Figure
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
@@ -16,18 +16,20 @@ CROPS = 3
 MOST_FILMED = 48
 
 
-def device_figures(pack: Path) -> dict[str, Figure]:
+def device_figures(pack: Path, bundle: Path | None = None) -> dict[str, Figure]:
     """The figures of a pack, by the target that each answers.
 
     Args:
         pack: A pack whose input is a picture of any size.
+        bundle: What it was made of; without it, what needs it is not among the figures.
 
     Raises:
         BenchError: There is no pack there.
     """
     if not (pack / "pack.json").is_file():
         raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --to DIR' writes one.")
-    return {
+    made_of = {} if bundle is None else bundle_figures(bundle, pack)
+    return made_of | {
         "device.video_age_p95": Figure(
             measure=lambda: watching.video_age_p95(pack),
             workload=f"penstock watch on one core: {watching.FRAMES} frames of 640x480 H.264, {watching.RATE} a second",
@@ -73,6 +75,24 @@ def device_figures(pack: Path) -> dict[str, Figure]:
     }
 
 
+def bundle_figures(bundle: Path, pack: Path) -> dict[str, Figure]:
+    """The figures of a bundle and the pack that was made of it."""
+    return {
+        "device.export_seconds": Figure(
+            measure=lambda: carried.export_seconds(bundle),
+            workload=f"penstock export BUNDLE --to DIR, {carried.EXPORTS} times",
+            metric="wall time of the process",
+            unit="s",
+        ),
+        "device.sameness": Figure(
+            measure=lambda: carried.sameness(bundle, pack),
+            workload="golden examples: a server (PNG files), the Python engine, the web app; top-1 the same",
+            metric="largest difference of a probability from training's code",
+            unit="abs",
+        ),
+    }
+
+
 def filmed_pictures(pack: Path) -> list[Array]:
     """Random crops of the pack's golden pictures, RGB uint8 `[480, 640, 3]`."""
     golden = load_file(pack / "golden.safetensors")
@@ -88,6 +108,6 @@ def _filling(picture_HWC: Array, zoom: float, rng: np.random.Generator) -> Array
     height, width, _ = picture_HWC.shape
     scale = zoom * max(app.HEIGHT / height, app.WIDTH / width)
     size = (max(app.WIDTH, round(scale * width)), max(app.HEIGHT, round(scale * height)))
-    left, top = rng.integers(0, size[0] - app.WIDTH + 1), rng.integers(0, size[1] - app.HEIGHT + 1)
+    left, top = (int(rng.integers(0, extra + 1)) for extra in (size[0] - app.WIDTH, size[1] - app.HEIGHT))
     box = (left, top, left + app.WIDTH, top + app.HEIGHT)
     return np.asarray(Image.fromarray(picture_HWC).resize(size).crop(box))

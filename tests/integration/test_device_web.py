@@ -13,7 +13,18 @@ from playwright.sync_api import Browser, Page, expect
 
 from penstock.bench.film import write_film
 from penstock.bench.static_host import Host
-from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, write_pack
+from penstock.core.spec import Array
+from tests.support.device import (
+    GROUPS,
+    IDS,
+    LABELS,
+    finish_pack,
+    number_of,
+    picture_of,
+    sha256_of,
+    write_pack,
+    write_small_pack,
+)
 from tests.support.device_page import Device, chromium, runs, seen
 
 EACH = 8
@@ -87,7 +98,7 @@ def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: 
 
 
 def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Path) -> None:
-    with Host(write_pack(tmp_path / "slow", slow=6)) as host:
+    with Host(write_pack(tmp_path / "slow", slow=12)) as host:
         device = Device(browser)
         page = device.installed(host)
         frames = seen(page, 6)
@@ -95,17 +106,21 @@ def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Pat
         # More frames came than were asked about, one at a time, and each answer is of a frame that was new then.
         assert last["seen"] - first["seen"] > last["asked"] - first["asked"] == len(frames) - 1
         taken = [frame["takenMs"] for frame in frames]
-        assert taken == sorted(taken)
-        for before, after in pairwise(frames):
-            answered_before = before["takenMs"] + before["ageMs"]
-            # Taken at most an interval of 50 ms before the answer to the one before, with as much for a busy machine.
-            assert after["takenMs"] > answered_before - 250
+        assert taken == sorted(set(taken))
+        # A queue would answer frames that were taken 50 ms one after the other, however long each answer takes.
+        assert taken[-1] - taken[0] > 0.5 * sum(frame["modelMs"] for frame in frames[1:])
+        assert min(frame["modelMs"] for frame in frames) > 100
         device.close(host)
 
 
 def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
-    for name, number, said in (("red.png", 0, "warm"), ("blue.jpg", 3, "cool")):
-        Image.fromarray(picture_of(number, width=90, height=122)).save(tmp_path / name)
+    # The last one is larger than the network takes.
+    for name, number, said, width in (
+        ("red.png", 0, "warm", 90),
+        ("blue.jpg", 3, "cool", 90),
+        ("red.jpg", 0, "warm", 6000),
+    ):
+        Image.fromarray(picture_of(number, width=width, height=122)).save(tmp_path / name)
         page.get_by_label("A photo from this device").set_input_files(tmp_path / name)
         expect(page.locator("#label-big")).to_have_text(said)
         expect(page.locator("#photo")).to_be_visible()
@@ -143,6 +158,52 @@ def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: 
         np.testing.assert_allclose(there, here, rtol=0, atol=1e-6)
 
 
+def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tmp_path: Path) -> None:
+    with Host(write_small_pack(tmp_path / "small")) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        picture = np.zeros((60, 100, 3), np.uint8)
+        picture[:, 50:80] = 255  # right in the middle square; the black beyond it is not seen
+        picture[:, :20] = 255
+        Image.fromarray(picture).save(tmp_path / "right.png")
+        page.get_by_label("A photo from this device").set_input_files(tmp_path / "right.png")
+        expect(page.locator("#label-big")).to_have_text("right")
+        # 32 of 64 pixels of 255 / 2000 each against none, but for those in the middle, which see a bit of both.
+        assert float(page.locator("#bars b").first.inner_text().split()[0]) == pytest.approx(98.3, abs=1)
+        expect(page.locator("#resized")).to_be_visible()
+        device.close(host)
+
+
+NOTHING_TO_SHOW = {
+    "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
+    "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "most": []}},
+}
+
+
+def test_a_network_that_is_not_for_pictures_is_said(browser: Browser, tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "pack")
+    with Host(pack) as host:
+        for sentence, fields in NOTHING_TO_SHOW.items():
+            write_pack(pack, **fields)
+            device = Device(browser)
+            page = device.installed(host)
+            expect(page.locator("#notice")).to_contain_text(sentence)
+            expect(page.locator("main:visible")).to_have_count(0)
+            device.close(host)
+
+
+def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "broken")
+    fields = json.loads((pack / "pack.json").read_text())
+    (pack / "model.onnx").write_bytes(b"no network")
+    del fields["files"]
+    with Host(finish_pack(pack, fields)) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        expect(page.locator("#notice")).to_contain_text("The network does not run here: ")
+        device.context.close()
+
+
 def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: Host) -> None:
     device = Device(browser, permissions=())
     page = device.installed(host)
@@ -152,6 +213,27 @@ def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, ho
     page.get_by_role("button", name="Try again").click()
     assert seen(page, 2)
     device.close(host)
+
+
+def test_another_camera_can_be_chosen(page: Page) -> None:
+    # Chromium has one camera where it plays a film, so that the other one is the same in disguise.
+    page.evaluate(
+        """() => {
+            const { mediaDevices } = navigator;
+            const list = mediaDevices.enumerateDevices.bind(mediaDevices);
+            const open = mediaDevices.getUserMedia.bind(mediaDevices);
+            const other = { kind: "videoinput", deviceId: "other", label: "The other one" };
+            mediaDevices.enumerateDevices = async () => [...(await list()), other];
+            mediaDevices.getUserMedia = async ({ video }) => {
+                window.asked = video.deviceId;
+                return open({ video: true });
+            };
+            mediaDevices.dispatchEvent(new Event("devicechange"));
+        }"""
+    )
+    page.get_by_label("Camera", exact=True).select_option("The other one")
+    assert seen(page, 2)
+    assert page.evaluate("window.asked") == {"exact": "other"}
 
 
 PROBLEMS = {
@@ -205,7 +287,7 @@ def test_a_front_camera_is_a_mirror_for_the_eye_alone(page: Page) -> None:
 def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, tmp_path: Path) -> None:
     device = Device(browser)
     pack = write_pack(tmp_path / "pack")
-    vectors = write_index(pack / "index")
+    vectors = write_index(pack)
     with Host(pack) as host:
         page = device.installed(host)
         expect(page.locator("#search-count")).to_have_text("40")
@@ -227,19 +309,39 @@ def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, 
         device.close(host)
 
 
-def write_index(folder: Path) -> np.ndarray:
+def test_an_index_of_another_network_or_with_a_flipped_byte_is_refused(browser: Browser, tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "pack")
+    write_index(pack)
+    (pack / "index" / "vectors.npy").write_bytes((pack / "index" / "vectors.npy").read_bytes()[:-1] + b"x")
+    with Host(pack) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        expect(page.locator("#notice")).to_contain_text("vectors.npy is not what index.json says")
+        about = json.loads((pack / "index" / "index.json").read_text())
+        (pack / "index" / "index.json").write_text(json.dumps(about | {"model": "0" * 64}))
+        page.reload()
+        expect(page.locator("#notice")).to_contain_text("made by another network")
+        expect(page.locator("#search")).to_be_hidden()
+        device.close(host)
+
+
+def write_index(pack: Path) -> Array:
     """Forty random unit vectors, two of them equal, with thumbnails."""
     rng = np.random.default_rng(1)
     vectors = rng.uniform(0, 1, (40, 3)).astype(np.float32)
     vectors[7] = vectors[31]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    folder = pack / "index"
     (folder / "thumbs").mkdir(parents=True)
     np.save(folder / "vectors.npy", vectors)
-    items = []
+    items: list[dict[str, str]] = []
     for index in range(len(vectors)):
         Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / "thumbs" / f"{index}.jpg")
         items.append({"file": f"picture{index}.jpg", "sha256": "", "thumbnail": f"thumbs/{index}.jpg"})
     (folder / "items.json").write_text(json.dumps(items))
+    hashes = {name: sha256_of(folder / name) for name in ("items.json", "vectors.npy")}
+    about = {"schema_version": 1, "model": sha256_of(pack / "model.onnx"), "dim": 3, "sha256": hashes}
+    (folder / "index.json").write_text(json.dumps(about))
     return vectors
 
 

@@ -73,13 +73,17 @@ def finish_pack(folder: Path, fields: dict[str, Any]) -> Path:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    content = file.read_bytes()
-    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    return {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+
+
+def sha256_of(file: Path) -> str:
+    """Of its content, in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def version_of(folder: Path) -> str:
     """What the app calls the version of a pack."""
-    return hashlib.sha256((folder / "pack.json").read_bytes()).hexdigest()
+    return sha256_of(folder / "pack.json")
 
 
 def sign(folder: Path, key: Ed25519PrivateKey) -> None:
@@ -138,6 +142,40 @@ def colour_network(slow: int) -> onnx.ModelProto:
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     return _model(graph)
+
+
+def write_small_pack(folder: Path) -> Path:
+    """A pack that takes grey pictures of 8 x 8 alone and knows where they are bright: left or right."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(WEB, folder / "web")
+    sides = np.repeat(np.eye(2, dtype=np.float32), 4, 0)[None].repeat(8, 0).reshape(64, 2) / 2000
+    node, value = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("Cast", ["image"], ["numbers"], to=TensorProto.FLOAT),
+        node("Reshape", ["numbers", "flat"], ["row"]),
+        node("MatMul", ["row", "sides"], ["logits"]),
+        node("Softmax", ["logits"], ["probabilities"], axis=-1),
+    ]
+    constants = {"sides": sides, "flat": np.array([1, 64], np.int64)}
+    graph = helper.make_graph(
+        nodes,
+        "sides",
+        [value("image", TensorProto.UINT8, [1, 8, 8])],
+        [value("probabilities", TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(constant, name) for name, constant in constants.items()],
+    )
+    onnx.save(_model(graph), folder / "model.onnx")
+    output = {"name": "probabilities", "dtype": "float32", "shape": [2], "labels": ["left", "right"]}
+    fields = {
+        "name": "sides",
+        "description": "Knows where it is bright.",
+        "kind": "oneshot",
+        "input": {"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": "", "most": []},
+        "outputs": [output | {"meaning": "", "units": ""}],
+        "recognition": None,
+        "live": None,
+    }
+    return finish_pack(folder, fields)
 
 
 def _slowness(products: int) -> list[onnx.NodeProto]:

@@ -1,7 +1,6 @@
 """Videos, folders and cameras as sources of frames."""
 
 import errno
-import struct
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from penstock.device.pictures import Pictures
 from penstock.device.sources import is_sound, source_of
 from penstock.device.video import Opening, Video, _at_opening, opening_of
 from tests.support.pictures import picture_folder
-from tests.support.videos import BLUE, GREEN, RED, flat, video
+from tests.support.videos import BLUE, GREEN, RED, flat, turned, video
 
 # What 8 bits, limited range and chroma of half the size leave of a flat colour.
 NEAR = 4
@@ -99,16 +98,6 @@ def test_the_matrix_is_the_one_that_a_browser_takes(
         codec=codec,
         camera=camera,
     )
-
-
-def turned(file: Path, matrix: tuple[float, float, float, float]) -> None:
-    """Write the turn of a phone that was held upright into an MP4."""
-    data = bytearray(file.read_bytes())
-    at = data.index(b"tkhd") + 4
-    assert data[at] == 0, "version 0"
-    a, b, c, d = (round(value * 65536) for value in matrix)
-    struct.pack_into(">9i", data, at + 40, a, b, 0, c, d, 0, 0, 0, 1 << 30)
-    file.write_bytes(data)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ export async function run() {
   const engine = new Engine(description);
   if (engine.threads > 1) write(byId("threads"), `${engine.threads} threads`);
   const opened = engine.open();
+  opened.catch(() => null); // it is said where it is waited for
   try {
     if (description.kind === "live") await new Hearing(description, engine).begin(opened);
     else await new Looking(description, engine, openIndex(description)).begin(opened);
@@ -28,10 +29,16 @@ export async function run() {
 
 /** Why this app has nothing to show for a pack, or null. */
 function whyUnknown({ kind, input, outputs }) {
-  if (!outputs[0].labels) return `This network's output "${outputs[0].name}" has no labels, and so there is nothing to show.`;
+  if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels, and so there is nothing to show.`;
   if (kind === "live" && input.shape.length === 1 && ["int16", "float32"].includes(input.dtype)) return null;
   if (kind === "live") return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app hears one channel of sound.`;
-  const [height, width, channels] = input.shape;
-  if (input.dtype === "uint8" && height === null && width === null && channels === 4) return null;
-  return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app shows it pictures of any size, or sound.`;
+  if (kind === "oneshot" && isPicture(input)) return null;
+  return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app shows it pictures, or sound.`;
+}
+
+/** RGBA of any size, or grey or RGB of one. */
+function isPicture({ dtype, shape: [height, width, channels = 1, more] }) {
+  if (dtype !== "uint8" || more !== undefined) return false;
+  if (height === null) return width === null && channels === 4;
+  return width > 1 && height > 1 && (channels === 1 || channels === 3);
 }

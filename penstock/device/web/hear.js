@@ -32,20 +32,29 @@ export class Hearing {
 
   async start() {
     this.#say("opening the microphone");
+    byId("listen").disabled = true;
     try {
-      this.#sound = await openMicrophone((piece) => this.#take(piece), () => this.#fail("The microphone is gone."));
+      await this.engine.silence();
+      const sound = await openMicrophone();
+      this.#prepare(sound.rateHz);
+      this.#sound = sound;
+      sound.begin((piece) => this.#take(piece), () => this.#fail("The microphone is gone."));
+      write(byId("listen"), "Stop");
+      this.#say("listening");
     } catch (error) {
-      return this.#fail(REASONS[error.name] ?? `The microphone cannot be heard: ${error.message}`);
+      this.#fail(REASONS[error.name] ?? `The microphone cannot be heard: ${error.message}`);
+    } finally {
+      byId("listen").disabled = false;
     }
-    await this.engine.silence();
+  }
+
+  #prepare(rateHz) {
     this.words.forget();
-    this.resampler = new Resampler(this.#sound.rateHz, this.rateHz);
+    this.resampler = new Resampler(rateHz, this.rateHz);
     this.chunk = new Int16Array(this.chunkFrames);
     this.filled = 0;
     this.waiting = [];
     this.busy = null;
-    write(byId("listen"), "Stop");
-    this.#say("listening");
   }
 
   /** What was heard until now is still told. */
@@ -123,32 +132,54 @@ export class Hearing {
   }
 }
 
-/** Opens the microphone; `taken` gets its samples piece by piece, `lost` is called where it goes away. */
-async function openMicrophone(taken, lost) {
+/** Opens the microphone. From `begin` on, `taken` gets its samples piece by piece, and `lost` is called where it goes. */
+async function openMicrophone() {
   // As it is: what a browser does for telephony is not what networks have learned from.
   const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
   const media = await navigator.mediaDevices.getUserMedia({ audio });
   const context = new AudioContext({ latencyHint: "interactive" });
-  await context.audioWorklet.addModule(new URL("capture.js", import.meta.url));
-  const mono = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
-  const capture = new AudioWorkletNode(context, "capture", mono);
-  let over = null;
-  capture.port.onmessage = ({ data }) => (data ? taken(data) : over?.());
-  media.getAudioTracks()[0].onended = lost;
-  context.createMediaStreamSource(media).connect(capture);
-  await context.resume();
   const close = () => {
-    capture.port.onmessage = null;
     for (const track of media.getTracks()) track.stop();
     if (context.state !== "closed") context.close();
   };
-  const end = async () => {
-    const flushed = new Promise((resolve) => (over = resolve));
-    capture.port.postMessage("end");
-    await Promise.race([flushed, new Promise((resolve) => setTimeout(resolve, FLUSH_MS))]);
+  try {
+    await context.audioWorklet.addModule(new URL("capture.js", import.meta.url));
+    const mono = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
+    const capture = new AudioWorkletNode(context, "capture", mono);
+    context.createMediaStreamSource(media).connect(capture);
+    await context.resume();
+    return new Microphone(context.sampleRate, media, capture, close);
+  } catch (error) {
     close();
-  };
-  return { rateHz: context.sampleRate, end, close };
+    throw error;
+  }
+}
+
+class Microphone {
+  #over = null;
+
+  constructor(rateHz, media, capture, close) {
+    Object.assign(this, { rateHz, media, capture, release: close });
+  }
+
+  begin(taken, lost) {
+    this.capture.port.onmessage = ({ data }) => (data ? taken(data) : this.#over?.());
+    this.media.getAudioTracks()[0].onended = lost;
+  }
+
+  /** Resolves when all that was heard has been told. */
+  async end() {
+    const over = new Promise((resolve) => (this.#over = resolve));
+    this.capture.port.postMessage("end");
+    await Promise.race([over, new Promise((resolve) => setTimeout(resolve, FLUSH_MS))]);
+    this.close();
+  }
+
+  /** At once: the browser shows no microphone in use any more. */
+  close() {
+    this.capture.port.onmessage = null;
+    this.release();
+  }
 }
 
 const REASONS = {

@@ -7,9 +7,12 @@ import { Recognition, likeliest } from "./recognition.js";
 import { Smoothing } from "./smoothing.js";
 
 const BARS = 5;
+// A photo's pixels as they are in the file, upright, without what browsers do to colours.
+const AS_IT_IS = { colorSpaceConversion: "none" };
 const STILL_MS = 800; // an answer that stays this long is read out
 
 export class Looking {
+  #turn = 0; // grows whenever something else is looked at
   #stream = null;
   #frames = null;
   #photoUrl = null;
@@ -19,6 +22,7 @@ export class Looking {
 
   constructor(description, engine, index) {
     Object.assign(this, { description, engine, index });
+    byId("resized").hidden = description.input.shape[0] === null;
     this.main = description.outputs[0];
     this.recognition = description.recognition && new Recognition(description.recognition);
     this.smoothing = this.recognition && new Smoothing(this.recognition);
@@ -38,38 +42,49 @@ export class Looking {
     byId("search-now").addEventListener("click", () => this.#find());
     navigator.mediaDevices?.addEventListener("devicechange", () => this.#stream && this.#listCameras());
     this.#offerSearch();
-    await opened;
+    // The camera and the network take their time side by side.
     const allowed = await navigator.permissions?.query({ name: "camera" }).catch(() => null);
     if (allowed?.state === "granted") await this.start();
+    await opened;
   }
 
   async start(deviceId = null) {
     this.stop();
+    const turn = this.#turn;
     this.#say("Opening the camera");
+    let stream;
     try {
-      this.#stream = await openCamera(deviceId);
+      stream = await openCamera(deviceId);
     } catch (error) {
       if (!(error instanceof CameraProblem)) throw error;
+      if (turn !== this.#turn) return;
       write(byId("camera-start"), "Try again");
       return this.#say(error.message);
     }
-    const [track] = this.#stream.getVideoTracks();
+    if (turn === this.#turn) await this.#show(stream);
+    else release(stream); // something else was chosen meanwhile
+  }
+
+  async #show(stream) {
+    this.#stream = stream;
+    const [track] = stream.getVideoTracks();
     track.addEventListener("ended", () => this.#lost());
     this.video.toggleAttribute("data-mirrored", isFront(track));
-    this.video.srcObject = this.#stream;
+    this.video.srcObject = stream;
     this.video.hidden = false;
     this.#say("");
     write(byId("camera-start"), "Stop");
-    await this.#listCameras();
-    await this.video.play();
-    this.#watch();
+    // It does not play where it was stopped meanwhile. Before it plays, it tells nobody of its frames.
+    await Promise.all([this.#listCameras(), this.video.play().catch(() => null)]);
+    if (stream === this.#stream) this.#watch();
   }
 
   /** Lets go of the camera and the photo. */
   stop() {
+    this.#turn++;
     this.#frames?.stop();
     this.#frames = null;
-    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    if (this.#stream) release(this.#stream);
     this.#stream = this.video.srcObject = null;
     this.video.hidden = byId("photo").hidden = byId("label").hidden = true;
     if (this.#photoUrl) URL.revokeObjectURL(this.#photoUrl);
@@ -83,10 +98,11 @@ export class Looking {
   /** One picture from disk; what is said of it is not smoothed. */
   async photo(file) {
     this.stop();
+    const turn = this.#turn;
     byId("photo-file").value = "";
     let bitmap;
     try {
-      bitmap = await pictureOf(file, this.description.input.most);
+      bitmap = await createImageBitmap(file, AS_IT_IS);
     } catch {
       return this.#say(`The browser cannot read ${file.name} as a picture.`);
     }
@@ -97,8 +113,9 @@ export class Looking {
     try {
       await this.#opened;
       const { outputs, ms } = await this.engine.picture(bitmap);
+      if (turn !== this.#turn) return;
       const probabilities = outputs[this.main.name];
-      this.#show(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
+      this.#tell(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
       await this.#find();
     } catch (error) {
       this.#say(`The network does not run: ${error.message}`);
@@ -106,10 +123,10 @@ export class Looking {
   }
 
   async #watch() {
-    await this.#opened;
     const frames = new Frames(this.video, this.engine, (frame) => this.#frame(frame));
     this.#frames = frames;
     try {
+      await this.#opened;
       await frames.run();
     } catch (error) {
       if (this.#frames !== frames) return;
@@ -121,7 +138,7 @@ export class Looking {
   #frame({ outputs, takenMs, modelMs, ageMs, rate, seen, asked }) {
     const probabilities = outputs[this.main.name];
     const answer = this.smoothing?.take(probabilities, takenMs / 1000) ?? this.#plain(probabilities);
-    this.#show(answer, outputs, modelMs);
+    this.#tell(answer, outputs, modelMs);
     write(byId("age-ms"), milliseconds(ageMs));
     write(byId("rate"), rate === null ? "–" : rate.toFixed(1));
     document.dispatchEvent(new CustomEvent("penstock-frame", { detail: { answer, outputs, takenMs, modelMs, ageMs, seen, asked } }));
@@ -134,7 +151,7 @@ export class Looking {
     return { label, group: label, probability, group_probability: probability, unsure: false, top };
   }
 
-  #show(answer, outputs, modelMs) {
+  #tell(answer, outputs, modelMs) {
     const { label, group, probability, group_probability, unsure, top } = answer;
     byId("label").hidden = false;
     byId("label").toggleAttribute("data-unsure", unsure);
@@ -172,7 +189,7 @@ export class Looking {
       index = await this.index;
     } catch (error) {
       this.index = null;
-      return notice(`The index of pictures cannot be read: ${error.message}`);
+      return notice(`The index of pictures is of no use here: ${error.message}`);
     }
     if (!index) return;
     byId("search").hidden = false;
@@ -200,20 +217,12 @@ export class Looking {
   }
 }
 
+function release(stream) {
+  for (const track of stream.getTracks()) track.stop();
+}
+
 function bar() {
   const row = { name: element("span"), fill: element("i"), number: element("b") };
   row.view = element("li", {}, row.name, element("span", { className: "track" }, row.fill), row.number);
   return row;
-}
-
-/** The pixels as they are in the file, upright, without what browsers do to colours; no more than the network takes. */
-async function pictureOf(file, [mostHigh, mostWide]) {
-  const as = { colorSpaceConversion: "none" };
-  const bitmap = await createImageBitmap(file, as);
-  const scale = Math.min(mostHigh / bitmap.height, mostWide / bitmap.width);
-  if (scale >= 1) return bitmap;
-  const size = { resizeWidth: Math.floor(bitmap.width * scale), resizeHeight: Math.floor(bitmap.height * scale) };
-  const smaller = await createImageBitmap(bitmap, { ...as, ...size, resizeQuality: "high" });
-  bitmap.close();
-  return smaller;
 }

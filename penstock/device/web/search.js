@@ -5,14 +5,16 @@ const TOP = 5;
 const NAME = `penstock-index ${new URL("../", location).href}`; // of the cache
 const ROOT = new URL("../index/", location).href;
 
-/** The index beside the pack, or null where there is none. Throws where it cannot be read. */
-export async function openIndex({ outputs }) {
+/** The index beside the pack, or null where there is none. Throws where it is not one of this network. */
+export async function openIndex({ outputs, models, files }) {
   if (!outputs.some(({ name }) => name === "embedding")) return null;
-  const cache = (await bring()) ?? (await kept());
+  const model = files[models.fp32.file].sha256;
+  const cache = (await bring(model)) ?? (await kept(model));
   if (!cache) return null;
   const items = await (await cache.match(`${ROOT}items.json`)).json();
   const vectors = readNpy(await (await cache.match(`${ROOT}vectors.npy`)).arrayBuffer());
-  return vectors.rows === items.length ? new Index(cache, items, vectors) : null;
+  if (vectors.rows !== items.length) throw new Error("it does not hold a vector for each picture; make it again.");
+  return new Index(cache, items, vectors);
 }
 
 class Index {
@@ -46,47 +48,58 @@ class Index {
 }
 
 /** The cache of the host's index, whole; null where the host is not there or has none. */
-async function bring() {
+async function bring(model) {
   try {
-    const responses = await Promise.all(["items.json", "vectors.npy"].map(fetched));
-    const bytes = await Promise.all(responses.map((response) => response.clone().arrayBuffer()));
-    const name = `${NAME} ${await hashOf(bytes)}`;
+    const about = await fetched("index.json");
+    const name = `${NAME} ${await sha256(await about.clone().arrayBuffer())}`;
     const cache = await caches.open(name);
-    const items = await responses[0].clone().json();
-    for (const { thumbnail } of items) {
-      if (!(await cache.match(ROOT + thumbnail))) await cache.put(ROOT + thumbnail, await fetched(thumbnail));
-    }
-    await cache.put(`${ROOT}vectors.npy`, responses[1]);
-    await cache.put(`${ROOT}items.json`, responses[0]); // last: with it, all is here
+    if (await cache.match(`${ROOT}index.json`)) return cache;
+    const { model: made, sha256: hashes } = await about.clone().json();
+    if (made !== model) throw new Error("it was made by another network; make it again with this pack.");
+    for (const file of ["items.json", "vectors.npy"]) await keep(cache, file, hashes[file]);
+    const items = await (await cache.match(`${ROOT}items.json`)).json();
+    for (const { thumbnail } of items) await keep(cache, thumbnail);
+    await cache.put(`${ROOT}index.json`, about); // last: with it, all is here
     for (const other of await names()) if (other !== name) await caches.delete(other);
     return cache;
   } catch (error) {
-    if (error instanceof TypeError || error instanceof NoIndex) return null;
+    if (error instanceof TypeError || error instanceof NotThere) return null;
     throw error;
   }
 }
 
-async function kept() {
+async function keep(cache, path, hash = null) {
+  if (hash === null && (await cache.match(ROOT + path))) return;
+  const response = await fetched(path);
+  if (hash !== null && (await sha256(await response.clone().arrayBuffer())) !== hash) {
+    throw new Error(`index/${path} is not what index.json says: its hash differs.`);
+  }
+  await cache.put(ROOT + path, response);
+}
+
+/** The cache of the index that came last, if it is whole and of this network. */
+async function kept(model) {
   for (const name of await names()) {
     const cache = await caches.open(name);
-    if (await cache.match(`${ROOT}items.json`)) return cache;
+    const about = await cache.match(`${ROOT}index.json`);
+    if (about && (await about.json()).model === model) return cache;
   }
   return null;
 }
 
 const names = async () => (await caches.keys()).filter((name) => name.startsWith(`${NAME} `));
 
-class NoIndex extends Error {}
+/** The host is not there, or has no such file. */
+class NotThere extends Error {}
 
 async function fetched(path) {
   const response = await fetch(ROOT + path, { cache: "no-cache" });
-  if (!response.ok) throw new NoIndex(`${path}: ${response.status}`);
+  if (!response.ok) throw new NotThere(`${path}: ${response.status}`);
   return response;
 }
 
-async function hashOf(parts) {
-  const whole = await new Blob(parts).arrayBuffer();
-  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", whole));
+async function sha256(bytes) {
+  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 

@@ -84,7 +84,7 @@ function needed(pack) {
 async function keepFiles(files) {
   const total = files.reduce((sum, [, { bytes }]) => sum + bytes, 0);
   let done = 0;
-  for (const [path, { sha256: expected, bytes: size }] of files) {
+  const keepOne = async ([path, { sha256: expected, bytes: size }]) => {
     if (!(await keptBefore(path, expected))) {
       const { bytes, response } = await fetched(path);
       if ((await sha256(bytes)) !== expected) throw new Error(`${path} is not what pack.json says: its hash differs.`);
@@ -92,16 +92,23 @@ async function keepFiles(files) {
     }
     done += size;
     await tell({ done, total });
+  };
+  // All of them end before any failure is told: nothing is kept behind the back of who cleans up.
+  const ends = await Promise.allSettled(files.map(keepOne));
+  const failed = ends.find(({ status }) => status === "rejected");
+  if (failed) throw failed.reason;
+}
+
+async function asked(path) {
+  try {
+    return await fetch(ROOT + path, { cache: "no-cache", credentials: "same-origin" });
+  } catch {
+    throw new Error(`${path} did not come: the host does not answer.`);
   }
 }
 
 async function fetched(path) {
-  let response;
-  try {
-    response = await fetch(ROOT + path, { cache: "no-cache", credentials: "same-origin" });
-  } catch {
-    throw new Error(`${path} did not come: the host does not answer.`);
-  }
+  const response = await asked(path);
   if (!response.ok) throw new Error(`${path} did not come: the host says ${response.status}.`);
   return { bytes: await response.arrayBuffer(), response };
 }
@@ -132,7 +139,7 @@ const type = (path) => TYPES[address(path).split(".").at(-1)] ?? "application/oc
 /** The public key that signed these bytes of pack.json, or null where nobody did. */
 async function checkSignature(bytes) {
   const pinned = await (await (await caches.open(KEY)).match(ROOT))?.text();
-  const response = await fetch(`${ROOT}pack.sig`, { cache: "no-cache" });
+  const response = await asked("pack.sig");
   if (response.status === 404 && !pinned) return null;
   if (response.status === 404) throw new Error("this version is not signed, the one before was.");
   if (!response.ok) throw new Error(`pack.sig did not come: the host says ${response.status}.`);

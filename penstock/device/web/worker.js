@@ -33,24 +33,51 @@ async function open({ description, threads }) {
 
 /** What the network says of an ImageBitmap, which is closed. */
 async function picture({ bitmap }) {
-  const { width, height } = bitmap;
+  const { width, height, crop } = taken(bitmap);
   if (context?.canvas.width !== width || context?.canvas.height !== height) {
     context = new OffscreenCanvas(width, height).getContext("2d", { alpha: false, willReadFrequently: true });
+    context.imageSmoothingQuality = "high";
   }
   // What shows through is black, as where the server decodes a picture.
   context.clearRect(0, 0, width, height);
-  context.drawImage(bitmap, 0, 0);
+  context.drawImage(bitmap, ...crop, 0, 0, width, height);
   bitmap.close();
   const { data } = context.getImageData(0, 0, width, height);
   return pixels({ data, width, height });
 }
 
+/** All of a picture as it is, unless it is larger than any that the network takes; of one size, the middle of it. */
+function taken(bitmap) {
+  const { shape, most } = pack.input;
+  if (shape[0] === null) {
+    const scale = Math.min(1, most[0] / bitmap.height, most[1] / bitmap.width);
+    const [width, height] = [bitmap.width, bitmap.height].map((extent) => Math.max(1, Math.floor(scale * extent)));
+    return { width, height, crop: [0, 0, bitmap.width, bitmap.height] };
+  }
+  const [height, width] = shape;
+  const scale = Math.min(bitmap.width / width, bitmap.height / height);
+  const size = [scale * width, scale * height];
+  return { width, height, crop: [(bitmap.width - size[0]) / 2, (bitmap.height - size[1]) / 2, ...size] };
+}
+
 /** What the network says of RGBA pixels, row by row. */
 async function pixels({ data, width, height }) {
-  const input = new ort.Tensor("uint8", new Uint8Array(data.buffer), [height, width, 4]);
+  const input = tensorOf(data, width, height);
   const began = performance.now();
   const outputs = await session.run({ [pack.input.name]: input });
   return { outputs: read(outputs), ms: performance.now() - began };
+}
+
+function tensorOf(data, width, height) {
+  const [anyHeight, , channels = 1] = pack.input.shape;
+  if (anyHeight === null) return new ort.Tensor("uint8", new Uint8Array(data.buffer), [height, width, 4]);
+  const values = new Uint8Array(width * height * channels);
+  for (let pixel = 0; pixel < width * height; pixel++) {
+    const rgb = data.subarray(4 * pixel, 4 * pixel + 3);
+    if (channels === 3) values.set(rgb, 3 * pixel);
+    else values[pixel] = Math.round(0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]);
+  }
+  return new ort.Tensor("uint8", values, [1, ...pack.input.shape]);
 }
 
 /** What the network says of a chunk of sound: the rows of its first output that are new. */
