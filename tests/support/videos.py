@@ -26,13 +26,24 @@ def video(
     rate: int = 20,
     codec: str = "libx264",
     tags: tuple[int, int, int, int] = (1, 1, 1, 1),
+    aspect: Fraction | None = None,
 ) -> Path:
-    """A video of RGB pictures, `[H, W, 3]` each; tags are matrix, primaries, transfer function and range."""
+    """A video of RGB pictures, `[H, W, 3]` each.
+
+    Args:
+        file: Where it goes.
+        pictures: Its frames.
+        rate: Of them in a second.
+        codec: FFmpeg's name of the encoder.
+        tags: Matrix, primaries, transfer function and range, in FFmpeg's numbers.
+        aspect: A pixel's width over its height.
+    """
     with av.open(str(file), "w") as container:
         stream: Any = container.add_stream(codec, rate=rate, options=OPTIONS[codec])
         stream.height, stream.width = pictures[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         context = stream.codec_context
+        context.sample_aspect_ratio = aspect or Fraction(1)
         context.colorspace, context.color_primaries, context.color_trc, context.color_range = tags
         for number, picture in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(

@@ -3,6 +3,7 @@
 import errno
 import wave
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,12 @@ def test_frames_are_turned_as_the_phone_was_held(tmp_path: Path, matrix: tuple[f
     bright = np.argwhere(pixels[:, :, 0] > 128).mean(0)
     vertical = "top" if bright[0] < pixels.shape[0] / 2 else "bottom"
     assert f"{vertical} {'left' if bright[1] < pixels.shape[1] / 2 else 'right'}" == corner
+
+
+@pytest.mark.parametrize(("aspect", "shape"), [(Fraction(2), (48, 128, 4)), (Fraction(1, 2), (96, 64, 4))])
+def test_pixels_that_are_not_square_are_made_so(tmp_path: Path, aspect: Fraction, shape: tuple[int, ...]) -> None:
+    file = video(tmp_path / "v.mp4", [flat(RED)] * 2, aspect=aspect)
+    assert pixels_of(source_of(str(file)))[0].shape == shape
 
 
 def test_a_video_that_changes_its_size(tmp_path: Path) -> None:
