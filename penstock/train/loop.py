@@ -6,7 +6,7 @@ One step is a function of the step's number: which examples, which augmentation 
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +134,7 @@ def _finished(loop: "Loop", run: RunFolder | None, folder: Path, data: Data, pro
     if data.test is not None:
         test = trainer.validate(data.test, bad=history.bad_examples, notice=progress.say)
         metrics |= {f"test_{name}": value for name, value in test.items()}
-    weights = trainer.whole_state()
+    weights = trainer.whole_state() | _last_touch(trainer, folder, data)
     bad_examples, rate = world.counts(history.bad_examples), loop.pace.whole
     loop.watchdog.alone("the bundle")
     if run is not None:
@@ -159,6 +159,26 @@ def _finished(loop: "Loop", run: RunFolder | None, folder: Path, data: Data, pro
         seconds=history.seconds,
         parameter_hash=last_hash,
     )
+
+
+def _last_touch(trainer: Trainer, folder: Path, data: Data) -> Mapping[str, Tensor]:
+    """What the recipe's `finish` has to say of the bundle's buffers, in the first process."""
+    finish = trainer.recipe.finish
+    if finish is None:
+        return {}
+    validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
+    if validation is None or test is None:
+        return {}
+    made = finish(folder, validation, test)
+    buffers = dict(trainer.module.named_buffers())
+    for name, tensor in made.items():
+        if name not in buffers or buffers[name].shape != tensor.shape:
+            there = ", ".join(f"{known} {list(buffer.shape)}" for known, buffer in buffers.items()) or "none"
+            raise TrainError(
+                f"the recipe's finish gives {name!r} of shape {list(tensor.shape)}, which is no buffer of the network; "
+                f"it has {there:.300}."
+            )
+    return made
 
 
 @final

@@ -1,0 +1,90 @@
+"""How things in pictures are learned: other views of them at every step, mixed, and a mean of the weights."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from penstock.apps.images.photographs import LABELS, photographs
+from penstock.apps.images.report import write_report
+from penstock.train.augment import cross_entropy, mixup
+from penstock.train.pictures import find_pictures, split_pictures
+from penstock.train.recipe import Data, Recipe, accuracy
+from penstock.train.schedules import warm_up_cosine
+from penstock.train.views import Distortion, Views
+
+# B batch, H height, W width, n examples, K classes
+
+PEAK_RATE = 3e-3
+STEPS = 1_000
+TOP = 5
+# Of a user's own pictures, which differ by themselves.
+OWN = Distortion(least_area=0.3, turn_degrees=10, perspective=0.05, light=0.3, blur=1.0, mirror=True)
+
+
+def recipe() -> Recipe:
+    """A thousand steps over views of the default photographs."""
+    return images_recipe(photographs, LABELS, steps=STEPS)
+
+
+def images_recipe(
+    data: Callable[[], Data], labels: tuple[str, ...], *, epochs: float | None = None, steps: int | None = None
+) -> Recipe:
+    """AdamW with a warm-up and a cosine, mixup, smoothed labels and the running mean of the weights.
+
+    Args:
+        data: The examples, uint8 pictures and the numbers of their labels.
+        labels: The application's.
+        epochs: How often every example is seen.
+        steps: How many steps are taken, instead of epochs.
+    """
+    return Recipe(
+        data=data,
+        loss=cross_entropy(smoothing=0.05),
+        optimizer=adamw,
+        schedule=warm_up_cosine(0.1),
+        metrics={"accuracy": accuracy, "top5": partial(top_accuracy, count=TOP)},
+        best="loss",
+        batch_size=32,
+        epochs=epochs,
+        steps=steps,
+        augment=mixup(len(labels), 0.2),
+        average_decay=0.99,
+        average_warm_up=True,
+        threads=1,
+        finish=partial(write_report, labels=labels),
+    )
+
+
+def folder_data(folder: str | Path, labels: tuple[str, ...], side: int, distortion: Distortion = OWN) -> Data:
+    """The pictures of a folder: learned from in views of chance, held out in their middle squares.
+
+    Args:
+        folder: See `penstock.train.pictures.find_pictures`.
+        labels: The application's, which those of the folder must be among.
+        side: Of the network's pictures, in pixels.
+        distortion: What may happen to a picture that is learned from.
+    """
+    parts = split_pictures(find_pictures(folder))
+    return Data(
+        train=Views(parts["train"], labels, side, distortion=distortion),
+        validation=Views(parts["validation"], labels, side),
+        test=Views(parts["test"], labels, side),
+    )
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Adam with decoupled weight decay, which leaves alone what scales and shifts."""
+    every = list(parameters)
+    scaled = [parameter for parameter in every if parameter.ndim > 1]
+    other = [parameter for parameter in every if parameter.ndim <= 1]
+    groups = [{"params": scaled, "weight_decay": 0.05}, {"params": other, "weight_decay": 0.0}]
+    return AdamW(groups, lr=PEAK_RATE)
+
+
+def top_accuracy(logits: Tensor, labels: Tensor, count: int) -> float:
+    """The share of rows `[n, K]` of which the label is among the likeliest so many."""
+    count = min(count, logits.shape[1])
+    return (logits.topk(count, 1).indices == labels[:, None]).any(1).double().mean().item()
