@@ -103,7 +103,7 @@ class Views(Examples):
         number = {label: index for index, label in enumerate(labels)}
         self.pictures, self._side, self._distortion, self._repeats = tuple(pictures), side, distortion, repeats
         self.targets = np.array([number[picture.label] for picture in pictures], np.int64)
-        self._decoded = [self._opened(index) for index in range(len(pictures))] if in_memory else None
+        self._decoded = [self._smaller(self._opened(index)) for index in range(len(pictures))] if in_memory else None
 
     @property
     def input_dtype(self) -> np.dtype[Any]:
@@ -140,11 +140,8 @@ class Views(Examples):
         place = self.pictures[picture]
         try:
             image = Image.open(io.BytesIO(place.read()), formats=FORMATS)
-            smaller = math.sqrt(1 if self._distortion is None else self._distortion.least_area) / self._side
-            smaller *= min(image.size)
-            if smaller > 1:
-                # JPEG alone can be decoded small; the smallest part is then still as large as a view.
-                image.draft(None, (int(image.width / smaller), int(image.height / smaller)))
+            # JPEG alone can be decoded smaller, and only by halves.
+            image.draft(None, self._enough(image))
             return plain_pixels(image, "RGB")
         except MemoryError:
             raise
@@ -155,6 +152,18 @@ class Views(Examples):
                 index=picture if index is None else index,
                 name=place.name,
             ) from error
+
+
+    def _smaller(self, image: Any) -> Any:
+        from PIL import Image
+
+        return image.resize(self._enough(image), Image.Resampling.BOX, reducing_gap=2.0)
+
+    def _enough(self, image: Any) -> tuple[int, int]:
+        """A picture's width and height when even the smallest part of it is still larger than a view."""
+        part = 1.0 if self._distortion is None else math.sqrt(self._distortion.least_area)
+        smaller = max(1.0, min(image.size) * part / (ROOM * self._side))
+        return round(image.width / smaller), round(image.height / smaller)
 
 
 def plain_view(image: Any, side: int) -> Array:
@@ -178,7 +187,8 @@ def distorted(image: Any, side: int, distortion: Distortion, rng: np.random.Gene
     view = _out_of_focus(view, distortion, rng)
     pixels_HWC = _lit(np.asarray(view), distortion, rng)
     if distortion.noise:
-        pixels_HWC += rng.normal(0, rng.uniform(0, distortion.noise), pixels_HWC.shape).astype(np.float32)
+        deviation = np.float32(rng.uniform(0, distortion.noise))
+        pixels_HWC += deviation * rng.standard_normal(pixels_HWC.shape, np.float32)
     view_HWC = np.clip(pixels_HWC + 0.5, 0, 255).astype(np.uint8)
     return _stored(view_HWC, rng) if distortion.jpeg and rng.random() < 0.5 else view_HWC
 

@@ -38,7 +38,7 @@ TESTED_ON = Distortion(
     least_area=0.25, turn_degrees=20, perspective=0.12, light=0.5, blur=1.5, noise=6, shake=True, jpeg=True, cells=(4,)
 )
 # Views of each photograph: in an epoch, to choose the weights by, and to test them.
-VIEWS, CHOOSING_VIEWS, TEST_VIEWS = 128, 24, 60
+VIEWS, CHOOSING_VIEWS, TEST_VIEWS = 200, 30, 60
 
 
 def photographs() -> Data:
