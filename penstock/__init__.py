@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from penstock.core.application import Application as Application
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.live import Live as Live
+    from penstock.core.prepare import Prepare as Prepare
+    from penstock.core.prepare import RawSpec as RawSpec
+    from penstock.core.recognition import Recognition as Recognition
     from penstock.core.spec import TensorSpec as TensorSpec
     from penstock.runtime.bundle import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
@@ -31,7 +34,10 @@ _HOME = {
     "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
+    "Prepare": "penstock.core.prepare",
+    "RawSpec": "penstock.core.prepare",
     "Recipe": "penstock.train.recipe",
+    "Recognition": "penstock.core.recognition",
     "TensorSpec": "penstock.core.spec",
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
@@ -46,7 +52,10 @@ __all__ = [
     "Live",
     "PenstockError",
     "Predictor",
+    "Prepare",
+    "RawSpec",
     "Recipe",
+    "Recognition",
     "TensorSpec",
     "fit",
     "load",

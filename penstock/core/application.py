@@ -12,6 +12,8 @@ from typing import Any
 
 from penstock.core.errors import ApplicationError
 from penstock.core.live import WAV, Live, is_sound
+from penstock.core.prepare import Prepare
+from penstock.core.recognition import Recognition
 from penstock.core.sources import modules_beside, refuse_strangers
 from penstock.core.spec import Array, TensorSpec
 
@@ -33,8 +35,13 @@ class Application:
         model: Makes the `torch.nn.Module`, without arguments. Its `forward` takes a batch of raw inputs, shaped
             `[B, *input.shape]`, and is what training calls; where it has `predict`, that is what is served and
             recorded (logits, say, become probabilities there); otherwise `forward` is.
-        decode: Turns a request's body and content type into one raw array of `input`. Bytes to numbers, nothing numeric
-            beyond that. Raw bytes and JSON arrays of the spec need no `decode`.
+        decode: Turns a request's body and content type into one raw array of `input`, or of `prepare.raw` where that is
+            declared. Bytes to numbers, nothing numeric beyond that. Raw bytes and JSON arrays of `input` need no
+            `decode`.
+        prepare: Where raw arrays vary in size (photos): makes one chunk of `input` from what `decode` gave. It is
+            exported with the bundle, and the same graph runs everywhere.
+        recognition: What is said of a classifier's probabilities, and how that is steadied over a video; the labels are
+            those of `output`.
         reply: Turns one output into what the client gets as JSON. By default the output as nested lists.
         recipe: How it is trained: a `penstock.Recipe`, or a function that makes one.
         accepts: The content types that `decode` reads, such as `("image/png",)`.
@@ -53,6 +60,8 @@ class Application:
     output: TensorSpec
     model: Callable[[], Any] | str
     decode: Decode | None = None
+    prepare: Prepare | None = None
+    recognition: Recognition | None = None
     reply: Reply | None = None
     recipe: Any = None
     accepts: tuple[str, ...] = ()
@@ -75,6 +84,14 @@ class Application:
         if self.decode is not None and not self.accepts:
             raise ApplicationError(
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
+            )
+        if self.prepare is not None and (self.decode is None or self.live is not None):
+            wrong = "no decode, which would give the raw arrays" if self.decode is None else "a live signal as well"
+            raise ApplicationError(f"Application {self.name!r} has a prepare and {wrong}; leave one of them out.")
+        if self.recognition is not None and self.recognition.labels != self.output.labels:
+            raise ApplicationError(
+                f"Application {self.name!r} has a recognition whose labels are not those of its output; give both the "
+                f"same."
             )
 
     def _check_live(self) -> None:
@@ -105,6 +122,8 @@ class Application:
             ("accepts", types, "a tuple of content types in lower case, such as ('image/png',)"),
             ("chunks", type(self.chunks) is int and self.chunks >= 1, "a whole number, at least 1"),
             ("live", self.live is None or isinstance(self.live, Live), "a Live, for streams"),
+            ("prepare", self.prepare is None or isinstance(self.prepare, Prepare), "a Prepare"),
+            ("recognition", self.recognition is None or isinstance(self.recognition, Recognition), "a Recognition"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
         ):
             if not good:
@@ -142,7 +161,8 @@ class FoundApplication:
         sha256: dict[str, str] = {}
         if file is not None:
             home = Path(file).resolve()
-            paths = (self.application.model, self.application.recipe)
+            prepare = self.application.prepare
+            paths = (self.application.model, self.application.recipe, None if prepare is None else prepare.module)
             roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
             modules = modules_beside(home, self.module.__package__ or "", roots)
             # Now, not when it is asked for: what is edited during a long training was not what trained.
@@ -166,11 +186,21 @@ class FoundApplication:
             raise ApplicationError(f"Application {self.application.name!r} has no recipe; give it one to train it.")
         return self._made(self.application.recipe, "recipe")
 
+    def prepare(self) -> Any:
+        """A new module (a `torch.nn.Module`) that makes one chunk of one raw array.
+
+        Raises:
+            ApplicationError: The application has none.
+        """
+        if self.application.prepare is None:
+            raise ApplicationError(f"Application {self.application.name!r} has no prepare; its input is of one size.")
+        return self._made(self.application.prepare.module, "prepare")
+
     def source_sha256(self) -> dict[str, str]:
         """The SHA-256 of each source file, as it was when the application was found, by its path beside the first.
 
         Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
-        `model` or `recipe` name.
+        `model`, `recipe` or `prepare` name.
         """
         return dict(self._sha256)
 
@@ -311,6 +341,8 @@ def describe(application: Application) -> dict[str, Any]:
         "description": application.description,
         "input": application.input.to_json(),
         "output": application.output.to_json(),
+        "raw": None if application.prepare is None else application.prepare.raw.to_json(),
+        "recognition": None if application.recognition is None else application.recognition.to_json(),
         "accepts": _accepted(application),
         "max_body_bytes": application.max_body_bytes,
         "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(live, application.input)},

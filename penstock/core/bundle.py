@@ -7,8 +7,6 @@
 No pickle, no code. This module knows files and arrays; `penstock.runtime.bundle` adds the network.
 """
 
-import ctypes
-import errno
 import hashlib
 import json
 import math
@@ -24,7 +22,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
-from penstock.core.durable import sync_folder
+from penstock.core.durable import put_folder, sync_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
@@ -37,7 +35,6 @@ _SEAL = "sha256"
 _KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} | dict.fromkeys(
     ("sources", "files", "metrics", "versions"), dict
 )
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,9 +257,9 @@ def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden:
         try:
             beside.mkdir()
             for name, data in contents.items():
-                _write_through(beside / name, data)
+                write_through(beside / name, data)
             sync_folder(beside)
-            _put(beside, place)
+            put_folder(beside, place)
             sync_folder(place.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -285,43 +282,6 @@ def _refuse_taken(place: Path) -> None:
         raise BundleError(f"{place} holds {foreign[0]!r}, so it is not a bundle to be replaced; choose another place.")
     if names and not {MANIFEST, WEIGHTS} <= names:
         raise BundleError(f"{place} holds only part of a bundle ({', '.join(sorted(names))}); choose another place.")
-
-
-def _put(beside: Path, place: Path) -> None:
-    """Rename `beside` to `place`; what was there is at `beside` then, or gone."""
-    try:
-        beside.rename(place)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    else:
-        return
-    try:
-        _exchange(beside, place)
-    except (AttributeError, OSError):
-        old = beside.with_name(f"{beside.name}-old")
-        place.rename(old)
-        try:
-            beside.rename(place)
-        except BaseException:
-            old.rename(place)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange two folders in one step, where the C library and the file system can (Linux, `renameat2`)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _write_through(file: Path, data: bytes) -> None:
-    with file.open("wb") as sink:
-        sink.write(data)
-        sink.flush()
-        os.fsync(sink.fileno())
 
 
 def _dumped(fields: dict[str, Any]) -> bytes:

@@ -16,16 +16,17 @@ MOST_SCANS = 100
 
 
 def decode_image(
-    body: bytes, *, mode: Literal["L", "RGB"], size: tuple[int, int] | None = None, max_pixels: int = 1 << 22
+    body: bytes, *, mode: Literal["L", "RGB", "RGBA"], size: tuple[int, int] | None = None, max_pixels: int = 1 << 22
 ) -> Array:
-    """The pixels of a picture as uint8, `[H, W]` for mode `"L"` and `[H, W, 3]` for `"RGB"`.
+    """The pixels of a picture as uint8: `[H, W]` for mode `"L"`, `[H, W, 3]` for `"RGB"` and `[H, W, 4]` for `"RGBA"`.
 
     PNG, JPEG, WebP, GIF (its first frame) and BMP are read, turned as their orientation tag says, as a browser does.
     The header is read first: a picture of too many pixels is refused before any of them is decoded.
 
     Args:
         body: The file's bytes.
-        mode: `"L"` for grey, `"RGB"` for colour. Transparent parts become black, 16 bits become the upper 8.
+        mode: `"L"` for grey, `"RGB"` for colour; `"RGBA"` for colour and 255, as a browser has the pixels of a canvas
+            without transparency. Transparent parts become black, 16 bits become the upper 8.
         size: The sensor's height and width in pixels; another size is averaged or interpolated to it.
         max_pixels: The most pixels that are decoded.
 
@@ -34,8 +35,8 @@ def decode_image(
         TooLarge: More than `max_pixels`, or a JPEG of more than 100 scans.
         ApplicationError: The mode is another.
     """
-    if mode not in ("L", "RGB"):
-        raise ApplicationError(f"decode_image has mode {mode!r}; choose 'L' or 'RGB'.")
+    if mode not in ("L", "RGB", "RGBA"):
+        raise ApplicationError(f"decode_image has mode {mode!r}; choose 'L', 'RGB' or 'RGBA'.")
     with warnings.catch_warnings():
         # Pillow warns of many a harmless oddity; the server's log is not the place for what a client sends.
         warnings.simplefilter("ignore")

@@ -6,6 +6,8 @@ PenstockError                 says what, the value received, and the fix
 │   ├── BundleCorrupt         a file is missing, cut short or altered
 │   ├── SourcesChanged        the application is not the one the bundle was made with
 │   └── GoldenMismatch        the network no longer gives its recorded answers
+├── PackError                 a pack cannot be made or used
+│   └── PackCorrupt           a file of it is missing, cut short or altered, or a signature is not of it
 ├── TrainError                a recipe, a run or a checkpoint is wrong
 │   ├── OthersLost            the processes that train with this one ended, or do not come
 │   └── BadExample            an example is damaged or missing
@@ -56,6 +58,14 @@ class SourcesChanged(BundleError):
 
 class GoldenMismatch(BundleError):
     """The network does not give the answers that were recorded with it."""
+
+
+class PackError(PenstockError):
+    """A pack cannot be made of a bundle, or cannot be used."""
+
+
+class PackCorrupt(PackError):
+    """A file of a pack is missing, cut short, altered or of another schema, or its signature is of something else."""
 
 
 class TrainError(PenstockError):

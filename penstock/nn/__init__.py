@@ -1,9 +1,10 @@
-"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, and maxout."""
+"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, maxout, resizing."""
 
 from penstock.nn.attention import StreamingAttention
 from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead
 from penstock.nn.maxout import Maxout
 from penstock.nn.normalisation import SequenceBatchNorm, folded
+from penstock.nn.pictures import SquareResize
 from penstock.nn.recurrent import GRU, LSTM, ClippedRNN
 from penstock.nn.spectrogram import LogMel
 from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
@@ -20,6 +21,7 @@ __all__ = [
     "Maxout",
     "SequenceBatchNorm",
     "Sequential",
+    "SquareResize",
     "State",
     "Step",
     "Streaming",

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 from penstock.core.errors import PenstockError
 from penstock.core.spec import TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
-from penstock.runtime.exported_step import CHUNK, COUNTS, GIVEN, LAST, LENGTH, state_name
+from penstock.runtime.exported_step import (
+    CHUNK,
+    COUNTS,
+    GIVEN,
+    LAST,
+    LENGTH,
+    OUTPUT,
+    OUTPUT_LENGTH,
+    next_name,
+    state_name,
+)
 from penstock.runtime.graph import NOT_EXPORTABLE
 from penstock.runtime.load import Predictor, load, streaming_of
 from penstock.runtime.onnx_executor import steady_graph
@@ -98,31 +108,40 @@ def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
         input: One raw chunk, its frames first.
         file: The ONNX file. That of steady batches is put beside it, where there are such.
     """
-    _export_any_step(network, input, file)
+    step_program(network, input).save(file)
     with torch.inference_mode():
         steady = _steady(network, input)
     if steady is not None:
         try:
             _export_steady_step(network, input, *steady, steady_graph(file))
         except Exception as error:  # noqa: BLE001 - a layer that is not ours may want its counts as tensors
-            print(f"without a graph for steady batches: {_first_cause(error)}", file=sys.stderr)
+            print(f"without a graph for steady batches: {first_cause(error)}", file=sys.stderr)
 
 
-def _export_any_step(network: Streaming, input: TensorSpec, file: Path) -> None:
-    state = [leaf.clone() for leaf in leaves(network.initial_state(EXAMPLES))]
-    length_B = torch.full((EXAMPLES,), input.shape[0])
-    chunk_BT = _zeros(input, EXAMPLES)
+def step_program(network: Streaming, input: TensorSpec, rows: int | None = None) -> Any:
+    """One step of a network in evaluation mode, for a batch of so many rows or, by default, of any number.
+
+    Returns:
+        What the exporter made. Into it go the chunk, how many of its frames are valid, whose stream ends, and the
+        leaves of the state in order; of it come the output, how many of its frames are valid, and the leaves after.
+    """
+    given = rows or EXAMPLES
+    state = [leaf.clone() for leaf in leaves(network.initial_state(given))]
+    length_B = torch.full((given,), input.shape[0])
+    chunk_BT = _zeros(input, given)
     batch = {0: torch.export.Dim("batch")}
+    any_batch = {"chunk_BT": batch, "length_B": batch, "last_B": batch, "state": [batch] * len(state)}
     program = torch.onnx.export(
         _Step(network).eval(),
         (chunk_BT, length_B, length_B == 0, state),
         input_names=[CHUNK, LENGTH, LAST, *map(state_name, range(len(state)))],
-        dynamic_shapes={"chunk_BT": batch, "length_B": batch, "last_B": batch, "state": [batch] * len(state)},
+        output_names=[OUTPUT, OUTPUT_LENGTH, *map(next_name, range(len(state)))],
+        dynamic_shapes=any_batch if rows is None else None,
         dynamo=True,
         verbose=False,
     )
     assert program is not None
-    program.save(file)
+    return program
 
 
 def _export_steady_step(network: Streaming, input: TensorSpec, counts: dict[int, int], given: int, file: Path) -> None:
@@ -196,11 +215,12 @@ def main() -> None:
     try:
         export_graph(predictor, given.file)
     except Exception as error:  # noqa: BLE001 - the exporter raises whatever it meets; this is the process's top
-        print(_first_cause(error), file=sys.stderr)
+        print(first_cause(error), file=sys.stderr)
         sys.exit(NOT_EXPORTABLE)
 
 
-def _first_cause(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
+    """What the exporter met first, in a line."""
     # The exporter wraps what it met in advice about itself.
     while error.__cause__ is not None:
         error = error.__cause__

@@ -25,6 +25,7 @@ from penstock.runtime.onnx_executor import session_of, steady_graph
 # B rows of the batch, T frames of a chunk, U frames that come of them
 
 CHUNK, LENGTH, LAST = "chunk", "length", "last"
+OUTPUT, OUTPUT_LENGTH = "output", "output_length"
 # What the steady graph says of itself, as JSON: the counts of the state, and how many frames each step gives.
 COUNTS, GIVEN = "counts", "given"
 
@@ -32,6 +33,11 @@ COUNTS, GIVEN = "counts", "given"
 def state_name(leaf: int) -> str:
     """Of a leaf of the state, what it is called in the graph."""
     return f"state_{leaf}"
+
+
+def next_name(leaf: int) -> str:
+    """What the same leaf after the step is called."""
+    return f"next_{leaf}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,9 +95,26 @@ def test_a_palette_with_transparent_colours_is_read(transparency: Any) -> None:
     assert (decode_image(body, mode="RGB")[hidden] == 0).all()
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_a_fourth_number_is_added_as_an_opaque_canvas_has_it(mode: str) -> None:
+    body = file_of(Image.fromarray(COLOUR).convert(mode))
+    pixels = decode_image(body, mode="RGBA")
+    assert (pixels[..., :3] == decode_image(body, mode="RGB")).all()
+    assert (pixels[..., 3] == 255).all()
+
+
+def test_transparent_parts_are_black_and_opaque_with_a_fourth_number() -> None:
+    half = np.dstack([COLOUR, np.full(COLOUR.shape[:2], 128, np.uint8)])
+    body = file_of(Image.fromarray(half))
+    pixels = decode_image(body, mode="RGBA")
+    assert (pixels[..., :3] == decode_image(body, mode="RGB")).all()
+    assert (pixels[..., 3] == 255).all()
+
+
 def test_cmyk_is_converted() -> None:
     picture = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
     red, green, blue = decode_image(file_of(picture, "JPEG", quality=95), mode="RGB")[4, 4]
+    assert tuple(decode_image(file_of(picture, "JPEG", quality=95), mode="RGBA")[4, 4]) == (red, green, blue, 255)
     assert red > 230
     assert max(green, blue) < 30
     assert decode_image(file_of(picture, "JPEG"), mode="L").shape == (8, 8)
@@ -221,5 +238,5 @@ def test_much_packed_text_in_a_small_picture_is_refused() -> None:
 
 
 def test_another_mode_is_the_applications_mistake() -> None:
-    with pytest.raises(ApplicationError, match="mode 'rgb'; choose 'L' or 'RGB'"):
+    with pytest.raises(ApplicationError, match="mode 'rgb'; choose 'L', 'RGB' or 'RGBA'"):
         decode_image(file_of(COLOUR), mode="rgb")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,168 @@
+"""Who made a pack: an Ed25519 signature (RFC 8032) over the bytes of its `pack.json`, which names every other file."""
+
+import base64
+import binascii
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import PackCorrupt, PackError
+
+ALGORITHM = "Ed25519"
+KEY_BYTES = 32
+
+
+def new_key(file: Path) -> bytes:
+    """Write a new private key as PEM, readable by its owner alone, and its public half beside it.
+
+    Args:
+        file: Where the private key goes, `KEY.pem`; the public one goes to `KEY.pub.pem`.
+
+    Returns:
+        The public key, 32 bytes.
+
+    Raises:
+        PackError: One of the files is there already, or cannot be written.
+    """
+    ed25519, serialization = _cryptography()
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    for place, data, mode in ((file, private, 0o600), (public_file(file), public, 0o644)):
+        try:
+            descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except FileExistsError:
+            raise PackError(f"{place} is there already, and a key is never overwritten; choose another name.") from None
+        except OSError as error:
+            raise PackError(f"{place} cannot be written ({error.strerror}); choose another place.") from None
+        with os.fdopen(descriptor, "wb") as sink:
+            sink.write(data)
+    return _raw(key.public_key())
+
+
+def public_file(file: Path) -> Path:
+    """Where the public half of a private key is written."""
+    return file.with_suffix(f".pub{file.suffix}")
+
+
+def sign(data: bytes, file: Path) -> bytes:
+    """The content of `pack.sig` for some bytes.
+
+    Args:
+        data: What is signed.
+        file: The private key, PEM.
+
+    Raises:
+        PackError: It is not an Ed25519 private key.
+    """
+    ed25519, serialization = _cryptography()
+    pem = _read(file)
+    try:
+        key: Any = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError) as error:
+        raise _no_key(file, "private", str(error)) from None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise _no_key(file, "private", "it is of another kind")
+    fields = {
+        "algorithm": ALGORITHM,
+        "public_key": base64.b64encode(_raw(key.public_key())).decode(),
+        "signature": base64.b64encode(key.sign(data)).decode(),
+    }
+    return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
+
+
+def signer(data: bytes, signature: bytes, name: str) -> bytes:
+    """The public key, 32 bytes, that made a signature of some bytes.
+
+    Args:
+        data: What was signed.
+        signature: The content of `pack.sig`.
+        name: What it is called in messages.
+
+    Raises:
+        PackCorrupt: The signature is not of these bytes, or not readable.
+        PackError: The package that verifies signatures is not installed.
+    """
+    ed25519, _ = _cryptography()
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        fields = json.loads(signature)
+        if fields["algorithm"] != ALGORITHM:
+            raise PackCorrupt(f"{name} is made by {fields['algorithm']!r}; only {ALGORITHM} is read. Sign it again.")
+        public, made = (base64.b64decode(fields[part], validate=True) for part in ("public_key", "signature"))
+        key = ed25519.Ed25519PublicKey.from_public_bytes(public)
+    except (ValueError, KeyError, TypeError, binascii.Error, RecursionError) as error:
+        raise PackCorrupt(
+            f"{name} is not a signature ({type(error).__name__}: {error}); copy the pack again."
+        ) from None
+    try:
+        key.verify(made, data)
+    except InvalidSignature:
+        raise PackCorrupt(
+            f"{name} is not the signature of this pack.json: one of them was altered. Copy the pack again."
+        ) from None
+    return public
+
+
+def read_public_key(text: str) -> bytes:
+    """A public key, 32 bytes, from its base64 or from a PEM file.
+
+    Raises:
+        PackError: It is neither.
+    """
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        raw = b""
+    if len(raw) == KEY_BYTES:
+        return raw
+    ed25519, serialization = _cryptography()
+    file = Path(text)
+    pem = _read(file)
+    try:
+        if b"PRIVATE" in pem:
+            raise _no_key(file, "public", f"it is a private key, of which {public_file(file).name} is the public half")
+        key: Any = serialization.load_pem_public_key(pem)
+    except (ValueError, TypeError) as error:
+        raise _no_key(file, "public", str(error)) from None
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise _no_key(file, "public", "it is of another kind")
+    return _raw(key)
+
+
+def key_in_words(public: bytes) -> str:
+    """A public key as base64."""
+    return base64.b64encode(public).decode()
+
+
+def _raw(key: Any) -> bytes:
+    return key.public_bytes_raw()
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise PackError(
+            f"the key {file} cannot be read ({error.strerror}); make one with 'penstock export --new-key KEY.pem'."
+        ) from None
+
+
+def _no_key(file: Path, half: str, cause: str) -> PackError:
+    return PackError(
+        f"{file} is not an Ed25519 {half} key in PEM ({cause}); make one with 'penstock export --new-key KEY.pem'."
+    )
+
+
+def _cryptography() -> tuple[Any, Any]:
+    # Only where something is signed or a signature is there: a pack without one needs no more than NumPy.
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise PackError("signatures need the package cryptography; pip install 'penstock[device]'.") from None
+    return ed25519, serialization
