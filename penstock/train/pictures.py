@@ -102,7 +102,7 @@ def split_pictures(pictures: list[Picture]) -> dict[str, list[Picture]]:
     for picture in pictures:
         parts[picture.split or "train"].append(picture)
     wanted = {name: share for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)) if not parts[name]}
-    of_class: dict[str, list[Picture]] = {picture.label: [] for picture in pictures}
+    of_class: dict[str, list[Picture]] = {label: [] for label in labels_of(pictures)}
     for picture in parts.pop("train"):
         of_class[picture.label].append(picture)
     learned: list[Picture] = []

@@ -174,6 +174,15 @@ def plain_view(image: Any, side: int) -> Array:
     return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, box))
 
 
+def small_rgba(picture: Picture, most: int) -> Array:
+    """A whole picture as a browser has it, uint8 `[H, W, 4]`, its longer side of at most so many pixels."""
+    from PIL import Image
+
+    image = plain_pixels(Image.open(io.BytesIO(picture.read()), formats=FORMATS), "RGB")
+    image.thumbnail((most, most))
+    return np.asarray(image.convert("RGBA"))
+
+
 def distorted(image: Any, side: int, distortion: Distortion, rng: np.random.Generator) -> Array:
     """One view of a picture, uint8 `[side, side, 3]`.
 

@@ -1,4 +1,4 @@
-"""An application that knows things in pictures, of a user's labels."""
+"""Declare an application that knows things in pictures; nothing here needs torch until a network is made."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,10 +6,14 @@ from typing import Any
 
 from penstock.core.application import Application
 from penstock.core.decode import decode_image
+from penstock.core.prepare import Prepare, RawSpec
+from penstock.core.recognition import Recognition
 from penstock.core.spec import Array, TensorSpec
 from penstock.train.pictures import kinds_and_groups
 
-MOST_PIXELS = 4096 * 4096
+# H height, W width, S side of what the network sees
+
+MOST_SIDE = 4096
 ACCEPTS = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
 
 
@@ -21,26 +25,32 @@ def image_application(
     model: Callable[[], Any] | str,
     recipe: Any,
     description: str = "",
+    unsure_below: float = 0.5,
 ) -> Application:
     """Declare one.
+
+    A client sends a picture of any size and gets `Recognition.answer`: the general class, the kind within it, or that it
+    is unsure of either.
 
     Args:
         name: See `Application`.
         labels: `"cat"`, or `"dog/terrier"` for a kind within a general class, in the order of the network's outputs.
         side: Of the square picture that the network sees, in pixels.
-        model: See `Application`; made of `penstock.models.calibrated.Calibrated`, say.
-        recipe: See `Application`; made by `penstock.apps.images.recipe.images_recipe`, say.
+        model: See `Application`; it makes a `penstock.models.calibrated.Calibrated`, say.
+        recipe: See `Application`; `penstock.apps.images.recipe.images_recipe` makes one.
         description: See `Application`.
+        unsure_below: What is less probable is not named; the network's probabilities are calibrated.
     """
-    kinds, _ = kinds_and_groups(labels)
+    kinds, groups = kinds_and_groups(labels)
+    recognition = Recognition(labels=kinds, groups=groups, unsure_below=unsure_below)
     return Application(
         name=name,
         description=description,
         input=TensorSpec(
             name="image",
-            dtype="uint8",
+            dtype="float32",
             shape=(side, side, 3),
-            meaning="the middle square of a colour picture",
+            meaning="the middle square of a picture: red, green, blue",
             units="0..255",
         ),
         output=TensorSpec(
@@ -51,7 +61,19 @@ def image_application(
             units="probability",
             labels=kinds,
         ),
-        decode=partial(_decode, side=side),
+        decode=decode,
+        prepare=Prepare(
+            module=partial(_square_resize, side),
+            raw=RawSpec(
+                dtype="uint8",
+                shape=(None, None, 4),
+                meaning="a whole picture: red, green, blue, opacity",
+                units="0..255",
+                most=(MOST_SIDE, MOST_SIDE, 4),
+            ),
+        ),
+        recognition=recognition,
+        reply=recognition.answer,
         accepts=ACCEPTS,
         max_body_bytes=1 << 24,
         model=model,
@@ -59,5 +81,12 @@ def image_application(
     )
 
 
-def _decode(body: bytes, content_type: str, *, side: int) -> Array:
-    return decode_image(body, mode="RGB", size=(side, side), max_pixels=MOST_PIXELS)
+def decode(body: bytes, content_type: str) -> Array:
+    """A picture's pixels as a browser has them, uint8 `[H, W, 4]`."""
+    return decode_image(body, mode="RGBA", max_pixels=MOST_SIDE * MOST_SIDE)
+
+
+def _square_resize(side: int) -> Any:
+    from penstock.nn.pictures import SquareResize
+
+    return SquareResize(side)

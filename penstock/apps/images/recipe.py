@@ -8,31 +8,40 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from penstock.apps.images.photographs import LABELS, photographs
+from penstock.apps.images import photographs
+from penstock.apps.images.photographs import LABELS
 from penstock.apps.images.report import write_report
+from penstock.core.spec import Array
 from penstock.train.augment import cross_entropy, mixup
 from penstock.train.pictures import find_pictures, split_pictures
 from penstock.train.recipe import Data, Recipe, accuracy
 from penstock.train.schedules import warm_up_cosine
-from penstock.train.views import Distortion, Views
+from penstock.train.views import Distortion, Views, small_rgba
 
 # B batch, H height, W width, n examples, K classes
 
 STEPS = 1_200
 TOP = 5
+RAW_EXAMPLES, RAW_SIDE = 16, 200
 # Of a user's own pictures, which differ by themselves.
 OWN = Distortion(least_area=0.3, turn_degrees=10, perspective=0.05, light=0.3, blur=1.0, mirror=True)
 
 
 def recipe() -> Recipe:
     """Twelve hundred steps over views of the default photographs, never two of them the same."""
-    made = images_recipe(photographs, LABELS, steps=STEPS, smoothing=0.02, mixing=0.1)
+    made = images_recipe(default_data, photographs.raw_examples, LABELS, steps=STEPS, smoothing=0.02, mixing=0.1)
     # The other core makes the views.
     return replace(made, threads=1)
 
 
+def default_data() -> Data:
+    """Views of the default photographs."""
+    return Data(train=photographs.learned(), validation=photographs.chosen_by(), test=photographs.tested_on())
+
+
 def images_recipe(
     data: Callable[[], Data],
+    raw_examples: Callable[[], list[Array]],
     labels: tuple[str, ...],
     *,
     epochs: float | None = None,
@@ -46,6 +55,7 @@ def images_recipe(
 
     Args:
         data: The examples, uint8 pictures and the numbers of their labels.
+        raw_examples: Some whole pictures, uint8 `[H, W, 4]`, that become golden examples.
         labels: The application's.
         epochs: How often every example is seen.
         steps: How many steps are taken, instead of epochs.
@@ -56,6 +66,7 @@ def images_recipe(
     """
     return Recipe(
         data=data,
+        raw_examples=raw_examples,
         loss=cross_entropy(smoothing),
         optimizer=partial(adamw, rate=rate),
         schedule=warm_up_cosine(0.1),
@@ -86,6 +97,17 @@ def folder_data(folder: str | Path, labels: tuple[str, ...], side: int, distorti
         validation=Views(parts["validation"], labels, side),
         test=Views(parts["test"], labels, side),
     )
+
+
+def raw_pictures(folder: str | Path) -> list[Array]:
+    """Some of the pictures that are held out, small, as `decode` gives them: uint8 `[H, W, 4]`.
+
+    Args:
+        folder: See `penstock.train.pictures.find_pictures`.
+    """
+    held_out = split_pictures(find_pictures(folder))["validation"]
+    chosen = held_out[:: max(1, len(held_out) // RAW_EXAMPLES)][:RAW_EXAMPLES]
+    return [small_rgba(picture, most=RAW_SIDE + index) for index, picture in enumerate(chosen)]
 
 
 def adamw(parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
