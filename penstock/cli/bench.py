@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(streams)
     bench.command()(training)
     bench.command()(train)
+    bench.command()(device)
     bench.command()(soak)
     bench.command()(feed)
     app.add_typer(bench, name="bench")
@@ -132,6 +133,16 @@ def server(
     from penstock.bench.figures import SERVER, measure_figures
 
     measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
+
+
+def device(
+    only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
+    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
+) -> None:
+    """Measure the figures of what is carried on devices: how well the photographs are known again."""
+    from penstock.bench.figures import DEVICE, measure_figures
+
+    measure_figures(DEVICE, "device", only or [], record=record, say=typer.echo)
 
 
 def live(

@@ -43,7 +43,7 @@ class InvertedResidual(nn.Module):
 
 @final
 class MobileNet(EmbeddingNetwork):
-    """Sandler et al. 2018, table 2, with a smaller last layer: 0.54 million parameters at half its width, for 18 classes.
+    """Sandler et al. 2018, table 2, with a smaller last layer: half a million parameters at half its width.
 
     Pictures of any sides from 32; 96 to 224 is usual.
 

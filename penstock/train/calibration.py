@@ -49,7 +49,9 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -
         labels: `[n]`.
         bins: How many.
     """
-    return sum(count * abs(sure - right) for count, sure, right in reliability(probabilities, labels, bins)) / len(labels)
+    return sum(count * abs(sure - right) for count, sure, right in reliability(probabilities, labels, bins)) / len(
+        labels
+    )
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[tuple[int, float, float]]:

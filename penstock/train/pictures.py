@@ -101,7 +101,9 @@ def split_pictures(pictures: list[Picture]) -> dict[str, list[Picture]]:
     parts: dict[str, list[Picture]] = {"train": [], "validation": [], "test": []}
     for picture in pictures:
         parts[picture.split or "train"].append(picture)
-    wanted = {name: share for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)) if not parts[name]}
+    wanted = {
+        name: share for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)) if not parts[name]
+    }
     of_class: dict[str, list[Picture]] = {label: [] for label in labels_of(pictures)}
     for picture in parts.pop("train"):
         of_class[picture.label].append(picture)

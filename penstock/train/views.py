@@ -147,12 +147,12 @@ class Views(Examples):
             raise
         except Exception as error:
             # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
+            where = place.file if place.nbytes is None else place.name
             raise BadExample(
-                f"{place.file if place.nbytes is None else place.name} cannot be read ({type(error).__name__}: {error}).",
+                f"{where} cannot be read ({type(error).__name__}: {error}).",
                 index=picture if index is None else index,
                 name=place.name,
             ) from error
-
 
     def _smaller(self, image: Any) -> Any:
         from PIL import Image

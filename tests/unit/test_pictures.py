@@ -142,7 +142,9 @@ def test_parts_that_the_folder_names_stay(tmp_path: Path) -> None:
 
 def test_too_few_pictures_of_a_class_are_said(tmp_path: Path) -> None:
     put(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", "dog/3.png")
-    with pytest.raises(TrainError, match="class 'cat' has 2 pictures to learn from and to hold out; give it at least 3"):
+    with pytest.raises(
+        TrainError, match="class 'cat' has 2 pictures to learn from and to hold out; give it at least 3"
+    ):
         split_pictures(find_pictures(tmp_path))
 
 

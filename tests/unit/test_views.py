@@ -57,7 +57,9 @@ def test_without_a_distortion_the_middle_is_seen(root: Path) -> None:
     inputs, _ = read(Views(find_pictures(root), ("cat", "dog"), SIDE))
     with Image.open(root / "dog" / "1.png") as image:
         np.testing.assert_array_equal(inputs[4], plain_view(image, SIDE))
-        np.testing.assert_array_equal(inputs[4], image.crop((15, 0, 105, 90)).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        np.testing.assert_array_equal(
+            inputs[4], image.crop((15, 0, 105, 90)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        )
 
 
 def test_a_still_view_is_a_part_of_the_picture_as_it_is() -> None:

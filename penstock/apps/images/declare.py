@@ -29,8 +29,8 @@ def image_application(
 ) -> Application:
     """Declare one.
 
-    A client sends a picture of any size and gets `Recognition.answer`: the general class, the kind within it, or that it
-    is unsure of either.
+    A client sends a picture of any size and gets `Recognition.answer`: the general class, the kind within it, or that
+    neither is sure.
 
     Args:
         name: See `Application`.

@@ -20,7 +20,7 @@ from penstock.train.views import Distortion, Views, small_rgba
 
 # B batch, H height, W width, n examples, K classes
 
-STEPS = 1_200
+STEPS = 1_400
 TOP = 5
 RAW_EXAMPLES, RAW_SIDE = 16, 200
 # Of a user's own pictures, which differ by themselves.
@@ -28,7 +28,7 @@ OWN = Distortion(least_area=0.3, turn_degrees=10, perspective=0.05, light=0.3, b
 
 
 def recipe() -> Recipe:
-    """Twelve hundred steps over views of the default photographs, never two of them the same."""
+    """Fourteen hundred steps over views of the default photographs, never two of them the same."""
     made = images_recipe(default_data, photographs.raw_examples, LABELS, steps=STEPS, smoothing=0.02, mixing=0.1)
     # The other core makes the views.
     return replace(made, threads=1)

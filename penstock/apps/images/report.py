@@ -129,9 +129,8 @@ def draw(file: Path, confusion_KK: Array, bins: list[tuple[int, float, float]], 
         matrix.text(column, row, str(confusion_KK[row, column]), ha="center", va="center", color=light, size=7)
     figure.colorbar(shown, ax=matrix, label="share of the row", shrink=0.6)
     sure.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    sure.scatter(
-        [bin[1] for bin in bins], [bin[2] for bin in bins], s=[10 + 300 * bin[0] / confusion_KK.sum() for bin in bins]
-    )
+    counts, chances, right = zip(*bins, strict=True)
+    sure.scatter(chances, right, s=[10 + 300 * count / sum(counts) for count in counts])
     sure.set(xlabel="probability of the likeliest", ylabel="share that is right", xlim=(0, 1.02), ylim=(0, 1.02))
     sure.set_aspect("equal")
     figure.savefig(file, dpi=120)
