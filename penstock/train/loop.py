@@ -6,7 +6,7 @@ One step is a function of the step's number: which examples, which augmentation 
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +161,7 @@ def _finished(loop: "Loop", run: RunFolder | None, folder: Path, data: Data, pro
     )
 
 
-def _last_touch(trainer: Trainer, folder: Path, data: Data) -> Mapping[str, Tensor]:
+def _last_touch(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:
     """What the recipe's `finish` has to say of the bundle's buffers, in the first process."""
     finish = trainer.recipe.finish
     if finish is None:
@@ -169,7 +169,7 @@ def _last_touch(trainer: Trainer, folder: Path, data: Data) -> Mapping[str, Tens
     validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
     if validation is None or test is None:
         return {}
-    made = finish(folder, validation, test)
+    made = dict(finish(folder, validation, test))
     buffers = dict(trainer.module.named_buffers())
     for name, tensor in made.items():
         if name not in buffers or buffers[name].shape != tensor.shape:

@@ -33,7 +33,7 @@ SPLITS = {
 METADATA = ("metadata.jsonl", "metadata.csv")
 LABEL_FIELDS = ("label", "class", "cls")
 # Of each class, where the folder does not say.
-VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
+HELD_OUT = {"test": 0.2, "validation": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +101,7 @@ def split_pictures(pictures: list[Picture]) -> dict[str, list[Picture]]:
     parts: dict[str, list[Picture]] = {"train": [], "validation": [], "test": []}
     for picture in pictures:
         parts[picture.split or "train"].append(picture)
-    wanted = {
-        name: share for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)) if not parts[name]
-    }
+    wanted = {name: share for name, share in HELD_OUT.items() if not parts[name]}
     of_class: dict[str, list[Picture]] = {label: [] for label in labels_of(pictures)}
     for picture in parts.pop("train"):
         of_class[picture.label].append(picture)

@@ -249,7 +249,7 @@ def _perspective(corners: Array, side: int) -> list[float]:
         corners: Of the view, in the picture: `[4, 2]`, clockwise from the upper left.
         side: Of the view.
     """
-    rows: list[list[float]] = []
+    rows: list[Any] = []
     for (x, y), (u, v) in zip(((0, 0), (side, 0), (side, side), (0, side)), corners.tolist(), strict=True):
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
     return np.linalg.solve(np.array(rows, np.float64), corners.reshape(8)).tolist()

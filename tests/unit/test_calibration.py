@@ -47,7 +47,8 @@ def test_the_calibration_error_is_how_far_confidence_is_off() -> None:
 
 def test_the_temperature_is_of_the_probabilities_alone() -> None:
     torch.manual_seed(0)
-    network = Calibrated(MobileNet(3, width=0.25)).eval()
+    inside = MobileNet(3, width=0.25)
+    network = Calibrated(inside).eval()
     pixels = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
     with torch.inference_mode():
         logits, features = network(pixels), network.embed(pixels)
@@ -55,6 +56,6 @@ def test_the_temperature_is_of_the_probabilities_alone() -> None:
         torch.testing.assert_close(network.predict(pixels), (logits / 2).softmax(1))
         assert torch.equal(network(pixels), logits)
         assert features.shape == (2, 256)
-        torch.testing.assert_close(network.network.fc(features), logits)
+        torch.testing.assert_close(inside.fc(features), logits)
         # As prepared pictures come: not whole numbers of bytes.
         torch.testing.assert_close(network(pixels.float()), logits)

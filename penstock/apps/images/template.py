@@ -85,7 +85,7 @@ def application_file(folder: Path, name: str, *, file: str, side: int = SIDE, ne
     pictures = find_pictures(folder)
     labels = labels_of(pictures)
     if len(labels) < 2:
-        raise ApplicationError(f"{folder} has the one class {labels[0]!r}; there must be two to tell apart.")
+        raise ApplicationError(f"{folder} has the one class {pictures[0].label!r}; there must be two to tell apart.")
     learned = len(split_pictures(pictures)["train"])
     return FILE.format(
         folder=json.dumps(str(folder.resolve()), ensure_ascii=False),

@@ -137,7 +137,7 @@ def test_a_training_leaves_a_calibrated_bundle_and_a_report(tmp_path: Path) -> N
     assert report["examples"] == 34
     assert (tmp_path / "run" / "confusion.png").stat().st_size > 10_000
     predictor = load(tmp_path / "run" / "bundle")
-    assert predictor.module.temperature.item() == pytest.approx(report["temperature"])
+    assert predictor.module.state_dict()["temperature"].item() == pytest.approx(report["temperature"])
     chances = predictor.predict(little.test.inputs.astype(np.float32) if isinstance(little.test, ArraySet) else None)
     np.testing.assert_allclose(chances.sum(1), 1, atol=1e-5)
 
