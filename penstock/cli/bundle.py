@@ -10,11 +10,12 @@ from penstock.core.errors import ApplicationError, BundleError, PenstockError
 if TYPE_CHECKING:
     from penstock.core.application import FoundApplication
     from penstock.core.bundle import BundleFiles
+    from penstock.core.prepare import RawSpec
     from penstock.core.spec import Array, TensorSpec
 
 EXAMPLES_SEED = 0
 RANDOM_EXAMPLES = 32
-RANDOM_WHOLE_BELOW = 128
+RANDOM_RAWS = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -134,21 +135,22 @@ def _refuse_pickle(weights: Path) -> None:
         )
 
 
-def _examples(found: "FoundApplication", file: Path | None) -> "tuple[Array, str]":
+def _examples(found: "FoundApplication", file: Path | None) -> tuple[Any, str]:
     if file is not None:
         return _array(file), f"from {file}"
     if found.application.recipe is None:
-        return _random(found.application.input), (
+        return _random(found), (
             f"random numbers (seed {EXAMPLES_SEED}), because {found.application.name!r} has no recipe with data; "
             f"real inputs are better: --examples FILE.npy"
         )
-    from penstock.runtime.bundle import GOLDEN_EXAMPLES
-    from penstock.train.feed import first_inputs
+    from penstock.train.run_folder import check_raw_examples, golden_examples
 
     try:
         recipe = found.recipe()
-        examples = recipe.data().validation
-        return first_inputs(examples, GOLDEN_EXAMPLES, on_bad=recipe.bad_examples), "from the recipe's validation data"
+        check_raw_examples(found, recipe)
+        data = recipe.data()
+        of = "validation data" if recipe.raw_examples is None else "raw examples"
+        return golden_examples(recipe, data), f"from the recipe's {of}"
     except PenstockError:
         raise
     except Exception as error:
@@ -175,20 +177,17 @@ def _array(file: Path) -> "Array":
     raise BundleError(f"{file} holds {', '.join(names) or 'nothing'}; call the array of raw inputs 'inputs'.")
 
 
-def _random(spec: "TensorSpec") -> "Array":
+def _random(found: "FoundApplication") -> Any:
     import numpy as np
 
-    chance = np.random.default_rng(EXAMPLES_SEED)
-    shape = (RANDOM_EXAMPLES, *spec.shape)
-    if spec.dtype == "bool":
-        return chance.random(shape) < 0.5
-    if spec.takes_nan:
-        return chance.standard_normal(shape).astype(spec.numpy_dtype)
-    limits = np.iinfo(spec.numpy_dtype)
-    if limits.bits <= 16:
-        return chance.integers(limits.min, limits.max, shape, dtype=spec.dtype, endpoint=True)
-    # Wide whole numbers are names of things more often than measurements, and few vocabularies are smaller.
-    return chance.integers(0, RANDOM_WHOLE_BELOW, shape, dtype=spec.dtype)
+    from penstock.core.spec import random_numbers
+
+    spec, prepare = found.application.input, found.application.prepare
+    if prepare is not None:
+        from penstock.runtime.prepared import random_raws
+
+        return random_raws(prepare.raw, RANDOM_RAWS)
+    return random_numbers(spec.dtype, (RANDOM_EXAMPLES, *spec.shape), np.random.default_rng(EXAMPLES_SEED))
 
 
 def _report(files: "BundleFiles") -> dict[str, Any]:
@@ -219,11 +218,13 @@ def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
     from penstock.runtime.load import check_streamed, load_weights, network_of
+    from penstock.runtime.prepared import prepared_of
     from penstock.runtime.torch_executor import TorchExecutor
 
     network = network_of(found)
     load_weights(network, files.weights)
     application = found.application
+    prepared_of(files)
     difference = files.golden.check(TorchExecutor(network, application.input, application.output).predict)
     if application.live is None:
         return difference
@@ -243,6 +244,7 @@ def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
         "content hash": manifest.content_hash,
         "application": application["reference"] or "an object, in a notebook say",
         "its sources": _sources_in_words(files, application),
+        **({} if manifest.raw is None else {"prepared of": _described(manifest.raw)}),
         "input": _described(manifest.input),
         "output": _described(manifest.output),
         "metrics": "\n".join(f"{name} {value:g}" for name, value in sorted(manifest.metrics.items()))
@@ -277,6 +279,6 @@ def _golden_in_words(report: dict[str, Any]) -> str:
     return f"{count}, not answered as recorded" if "problem" in report else f"{count}, not run"
 
 
-def _described(spec: "TensorSpec") -> str:
+def _described(spec: "TensorSpec | RawSpec") -> str:
     units = f", {spec.units}" if spec.units else ""
-    return f"{spec.name}: {spec.describe()}, {spec.meaning}{units}"
+    return f"{getattr(spec, 'name', 'raw')}: {spec.describe()}, {spec.meaning}{units}"

@@ -2,7 +2,8 @@
 
     manifest.json         what it is, and the SHA-256 of the other files and of itself
     weights.safetensors   the network's parameters and buffers
-    golden.safetensors    recorded `inputs` and `outputs`
+    golden.safetensors    recorded `inputs` and `outputs`, and `raw.0`, `raw.1`, ... where inputs are prepared
+    prepare.onnx          what prepares them: the application's `prepare`, exported; only where it has one
 
 No pickle, no code. This module knows files and arrays; `penstock.runtime.bundle` adds the network.
 """
@@ -23,13 +24,15 @@ from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
 from penstock.core.durable import put_folder, sync_folder, write_through
-from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
+from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
+from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 
 SCHEMA_VERSION = 1
 WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
+PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
 _SEAL = "sha256"
 _KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} | dict.fromkeys(
@@ -53,6 +56,7 @@ class Manifest:
         versions: The libraries that wrote it.
         parameters: How many numbers the network learned.
         rate_hz: Of a live signal, its frames a second; None for one-shot requests.
+        raw: One raw array of any size, of which an input is prepared; None where there is no such thing.
         schema_version: The layout of this record.
     """
 
@@ -67,6 +71,7 @@ class Manifest:
     versions: dict[str, str]
     parameters: int
     rate_hz: float | None = None
+    raw: RawSpec | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -78,7 +83,10 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain JSON values."""
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        return asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
+        fields = asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
+        del fields["raw"]
+        # Left out where there is none, as it was before there were any.
+        return fields if self.raw is None else fields | {"raw": self.raw.to_json()}
 
     @classmethod
     def from_json(cls, fields: Any) -> Self:
@@ -94,6 +102,8 @@ class Manifest:
                 f"Write the bundle again with this version."
             )
         read: dict[str, Any] = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
+        if "raw" in fields:
+            read["raw"] = RawSpec.from_json(fields["raw"])
         try:
             read["metrics"] = {
                 name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()
@@ -127,6 +137,11 @@ class BundleFiles:
         """The file of weights, in safetensors."""
         return self.folder / WEIGHTS
 
+    @property
+    def prepare(self) -> Path | None:
+        """The ONNX graph that makes an input of one raw array; None where the application has none."""
+        return None if self.manifest.raw is None else self.folder / PREPARE
+
     def check_specs(self, application: Application) -> None:
         """Refuse an application that declares other specs than the bundle was made with.
 
@@ -144,6 +159,12 @@ class BundleFiles:
                     f"the bundle's {side} is {then.describe()}, but application {application.name!r} now declares "
                     f"{now.describe()} with another {' and '.join(fields)}; train it again."
                 )
+        raw = None if application.prepare is None else application.prepare.raw
+        if raw != manifest.raw:
+            raise BundleError(
+                f"the bundle's inputs are {_prepared(manifest.raw)}, but those of application {application.name!r} are "
+                f"now {_prepared(raw)}; train it again."
+            )
         rate_hz = None if application.live is None else application.live.rate_hz
         if rate_hz != manifest.rate_hz:
             raise BundleError(
@@ -174,6 +195,12 @@ class BundleFiles:
             )
 
 
+def _prepared(raw: RawSpec | None) -> str:
+    if raw is None:
+        return "taken as they are"
+    return f"prepared of {raw.describe()} ({raw.meaning}), at most {list(raw.most)}"
+
+
 def _rate(rate_hz: float | None) -> str:
     return "one-shot requests" if rate_hz is None else f"a live signal of {rate_hz:g} frames a second"
 
@@ -189,6 +216,8 @@ def read_bundle(folder: str | Path) -> BundleFiles:
     manifest = read_manifest(folder)
     _verify(folder / WEIGHTS, manifest)
     _verify(folder / GOLDEN, manifest)
+    if manifest.raw is not None:
+        _verify(folder / PREPARE, manifest)
     return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
 
 
@@ -228,7 +257,9 @@ def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
         raise ApplicationError(f"{error} If the application is elsewhere now, name it with --app (app=...).") from error
 
 
-def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden) -> BundleFiles:
+def write_bundle(
+    folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden, prepare: bytes | None = None
+) -> BundleFiles:
     """Write a bundle beside its place and rename it there, so that nobody ever sees half of one.
 
     A bundle that is already there is exchanged for the new one in one step: at every instant, and after a crash or a
@@ -241,13 +272,16 @@ def write_bundle(folder: str | Path, manifest: Manifest, weights: bytes, golden:
         manifest: All but its `files`, which are filled in here.
         weights: A safetensors file's bytes.
         golden: The recorded examples.
+        prepare: The ONNX graph that makes an input of one raw array, where there is one.
 
     Raises:
         BundleError: The place is taken by something that is not a bundle, or cannot be written.
     """
     # A link to a bundle stays; what it points to is replaced.
     place = Path(os.path.realpath(folder))
-    contents = {WEIGHTS: weights, GOLDEN: save_arrays({"inputs": golden.inputs, "outputs": golden.outputs})}
+    arrays = {"inputs": golden.inputs, "outputs": golden.outputs}
+    arrays |= {f"raw.{index}": raw for index, raw in enumerate(golden.raws)}
+    contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
     contents[MANIFEST] = _sealed(fields)
     try:
@@ -277,7 +311,7 @@ def _refuse_taken(place: Path) -> None:
         raise BundleError(f"{place} is a file; choose another place for the bundle.")
     # Nothing but what penstock wrote is ever deleted: other things have a manifest.json too.
     names = {entry.name for entry in place.iterdir()}
-    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN})
+    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN, PREPARE})
     if foreign:
         raise BundleError(f"{place} holds {foreign[0]!r}, so it is not a bundle to be replaced; choose another place.")
     if names and not {MANIFEST, WEIGHTS} <= names:
@@ -337,7 +371,9 @@ def _verify(file: Path, manifest: Manifest) -> None:
 def _golden(file: Path, manifest: Manifest) -> Golden:
     try:
         arrays: dict[str, Array] = load_arrays(_read(file))
-        golden = Golden(inputs=arrays["inputs"], outputs=arrays["outputs"], tolerance=manifest.tolerance)
+        inputs, outputs = arrays["inputs"], arrays["outputs"]
+        raws = tuple(arrays[f"raw.{index}"] for index in range(len(inputs) if manifest.raw is not None else 0))
+        golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=raws)
     except (SafetensorError, KeyError) as error:
         raise BundleCorrupt(f"{file} is not readable ({error}); write the bundle again.") from None
     count = golden.inputs.shape[:1]
@@ -348,4 +384,10 @@ def _golden(file: Path, manifest: Manifest) -> Golden:
             shape = (*spec.shape[:1], *shape[1:])
         if array.dtype != spec.numpy_dtype or (array.shape[:1], shape) != (count, spec.shape) or not array.size:
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")
+    for raw in golden.raws:
+        try:
+            assert manifest.raw is not None
+            manifest.raw.check(raw)
+        except RequestError as error:
+            raise BundleCorrupt(f"{file} holds another raw array ({error}); write the bundle again.") from None
     return golden

@@ -10,6 +10,9 @@ from penstock.core.spec import Array
 
 # N examples, then the shape of one chunk
 
+# Of the largest number that was prepared, how far another place's may be off; what is prepared is not rounded.
+PREPARED_TOLERANCE = 1e-4
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Golden:
@@ -19,11 +22,42 @@ class Golden:
         inputs: Raw inputs, `[N, *input.shape]`.
         outputs: What the network answered, `[N, *output.shape]`.
         tolerance: The largest absolute difference that still counts as the same answer.
+        raws: Where the application prepares its inputs, the N raw arrays of which `inputs` were made; else none.
     """
 
     inputs: Array
     outputs: Array
     tolerance: float
+    raws: tuple[Array, ...] = ()
+
+    @property
+    def prepared_tolerance(self) -> float:
+        """The largest absolute difference of prepared inputs that still counts as the same."""
+        return PREPARED_TOLERANCE * max(1.0, float(np.abs(self.inputs.astype(np.float64)).max(initial=0.0)))
+
+    def check_prepared(self, prepare: Callable[[Array], Array]) -> float:
+        """Prepare the raw arrays and return the largest absolute difference from `inputs`.
+
+        Raises:
+            GoldenMismatch: It is too large, or a shape differs.
+        """
+        differences = [0.0]
+        for raw, recorded in zip(self.raws, self.inputs, strict=True):
+            prepared = prepare(raw.copy())
+            if prepared.shape != recorded.shape:
+                raise GoldenMismatch(
+                    f"raw {list(raw.shape)} is prepared to shape {list(prepared.shape)} where {list(recorded.shape)} "
+                    f"was recorded; the application changed. Train again, or use the application that wrote the bundle."
+                )
+            differences.append(float(np.abs(prepared.astype(np.float64) - recorded.astype(np.float64)).max()))
+        largest = float(np.max(differences))
+        # Not the other way round: NaN is above nothing.
+        if not largest <= self.prepared_tolerance:
+            raise GoldenMismatch(
+                f"what is prepared differs from what was recorded by {largest:.3g} where {self.prepared_tolerance:.3g} "
+                f"is allowed; the application or a library changed. Train again, or go back to those versions."
+            )
+        return largest
 
     def check(self, predict: Callable[[Array], Array]) -> float:
         """Run the examples through `predict` and return the largest absolute difference.

@@ -20,7 +20,7 @@ class RawSpec:
         shape: Its shape, None where any size is taken: `(None, None, 4)` for a picture's height, width and RGBA.
         meaning: What the numbers are, in words.
         units: The unit of one number: `"0..255"`.
-        most: The largest size of each dimension; may be left out where the shape is fixed.
+        most: The largest size of each dimension, above 1 where any size is taken; may be left out where none is.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -58,7 +58,9 @@ class RawSpec:
             isinstance(self.most, tuple)
             and len(self.most) == len(self.shape)
             and all(type(most) is int and most > 0 for most in self.most)
-            and all(size is None or size == most for size, most in zip(self.shape, self.most, strict=True))
+            and all(
+                most > 1 if size is None else size == most for size, most in zip(self.shape, self.most, strict=True)
+            )
         )
 
     @property

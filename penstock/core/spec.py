@@ -12,6 +12,10 @@ from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
 
 Array = npt.NDArray[Any]
 
+# Random whole numbers of many bits are below this: they are names of things more often than measurements, and few
+# vocabularies are smaller.
+RANDOM_WHOLE_BELOW = 128
+
 _NUMBERS = {bool, int, float}
 _LISTS = {list, tuple}
 
@@ -256,3 +260,15 @@ class TensorSpec:
             return cls(**(fields | tuples))
         except (ApplicationError, KeyError, TypeError) as error:
             raise BundleCorrupt(f"a tensor spec is not readable ({error}); write the bundle again.") from None
+
+
+def random_numbers(dtype: str, shape: tuple[int, ...], chance: np.random.Generator) -> Array:
+    """Numbers of any kind that a spec knows, over its whole range where that is short."""
+    if dtype == "bool":
+        return chance.random(shape) < 0.5
+    if dtype.startswith("float"):
+        return chance.standard_normal(shape).astype(dtype)
+    limits = np.iinfo(dtype)
+    if limits.bits <= 16:
+        return chance.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+    return chance.integers(0, RANDOM_WHOLE_BELOW, shape, dtype=dtype)

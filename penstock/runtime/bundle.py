@@ -15,14 +15,17 @@ from torch import nn
 
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
-from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.load import as_found, check_streamed, network_of
+from penstock.runtime.load import as_found, check_streamed, network_of, preparing_of
+from penstock.runtime.prepared import Prepared, exported_prepare
 from penstock.runtime.torch_executor import TorchExecutor
 
 TOLERANCE_FP32 = 1e-4
 GOLDEN_EXAMPLES = 32
+# Of all raw arrays together.
+MOST_RAW_BYTES = 1 << 25
 
 
 @final
@@ -74,23 +77,25 @@ class Bundle:
         Args:
             application: What it is for.
             module: The network with its weights, on the CPU; it is put into evaluation mode.
-            examples: Raw inputs `[N, *input.shape]`, N >= 1; of a live application whole signals, `[N, frames, ...]`.
-                The first 32 become the golden examples.
+            examples: Raw inputs `[N, *input.shape]`, N >= 1; of a live application whole signals, `[N, frames, ...]`;
+                of one with a `prepare` raw arrays of several sizes, in a list. The first 32 become the golden examples.
             to: The bundle's folder. A bundle that is there already is replaced.
             metrics: Validation metrics by name.
             tolerance: The largest difference that other places may show on the examples; by default 1e-4 of the largest
                 recorded output, or 1e-4 where that is below 1.
 
         Raises:
-            ApplicationError: The examples or the network's outputs do not have the declared specs, or the application's
-                `model` makes another network than `module`.
+            ApplicationError: The examples or the network's outputs do not have the declared specs, the application's
+                `model` makes another network than `module`, or its `prepare` cannot be exported.
             BundleError: The place is taken by something that is not a bundle, or cannot be written.
         """
         found = as_found(application) if isinstance(application, Application) else application
         if not isinstance(found, FoundApplication):
             raise ApplicationError(f"{application!r} is no Application; give the record, or find_application('name').")
         declared = found.application
-        inputs = _examples(declared, examples)
+        raws = _raw_examples(declared, examples)
+        prepare = None if declared.prepare is None else exported_prepare(found)
+        inputs = _examples(declared, _prepared(found, raws) if raws else examples)
         module.eval()
         tensors = _own_tensors(module)
         outputs = _answers(declared, module, inputs)
@@ -98,7 +103,7 @@ class Bundle:
             tolerance = TOLERANCE_FP32 * max(1.0, float(np.abs(outputs.astype(np.float64)).max()))
         if not 0 <= tolerance < math.inf:
             raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
-        golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance))
+        golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance), raws=raws)
         _check_reproduced(found, tensors, golden)
         manifest = Manifest(
             name=declared.name,
@@ -112,8 +117,11 @@ class Bundle:
             versions=library_versions(),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             rate_hz=None if declared.live is None else float(declared.live.rate_hz),
+            raw=None if declared.prepare is None else declared.prepare.raw,
         )
-        return cls(files=write_bundle(to, manifest, save(tensors), golden))
+        if prepare is not None and declared.prepare is not None:
+            golden.check_prepared(Prepared(prepare, declared.prepare.raw, declared.input))
+        return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare))
 
 
 def library_versions() -> dict[str, str]:
@@ -125,6 +133,33 @@ def library_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[name] = "from source"
     return versions
+
+
+def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
+    """The raw arrays that become golden examples; none where the application prepares nothing."""
+    if application.prepare is None:
+        return ()
+    raw = application.prepare.raw
+    try:
+        raws = tuple(np.array(raw.check(np.asarray(example)), order="C") for example in examples[:GOLDEN_EXAMPLES])
+    except (TypeError, ValueError, RuntimeError, RequestError) as error:
+        raise ApplicationError(
+            f"the examples of {application.name!r} are not raw arrays ({error}); give a list of {raw.describe()} of "
+            f"several sizes."
+        ) from None
+    count = sum(array.nbytes for array in raws)
+    if not raws or count > MOST_RAW_BYTES:
+        raise ApplicationError(
+            f"the {len(raws)} examples of {application.name!r} have {count:,} bytes; give at least one raw array, and "
+            f"at most {MOST_RAW_BYTES:,} bytes of them: they are part of the bundle."
+        )
+    return raws
+
+
+def _prepared(found: FoundApplication, raws: tuple[Array, ...]) -> Array:
+    preparing = preparing_of(found)
+    assert preparing is not None, found.application.name
+    return np.stack([preparing(raw) for raw in raws])
 
 
 def _examples(application: Application, examples: Any) -> Array:

@@ -16,7 +16,8 @@ from penstock.core.application import Application, FoundApplication, reply_of
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
 from penstock.core.golden import Golden
-from penstock.core.spec import Array
+from penstock.core.prepare import RawSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
 from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.streamed import streamed
@@ -24,6 +25,48 @@ from penstock.runtime.streaming_executor import Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 
 _DIFFERENCES_NAMED = 3
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchPrepare:
+    """An application's `prepare`, run by torch itself.
+
+    Args:
+        module: What the application makes, in evaluation mode.
+        raw: One raw array.
+        input: One chunk.
+    """
+
+    module: nn.Module
+    raw: RawSpec
+    input: TensorSpec
+
+    def __call__(self, raw: Array) -> Array:
+        """One chunk, `[*input.shape]`, of one raw array.
+
+        Raises:
+            InvalidInput: It is not a raw array of the spec.
+            TooLarge: It has more than is taken.
+            ApplicationError: The module does not give what is declared.
+        """
+        # A copy: what prepares in place must not change the caller's array.
+        copied = torch.from_numpy(np.array(self.raw.check(raw), order="C"))
+        try:
+            with torch.inference_mode():
+                chunk: Array = self.module(copied).numpy()
+        except Exception as error:
+            raise ApplicationError(
+                f"the prepare gives no array for {raw.dtype}{list(raw.shape)} ({type(error).__name__}: {error}); it "
+                f"must make {self.input.describe()} of {self.raw.describe()}."
+            ) from error
+        if chunk.dtype != self.input.numpy_dtype or chunk.shape != self.input.shape:
+            raise ApplicationError(
+                f"the prepare gives {chunk.dtype}{list(chunk.shape)} for {raw.dtype}{list(raw.shape)}, but the input "
+                f"is declared as {self.input.describe()}."
+            )
+        self.input.check_finite(chunk)
+        return chunk
 
 
 @final
@@ -36,26 +79,32 @@ class Predictor:
         files: The bundle that it was loaded from.
         module: The network, in evaluation mode.
         executor: Runs it in batches.
+        preparing: Makes an input of one raw array; None where the application has no `prepare`.
     """
 
     application: Application
     files: BundleFiles
     module: nn.Module
     executor: TorchExecutor
+    preparing: TorchPrepare | None = None
 
     def predict(self, inputs: Any) -> Array:
         """The network's answer to raw inputs.
 
         Args:
             inputs: One chunk of the application's input spec, or a batch of them with a dimension in front: an array or
-                nested lists of numbers. It is not changed. Of a live application, a whole signal of any length.
+                nested lists of numbers. It is not changed. Of a live application, a whole signal of any length. Of an
+                application with `prepare`, also one raw array as `decode` gives it, which is prepared then.
 
         Returns:
             One output chunk, or a batch of them.
 
         Raises:
             InvalidInput: Another shape, not numbers, or numbers that the dtype cannot hold.
+            TooLarge: A raw array that has more than is taken.
         """
+        if self._is_raw(inputs):
+            inputs = self.prepare(inputs)
         chunks, single = _chunks(self.application, inputs)
         if len(chunks) == 0:
             return np.empty((0, *self.application.output.shape), self.application.output.numpy_dtype)
@@ -63,6 +112,26 @@ class Predictor:
         parts = [self.executor.predict(chunks[start : start + rows]) for start in range(0, len(chunks), rows)]
         outputs = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return outputs[0] if single else outputs
+
+    def prepare(self, raw: Array) -> Array:
+        """One chunk of the application's input, of one raw array of any size that it takes.
+
+        Raises:
+            InvalidInput: It is not a raw array of the application, or that prepares nothing.
+            TooLarge: It has more than is taken.
+        """
+        if self.preparing is None:
+            raise InvalidInput(
+                f"application {self.application.name!r} has no prepare; its inputs are taken as they are."
+            )
+        return self.preparing(raw)
+
+    def _is_raw(self, inputs: Any) -> bool:
+        spec, preparing = self.application.input, self.preparing
+        if preparing is None or not isinstance(inputs, np.ndarray):
+            return False
+        is_chunk = inputs.dtype == spec.numpy_dtype and spec.shape in (inputs.shape, inputs.shape[1:])
+        return not is_chunk and inputs.dtype == preparing.raw.numpy_dtype and preparing.raw.takes(inputs.shape)
 
     def answer(self, body: bytes, content_type: str = "") -> Any:
         """What a client would get for a request's body: decoded, predicted, replied.
@@ -76,8 +145,9 @@ class Predictor:
         """
         if self.application.decode is None:
             raise InvalidInput(f"application {self.application.name!r} has no decode; use predict().")
-        raw = self.application.input.check(self.application.decode(body, content_type))
-        return reply_of(self.application)(self.predict(raw))
+        raw = self.application.decode(body, content_type)
+        chunk = self.application.input.check(raw) if self.preparing is None else self.preparing(raw)
+        return reply_of(self.application)(self.predict(chunk))
 
 
 def load(
@@ -115,7 +185,10 @@ def load(
     files.golden.check(executor.predict)
     if application.live is not None:
         check_streamed(application, module, files.golden)
-    return Predictor(application=application, files=files, module=module, executor=executor)
+    preparing = preparing_of(found)
+    if preparing is not None:
+        files.golden.check_prepared(preparing)
+    return Predictor(application=application, files=files, module=module, executor=executor, preparing=preparing)
 
 
 def streaming_executor(
@@ -186,6 +259,29 @@ def network_of(found: FoundApplication) -> nn.Module:
             f"torch.nn.Module."
         )
     return module.eval()
+
+
+def preparing_of(found: FoundApplication) -> TorchPrepare | None:
+    """What prepares an application's inputs; None where nothing does.
+
+    Raises:
+        ApplicationError: Its `prepare` cannot be made, is no `torch.nn.Module`, or has something to learn.
+    """
+    application = found.application
+    if application.prepare is None:
+        return None
+    module = found.prepare()
+    if not isinstance(module, nn.Module):
+        raise ApplicationError(
+            f"The prepare of application {application.name!r} gives a {type(module).__name__}; it must make a "
+            f"torch.nn.Module."
+        )
+    if learned := list(module.state_dict()):
+        raise ApplicationError(
+            f"The prepare of application {application.name!r} has {learned[0]!r} in its state, which no bundle would "
+            f"carry; what is learned belongs to the model."
+        )
+    return TorchPrepare(module=module.eval(), raw=application.prepare.raw, input=application.input)
 
 
 def load_weights(module: nn.Module, file: Path) -> None:

@@ -65,16 +65,21 @@ def session_of(graph: Path, threads: int) -> Any:
     Raises:
         BundleError: It cannot be loaded, or does not take a batch of any size.
     """
+    try:
+        session: Any = onnxruntime.InferenceSession(graph, quiet_options(threads), providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
+        raise BundleError(f"the exported graph {graph} cannot be loaded ({error}); delete it.") from None
+    if any(isinstance(given.shape[0], int) for given in session.get_inputs()):
+        raise BundleError(f"the exported graph {graph} does not take a batch of any size; delete it.")
+    return session
+
+
+def quiet_options(threads: int) -> Any:
+    """How ONNX Runtime runs beside others: on so many threads, which do not spin, and without a word but of errors."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = QUIET
     # Threads that spin while they wait take the time of whoever shares their cores.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        session: Any = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
-        raise BundleError(f"the exported graph {graph} cannot be loaded ({error}); delete it.") from None
-    if any(isinstance(given.shape[0], int) for given in session.get_inputs()):
-        raise BundleError(f"the exported graph {graph} does not take a batch of any size; delete it.")
-    return session
+    return options

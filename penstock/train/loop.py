@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 from torch import Tensor
 
 from penstock.core.application import Application, FoundApplication
@@ -28,7 +29,7 @@ from penstock.train.profiling import Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
-from penstock.train.run_folder import RunFolder
+from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers
 from penstock.train.saver import Saver
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
@@ -91,6 +92,7 @@ def train(
     """
     world = world or World()
     folder.mkdir(parents=True, exist_ok=True)
+    check_raw_examples(found, recipe)
     data = recipe.data()
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
@@ -134,7 +136,7 @@ def _finished(loop: "Loop", run: RunFolder | None, folder: Path, data: Data, pro
     if data.test is not None:
         test = trainer.validate(data.test, bad=history.bad_examples, notice=progress.say)
         metrics |= {f"test_{name}": value for name, value in test.items()}
-    weights = trainer.whole_state() | _last_touch(trainer, folder, data)
+    weights = trainer.whole_state() | fitted_buffers(trainer, folder, data)
     bad_examples, rate = world.counts(history.bad_examples), loop.pace.whole
     loop.watchdog.alone("the bundle")
     if run is not None:
@@ -159,26 +161,6 @@ def _finished(loop: "Loop", run: RunFolder | None, folder: Path, data: Data, pro
         seconds=history.seconds,
         parameter_hash=last_hash,
     )
-
-
-def _last_touch(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:
-    """What the recipe's `finish` has to say of the bundle's buffers, in the first process."""
-    finish = trainer.recipe.finish
-    if finish is None:
-        return {}
-    validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
-    if validation is None or test is None:
-        return {}
-    made = dict(finish(folder, validation, test))
-    buffers = dict(trainer.module.named_buffers())
-    for name, tensor in made.items():
-        if name not in buffers or buffers[name].shape != tensor.shape:
-            there = ", ".join(f"{known} {list(buffer.shape)}" for known, buffer in buffers.items()) or "none"
-            raise TrainError(
-                f"the recipe's finish gives {name!r} of shape {list(tensor.shape)}, which is no buffer of the network; "
-                f"it has {there:.300}."
-            )
-    return made
 
 
 @final
@@ -391,7 +373,10 @@ def _check_inputs(application: Application, data: Data) -> None:
             continue
         # Of a live application, whole signals are learned from, of any one length.
         frames = part.input_shape[:1] if application.live is not None else spec.shape[:1]
-        if part.input_dtype != spec.numpy_dtype or part.input_shape != (*frames, *spec.shape[1:]):
+        same = part.input_dtype == spec.numpy_dtype
+        # What is prepared are fractions where pictures that were decoded beforehand are bytes.
+        same = same or (application.prepare is not None and np.can_cast(part.input_dtype, spec.numpy_dtype))
+        if not same or part.input_shape != (*frames, *spec.shape[1:]):
             raise TrainError(
                 f"the {name} inputs are {part.input_dtype}{list(part.input_shape)}; application "
                 f"{application.name!r} declares {spec.describe()}."

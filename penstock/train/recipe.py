@@ -1,7 +1,7 @@
 """How a network is trained: one frozen record, which a function of the application's recipe module returns."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
+from penstock.core.spec import Array
 from penstock.train.augment import Augment
 from penstock.train.examples import ArraySet as ArraySet
 from penstock.train.examples import Examples
@@ -104,6 +105,8 @@ class Recipe:
             what it writes, and what the best weights made of the validation set and of the test set (of the validation
             set again where there is none). It returns buffers of the network, by their names, that the bundle gets:
             `{"temperature": ...}`, fitted on the validation set.
+        raw_examples: Of an application with a `prepare`: gives a few raw arrays of several sizes, as its `decode` does.
+            They become the golden examples of the bundle, which of others are the first inputs to validate by.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -139,6 +142,7 @@ class Recipe:
     graph: bool = True
     bad_examples: OnBad = "stop"
     finish: Finish | None = None
+    raw_examples: Callable[[], Sequence[Array]] | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.application import FoundApplication
+from penstock.core.errors import TrainError
 from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.train.feed import first_inputs
 from penstock.train.recipe import Data, Recipe
@@ -88,9 +89,39 @@ class RunFolder:
         draw_curves(self._folder)
         whole = self._found.model()
         whole.load_state_dict(weights)
-        golden = first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=self._recipe.bad_examples)
-        bundle = Bundle.write(self._found, whole, golden, to=self._folder / "bundle", metrics=metrics)
+        bundle = Bundle.write(
+            self._found, whole, golden_examples(self._recipe, data), to=self._folder / "bundle", metrics=metrics
+        )
         return bundle.manifest.content_hash
+
+
+def golden_examples(recipe: Recipe, data: Data) -> Any:
+    """Of what the golden examples of a bundle are made, see `Bundle.write`."""
+    if recipe.raw_examples is not None:
+        return recipe.raw_examples()
+    return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.bad_examples)
+
+
+def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
+    """See before the training whether its bundle could be written after it.
+
+    Raises:
+        TrainError: The application has a `prepare` and the recipe no raw examples, or the other way round; or no other
+            process can find the application to export its `prepare`.
+    """
+    name, prepares = found.application.name, found.application.prepare is not None
+    if prepares and recipe.raw_examples is None:
+        raise TrainError(
+            f"application {name!r} has a prepare and its recipe no raw_examples; give it a function that returns a few "
+            f"raw arrays of several sizes, to record the golden examples from."
+        )
+    if not prepares and recipe.raw_examples is not None:
+        raise TrainError(f"the recipe has raw_examples and application {name!r} no prepare; leave them out.")
+    if prepares and not found.reference:
+        raise TrainError(
+            f"application {name!r} has a prepare, which another process has to find to export it; put the application "
+            f"into a file, app.py."
+        )
 
 
 def described(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
@@ -110,3 +141,27 @@ def write_json(file: Path, fields: dict[str, Any]) -> None:
     beside = file.with_name(f".{file.name}")
     beside.write_text(json.dumps(fields, indent=2) + "\n")
     beside.replace(file)
+
+
+def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:
+    """What the recipe's `finish` gives the bundle, in the first process; all must ask.
+
+    Raises:
+        TrainError: The network has no such buffer.
+    """
+    finish = trainer.recipe.finish
+    if finish is None:
+        return {}
+    validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
+    if validation is None or test is None:
+        return {}
+    made = dict(finish(folder, validation, test))
+    buffers = dict(trainer.module.named_buffers())
+    for name, tensor in made.items():
+        if name not in buffers or buffers[name].shape != tensor.shape:
+            there = ", ".join(f"{known} {list(buffer.shape)}" for known, buffer in buffers.items()) or "none"
+            raise TrainError(
+                f"the recipe's finish gives {name!r} of shape {list(tensor.shape)}, which is no buffer of the network; "
+                f"it has {there:.300}."
+            )
+    return made

@@ -31,7 +31,7 @@ def data():
     return SimpleNamespace(train=held_out, validation=held_out)
 
 import dataclasses
-app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data, bad_examples="stop"))
+app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data, bad_examples="stop", raw_examples=None))
 """
 
 
