@@ -13,7 +13,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data import Indices, Seeds
 from penstock.train.examples import Examples
-from penstock.train.image_folder import MOST_RATIO, TRIES, centre_box
+from penstock.train.image_folder import MOST_RATIO, TRIES
 from penstock.train.pictures import Picture
 
 # B examples of a batch, H height, W width
@@ -167,11 +167,14 @@ class Views(Examples):
 
 
 def plain_view(image: Any, side: int) -> Array:
-    """The middle square of a picture, uint8 `[side, side, 3]`."""
+    """The middle square of a picture, uint8 `[side, side, 3]`: as `SquareResize` gives it, rounded."""
     from PIL import Image
 
-    box = centre_box(image.width, image.height, 1.0, 1.0)
-    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, box))
+    # Cut out first: with a box Pillow would mix in what lies beside it.
+    shorter = min(image.width, image.height)
+    left, top = (image.width - shorter) // 2, (image.height - shorter) // 2
+    middle = image.crop((left, top, left + shorter, top + shorter))
+    return np.asarray(middle.resize((side, side), Image.Resampling.BILINEAR))
 
 
 def small_rgba(picture: Picture, most: int) -> Array:

@@ -16,14 +16,15 @@ from penstock.apps.images import photographs
 from penstock.apps.images.app import app
 from penstock.apps.images.model import network
 from penstock.apps.images.photographs import CHOSEN_BY, LABELS, LEARNED, PHOTOGRAPHS, SIDE, TESTED_ON
-from penstock.apps.images.recipe import default_data, recipe, top_accuracy
+from penstock.apps.images.recipe import recipe, top_accuracy
 from penstock.apps.images.report import draw, report_of
 from penstock.apps.images.template import NETWORKS, application_file
 from penstock.core.application import find_application
 from penstock.core.errors import ApplicationError, TrainError
 from penstock.runtime.load import load
 from penstock.train.loop import train
-from penstock.train.recipe import ArraySet, Data, Seen
+from penstock.train.recipe import Seen
+from penstock.train.views import Views, plain_view
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +50,7 @@ def test_a_picture_of_any_size_becomes_what_the_network_sees() -> None:
     seen = find_application("images").prepare()(torch.tensor(raw))
     assert seen.shape == app.input.shape == (SIDE, SIDE, 3)
     # What is served is what was learned from, but for the rounding.
-    middle = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BILINEAR, (20, 0, 80, 60))
-    assert np.abs(seen.numpy() - np.asarray(middle)).max() <= 2
+    assert np.abs(seen.numpy() - plain_view(Image.fromarray(pixels), SIDE)).max() <= 1
 
 
 def test_it_says_the_class_and_the_kind_or_that_it_is_unsure() -> None:
@@ -86,10 +86,11 @@ def test_what_is_held_out_has_places_and_distortions_of_its_own() -> None:
     assert not LEARNED.jpeg
 
 
-def test_held_out_views_are_always_the_same() -> None:
+def test_held_out_views_are_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photographs, "TEST_VIEWS", 2)
     one, other = photographs.tested_on(), photographs.tested_on()
     np.testing.assert_array_equal(one.inputs, other.inputs)
-    assert np.bincount(one.targets).tolist() == [photographs.TEST_VIEWS] * len(LABELS)
+    assert np.bincount(one.targets).tolist() == [2] * len(LABELS)
     assert one.inputs.dtype == np.uint8
 
 
@@ -97,6 +98,16 @@ def test_the_network_is_as_small_as_it_says() -> None:
     made = network()
     assert 0.3e6 < sum(parameter.numel() for parameter in made.parameters()) < 0.6e6
     assert made.embed(torch.zeros(1, SIDE, SIDE, 3)).shape == (1, 256)
+
+
+def test_the_recipe_learns_from_the_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photographs, "TEST_VIEWS", 1)
+    monkeypatch.setattr(photographs, "CHOOSING_VIEWS", 1)
+    data = recipe().data()
+    assert isinstance(data.train, Views)
+    assert data.train.varies
+    assert len(data.train) == photographs.VIEWS * len(LABELS)
+    assert (len(data.validation), data.test is not None) == (len(LABELS), True)
 
 
 def test_the_report_counts_what_is_known() -> None:
@@ -119,27 +130,6 @@ def test_the_picture_of_many_classes_is_drawn(tmp_path: Path) -> None:
         draw(tmp_path / f"{count}.png", np.eye(count, dtype=np.int64) * 3, [(count, 0.9, 1.0)], kinds)
         with Image.open(tmp_path / f"{count}.png") as image:
             assert image.width < 2500
-
-
-def few(of: ArraySet, count: int) -> ArraySet:
-    return ArraySet(inputs=of.inputs[:count], targets=of.targets[:count])
-
-
-def test_a_training_leaves_a_calibrated_bundle_and_a_report(tmp_path: Path) -> None:
-    data = default_data()
-    assert isinstance(data.validation, ArraySet)
-    assert isinstance(data.test, ArraySet)
-    little = Data(train=data.train, validation=few(data.validation, 34), test=few(data.test, 34))
-    found = find_application("images")
-    short = replace(recipe(), data=lambda: little, steps=2, batch_size=4)
-    train(found, tmp_path / "run", short, overrides={}, quiet=True)
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["examples"] == 34
-    assert (tmp_path / "run" / "confusion.png").stat().st_size > 10_000
-    predictor = load(tmp_path / "run" / "bundle")
-    assert predictor.module.state_dict()["temperature"].item() == pytest.approx(report["temperature"])
-    chances = predictor.predict(little.test.inputs.astype(np.float32) if isinstance(little.test, ArraySet) else None)
-    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +158,21 @@ def test_the_file_for_a_folder_declares_its_labels(folder: Path, tmp_path: Path,
     assert found.recipe().epochs > 1000
 
 
-def test_the_file_for_a_folder_trains(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_folder_becomes_a_calibrated_bundle_and_a_report(folder: Path, tmp_path: Path) -> None:
     text = application_file(folder, "pets", file="pets.py", side=32).replace("width=1.0", "width=0.25")
     (tmp_path / "pets.py").write_text(text)
     found = find_application(str(tmp_path / "pets.py"))
-    train(
-        found, tmp_path / "run", replace(found.recipe(), epochs=None, steps=2, batch_size=2), overrides={}, quiet=True
-    )
+    short = replace(found.recipe(), epochs=None, steps=2, batch_size=2)
+    train(found, tmp_path / "run", short, overrides={}, quiet=True)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["examples"] == 3
+    assert (tmp_path / "run" / "confusion.png").stat().st_size > 10_000
     predictor = load(tmp_path / "run" / "bundle")
-    assert predictor.predict(np.zeros((1, 32, 32, 3), np.float32)).shape == (1, 3)
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["examples"] == 3
+    assert predictor.module.state_dict()["temperature"].item() == pytest.approx(report["temperature"])
+    answer = predictor.answer((folder / "cat" / "1.png").read_bytes(), "image/png")
+    assert {label for label, _ in answer["top"]} == {"cat", "pug", "terrier"}
+    assert sum(probability for _, probability in answer["top"]) == pytest.approx(1, abs=1e-5)
 
 
 def test_a_class_that_came_later_is_said(folder: Path, tmp_path: Path) -> None:
