@@ -19,7 +19,7 @@ from penstock.train.recipe import Seen
 REPORT_FILE, PICTURE_FILE = "report.json", "confusion.png"
 # More names than this are not legible beside a picture.
 NAMED = 60
-UNSURE_BELOW = 0.5
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 def write_report(folder: Path, validation: Seen, test: Seen, *, labels: tuple[str, ...]) -> Mapping[str, Tensor]:
@@ -59,7 +59,6 @@ def report_of(
     count = len(labels)
     confusion_KK = np.bincount((targets_n * count + order_nK[:, 0]).numpy(), minlength=count * count)
     confusion_KK = confusion_KK.reshape(count, count)
-    sure_n = chances_nK.amax(1) >= UNSURE_BELOW
     names = sorted(set(groups))
     group_K = torch.tensor([names.index(group) for group in groups])
     group_chances = torch.zeros(len(targets_n), len(names)).index_add_(1, group_K, chances_nK)
@@ -72,12 +71,18 @@ def report_of(
         "calibration_error": calibration_error(chances_nK, targets_n),
         "calibration_error_without_temperature": calibration_error(before_nK, targets_n),
         "negative_log_likelihood": negative_log_likelihood(test.outputs, targets_n, temperature),
-        "unsure_share": (~sure_n).double().mean().item(),
-        "top1_where_sure": right_nK[sure_n, 0].double().mean().item() if sure_n.any() else None,
+        "unsure_below": [_of_threshold(value, chances_nK.amax(1), right_nK[:, 0]) for value in THRESHOLDS],
         "classes": [_of_class(index, label, confusion_KK) for index, label in enumerate(labels)],
         "most_confused": _most_confused(confusion_KK, kinds),
     }
     return report, confusion_KK, reliability(chances_nK, targets_n)
+
+
+def _of_threshold(value: float, most_n: Tensor, right_n: Tensor) -> dict[str, Any]:
+    """How many are named where what is less probable is not, and how many of those are right."""
+    named_n = most_n >= value
+    right = right_n[named_n].double().mean().item() if named_n.any() else None
+    return {"unsure_below": value, "named": named_n.double().mean().item(), "right": right}
 
 
 def _of_class(index: int, label: str, confusion_KK: Array) -> dict[str, Any]:

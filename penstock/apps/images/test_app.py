@@ -58,11 +58,13 @@ def test_it_says_the_class_and_the_kind_or_that_it_is_unsure() -> None:
     assert app.output.labels is not None
     coins, coffee = app.output.labels.index("coins"), app.output.labels.index("coffee")
     chances = np.zeros(len(LABELS), np.float32)
-    chances[coins] = 0.9
+    chances[coins] = 0.97
     assert {"label": "coins", "group": "table", "unsure": False}.items() <= app.reply(chances).items()
-    chances[[coins, coffee]] = 0.35, 0.36
+    chances[[coins, coffee]] = 0.1, 0.88
     assert {"label": "coffee", "group": "table", "unsure": False}.items() <= app.reply(chances).items()
-    chances[[coins, coffee]] = 0.2, 0.2
+    chances[[coins, coffee]] = 0.45, 0.46
+    assert {"label": None, "group": "table", "unsure": False}.items() <= app.reply(chances).items()
+    chances[[coins, coffee]] = 0.3, 0.4
     assert {"label": None, "group": None, "unsure": True}.items() <= app.reply(chances).items()
 
 
@@ -120,6 +122,11 @@ def test_the_report_counts_what_is_known() -> None:
     assert (pug["examples"], pug["recall"], pug["precision"]) == (2, 0.5, 0.5)
     assert report["most_confused"][0] == {"is": "pug", "taken_for": "terrier", "times": 1}
     assert sum(count for count, _, _ in bins) == 5
+    named = {line["unsure_below"]: (line["named"], line["right"]) for line in report["unsure_below"]}
+    # exp(2) / (exp(2) + 2) is 0.79, and of 4 and 3 it is 0.59 against 0.36.
+    assert named[0.5] == (0.8, 0.75)
+    assert named[0.7] == (0.6, 1.0)
+    assert named[0.8] == (0.0, None)
     assert top_accuracy(logits, torch.tensor([0, 0, 1, 1, 2]), 2) == 1.0
     assert report["calibration_error_without_temperature"] != report["calibration_error"]
 
