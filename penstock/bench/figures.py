@@ -193,7 +193,13 @@ DEVICE: dict[str, Figure] = {
 
 
 def measure_figures(
-    figures: dict[str, Figure], issue: str, ids: list[str], *, record: bool, say: Callable[[str], None]
+    figures: dict[str, Figure],
+    issue: str,
+    ids: list[str],
+    *,
+    record: bool,
+    say: Callable[[str], None],
+    options: str = "",
 ) -> None:
     """Measure some of the figures, or all.
 
@@ -203,6 +209,7 @@ def measure_figures(
         ids: Which; all where empty.
         record: Append a line for each.
         say: Called with a sentence for each.
+        options: What else the command is given that measures them.
 
     Raises:
         BenchError: There is no such figure, or one cannot be trusted.
@@ -220,7 +227,7 @@ def measure_figures(
             workload=figure.workload,
             metric=figure.metric,
             unit=figure.unit,
-            command=f"penstock bench {'live' if issue == 'streams' else issue} --only {name}",
+            command=f"penstock bench {'live' if issue == 'streams' else issue}{options} --only {name}",
         )
         say(f"{name}: median {line.median:.5g} {figure.unit} ({line.p10:.5g} to {line.p90:.5g}, {len(values)} runs)")
         if record:

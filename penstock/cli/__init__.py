@@ -1,4 +1,4 @@
-"""The command line: `penstock new | train | runs | shard | bundle | inspect | apps | export | serve | bench`."""
+"""The command line: one module for each group of commands."""
 
 import sys
 from importlib import import_module
@@ -31,7 +31,7 @@ def build() -> typer.Typer:
             typer.echo(__version__)
             raise typer.Exit
 
-    for part in ("new", "train", "shard", "bundle", "export", "serve", "bench"):
+    for part in ("new", "train", "shard", "bundle", "export", "verify", "serve", "watch", "index", "bench"):
         import_module(f"penstock.cli.{part}").register(app)
     return app
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_device import device
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 from penstock.cli.bench_train import train
@@ -133,16 +134,6 @@ def server(
     from penstock.bench.figures import SERVER, measure_figures
 
     measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
-
-
-def device(
-    only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
-    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
-) -> None:
-    """Measure the figures of what is carried on devices: how well the photographs are known again."""
-    from penstock.bench.figures import DEVICE, measure_figures
-
-    measure_figures(DEVICE, "device", only or [], record=record, say=typer.echo)
 
 
 def live(

@@ -1,11 +1,18 @@
 """`penstock export`: a bundle into a pack that is carried on devices."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.core.errors import PackError
+
+if TYPE_CHECKING:
+    from penstock.core.application import FoundApplication
+    from penstock.core.pack import Pack
+    from penstock.export.packed import Validation
+
+MOST_VALIDATED = 1000
 
 
 def register(app: typer.Typer) -> None:
@@ -26,24 +33,75 @@ def export(
     int8: Annotated[bool, typer.Option("--int8", help="Also 8 bits, where they are smaller and as good.")] = False,
     sign: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="The private key that signs the pack.")] = None,
     new_key: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="Make such a key, and leave.")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Then show it on localhost; without a BUNDLE, the pack that is there.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where; 0 is any free one.")] = 8300,
 ) -> None:
     """Make a pack of a bundle: one graph, checked against the bundle, and what devices and browsers need beside it."""
     if new_key is not None:
-        from penstock.core.signature import key_in_words, public_file
-        from penstock.core.signature import new_key as made_key
-
-        public = made_key(new_key)
-        typer.echo(f"Private key: {new_key} (keep it to yourself)  Public key: {public_file(new_key)}")
-        typer.echo(f"Packs that it signs are known by {key_in_words(public)}")
+        _make_key(new_key)
         return
-    if bundle is None or to is None:
+    if to is None or (bundle is None and not serve):
         raise PackError("name the bundle and where its pack goes: penstock export RUN/bundle --to DIR.")
-    from penstock.export.write import export_pack
+    if bundle is not None:
+        from penstock.export.write import export_pack
 
-    exported = export_pack(bundle, to, app=app, accept_changed=accept_changed_app, licence=licence, key=sign, int8=int8)
-    pack = exported.pack
-    allowed = f"{pack.tolerance:.3g} is allowed"
-    typer.echo(f"Checked against the bundle: the largest difference is {exported.difference:.3g} ({allowed}).")
-    if exported.int8:
-        typer.echo(exported.int8)
-    typer.echo(f"Pack: {to}  Model: {pack.model().stat().st_size:,} bytes")
+        exported = export_pack(
+            bundle,
+            to,
+            app=app,
+            accept_changed=accept_changed_app,
+            licence=licence,
+            key=sign,
+            int8=int8,
+            validation=_validation,
+        )
+        pack = exported.pack
+        allowed = f"{pack.tolerance:.3g} is allowed"
+        typer.echo(f"Checked against the bundle: the largest difference is {exported.difference:.3g} ({allowed}).")
+        if exported.int8:
+            typer.echo(exported.int8)
+        typer.echo(f"Pack: {to}  Model: {pack.model().stat().st_size:,} bytes")
+    if serve:
+        from penstock.core.pack import read_pack
+
+        _show(read_pack(to), port)
+
+
+def _make_key(file: Path) -> None:
+    from penstock.core.signature import key_in_words, new_key, public_file
+
+    public = new_key(file)
+    typer.echo(f"Private key: {file} (keep it to yourself)  Public key: {public_file(file)}")
+    typer.echo(f"Packs that it signs are known by {key_in_words(public)}")
+
+
+def _show(pack: "Pack", port: int) -> None:
+    from penstock.core.pack import WEB
+    from penstock.export.host import LOCALHOST, ON_A_PHONE, host_of
+
+    if f"{WEB}/index.html" not in pack.files:
+        raise PackError(f"the pack {pack.folder} holds no web app; export the bundle again with this penstock.")
+    with host_of(pack, port) as host:
+        port = int(host.server_address[1])
+        typer.echo(f"Open http://{LOCALHOST}:{port}/{WEB}/ in a browser on this machine; Ctrl-C ends it.")
+        typer.echo(ON_A_PHONE.format(port=port))
+        host.serve_forever()
+
+
+def _validation(found: "FoundApplication") -> "Validation | None":
+    """Validation examples whose targets are classes, where the recipe has such."""
+    import numpy as np
+
+    from penstock.export.packed import Validation
+
+    application = found.application
+    if application.recipe is None or application.live is not None or application.prepare is not None:
+        return None
+    examples = found.recipe().data().validation
+    count = min(len(examples), MOST_VALIDATED)
+    inputs = examples.empty(count)
+    targets = np.asarray(examples.read(np.arange(count), np.arange(count, dtype=np.uint64), inputs))
+    classes = targets.shape == (count,) and targets.dtype.kind in "iu"
+    return Validation(inputs=list(inputs), targets=targets) if classes else None

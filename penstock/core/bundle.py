@@ -239,6 +239,16 @@ def read_manifest(folder: Path) -> Manifest:
     return _manifest(folder / MANIFEST)
 
 
+def read_prepare(folder: Path, manifest: Manifest) -> bytes:
+    """The ONNX graph that makes an input of one raw array, verified.
+
+    Raises:
+        BundleCorrupt: It is missing or altered.
+    """
+    _verify(folder / PREPARE, manifest)
+    return _read(folder / PREPARE)
+
+
 def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
     """The application of a bundle: where it was when the bundle was written, or where `app` says.
 

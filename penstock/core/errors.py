@@ -12,6 +12,7 @@ PenstockError                 says what, the value received, and the fix
 │   ├── OthersLost            the processes that train with this one ended, or do not come
 │   └── BadExample            an example is damaged or missing
 ├── BenchError                a measurement cannot be trusted, so it is not given
+├── SourceError               what a device should watch, hear or index cannot be read
 ├── ServeError                the server cannot start
 │   ├── EngineLost            the engine ended before it was done; another one is started
 │   └── DeviceLost            the GPU failed; only another process can use it again
@@ -93,6 +94,10 @@ class BadExample(TrainError):
 
 class BenchError(PenstockError):
     """A measurement cannot be trusted, so no figure is given."""
+
+
+class SourceError(PenstockError):
+    """A camera, microphone, video, sound, picture or folder of them that a device should read cannot be read."""
 
 
 class ServeError(PenstockError):

@@ -1,6 +1,5 @@
 """A pack's graph shown to answer as its bundle does, before it is written and wherever it is run."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -9,12 +8,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import GoldenMismatch, PackError
-from penstock.core.golden import Golden
 from penstock.core.pack import PackLive
 from penstock.core.spec import Array
+from penstock.export.described import Described
 from penstock.export.packed import packed_session
 from penstock.nn.streaming import State, Step, Streaming, leaves, map_state
 from penstock.runtime.load import Predictor
+from penstock.runtime.prepared import random_raws
 from penstock.runtime.streamed import streamed
 from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.streaming_graph import check_alike
@@ -22,6 +22,7 @@ from penstock.runtime.streaming_graph import check_alike
 # N examples, B batch (of one), T frames of a chunk
 
 BLENDS = 8
+OTHER_SIZES = 6
 ALIKE_SLOTS = 3
 
 
@@ -51,29 +52,43 @@ class PackedStep:
         return Step(output_BU, frames_B, map_state(lambda _: next(left), state))
 
 
-def check_oneshot(predictor: Predictor, file: Path, *, embeds: bool) -> float:
-    """The largest difference between a one-shot graph and its bundle, on the golden examples and blends of them.
+def check_oneshot(predictor: Predictor, described: Described, file: Path) -> float:
+    """The largest difference between a one-shot graph and its bundle: on the golden examples, and on others.
+
+    The others are blends of the golden ones; of raw arrays of any size, arrays of several sizes.
+
+    Args:
+        predictor: Of the bundle.
+        described: What goes into the graph and comes of it.
+        file: The graph.
 
     Raises:
         PackError: It is above the bundle's tolerance.
     """
-    session = packed_session(file)
-    name = session.get_inputs()[0].name
-    golden = predictor.files.golden
+    network, golden = described.network(file), predictor.files.golden
+    recorded, others = list(golden.raws or golden.inputs), _others(predictor)
+    answers = [network.answer(given) for given in (*recorded, *others)]
+    expected = np.stack([predictor.predict(given) for given in others])
+    outputs = np.concatenate([golden.outputs, expected])
+    differences = [_agree(np.stack([answer for answer, *_ in answers]), outputs, golden.tolerance)]
+    if len(described.outputs) > 1:
+        embeddings = np.stack([_embedding(predictor, given) for given in (*recorded, *others)])
+        tolerance = golden.tolerance * max(1.0, float(np.abs(embeddings).max()))
+        differences.append(_agree(np.stack([embedding for _, embedding in answers]), embeddings, tolerance))
+    return max(differences)
 
-    def run(which: int) -> Callable[[Array], Array]:
-        return lambda chunk_N: np.concatenate([session.run(None, {name: chunk[None]})[which] for chunk in chunk_N])
 
-    seen = np.concatenate([golden.inputs, _blends(golden.inputs)])
-    expected = Golden(inputs=seen, outputs=predictor.executor.predict(seen.copy()), tolerance=golden.tolerance)
-    checks = [(golden, 0), (expected, 0)]
-    if embeds:
-        embed: Any = predictor.module.embed
-        with torch.inference_mode():
-            embedding_N = embed(torch.from_numpy(seen.copy())).numpy()
-        tolerance = golden.tolerance * max(1.0, float(np.abs(embedding_N).max()))
-        checks.append((Golden(inputs=seen, outputs=embedding_N, tolerance=tolerance), 1))
-    return max(_agrees(recorded, run(which)) for recorded, which in checks)
+def _embedding(predictor: Predictor, given: Array) -> Array:
+    chunk = given if predictor.preparing is None else predictor.preparing(given)
+    embed: Any = predictor.module.embed
+    with torch.inference_mode():
+        return embed(torch.from_numpy(chunk[None].copy())).numpy()[0]
+
+
+def _others(predictor: Predictor) -> list[Array]:
+    if predictor.preparing is None:
+        return list(_blends(predictor.files.golden.inputs))
+    return random_raws(predictor.preparing.raw, OTHER_SIZES)
 
 
 def check_live(predictor: Predictor, network: Streaming, file: Path, live: PackLive) -> float:
@@ -90,33 +105,31 @@ def check_live(predictor: Predictor, network: Streaming, file: Path, live: PackL
         StreamingExecutor(network, application.input, application.output, slots=ALIKE_SLOTS, max_rows=1, run=run)
         for run in (step, None)
     )
-    differences = [_agrees(golden, lambda signals: streamed(made, signals))]
-    # A few signals in other chunks: what is cut otherwise must come out the same.
-    some = Golden(inputs=golden.inputs[:2], outputs=golden.outputs[:2], tolerance=golden.tolerance)
-    differences += [
-        _agrees(some, lambda signals, frames=frames: streamed(made, signals, frames))
-        for frames in {max(1, live.chunk // 2), max(1, live.chunk * 2 // 3), max(1, live.chunk - 1)}
-    ]
     try:
+        differences = [_agree(streamed(made, golden.inputs), golden.outputs, golden.tolerance)]
+        # A few signals in other chunks: what is cut otherwise must come out the same.
+        differences += [
+            _agree(streamed(made, golden.inputs[:2], frames), golden.outputs[:2], golden.tolerance)
+            for frames in {max(1, live.chunk // 2), max(1, live.chunk * 2 // 3), max(1, live.chunk - 1)}
+        ]
         check_alike(made, trusted, golden, ALIKE_SLOTS)
     except GoldenMismatch as error:
         raise _disagrees(str(error)) from None
-    return max(differences)
-
-
-def _agrees(golden: Golden, predict: Callable[[Array], Array]) -> float:
-    try:
-        answers = predict(golden.inputs.copy())
+    except PackError:
+        raise
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
         cause = " ".join(str(error).split())[:300]
         raise PackError(f"the exported graph fails on an example ({cause}); write the network otherwise.") from None
-    if answers.shape != golden.outputs.shape:
-        raise _disagrees(f"it gives {list(answers.shape)} where the bundle gives {list(golden.outputs.shape)}")
-    apart = np.abs(answers.astype(np.float64) - golden.outputs.astype(np.float64))
-    difference = float(apart.max(initial=0.0))
+    return max(differences)
+
+
+def _agree(answers: Array, expected: Array, tolerance: float) -> float:
+    if answers.shape != expected.shape:
+        raise _disagrees(f"it gives {list(answers.shape)} where the bundle gives {list(expected.shape)}")
+    difference = float(np.abs(answers.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0))
     # Written so that NaN is no agreement.
-    if not difference <= golden.tolerance:
-        raise _disagrees(f"it differs by {difference:.3g} where {golden.tolerance:.3g} is allowed")
+    if not difference <= tolerance:
+        raise _disagrees(f"it differs by {difference:.3g} where {tolerance:.3g} is allowed")
     return difference
 
 

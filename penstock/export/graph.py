@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -23,11 +24,13 @@ from penstock.core.prepare import RawSpec
 from penstock.core.spec import TensorSpec
 from penstock.export.checked import check_live, check_oneshot
 from penstock.export.described import Described
+from penstock.export.joined import CHUNK, prepare_before
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.export_graph import first_cause, step_program
 from penstock.runtime.exported_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 from penstock.runtime.graph import NOT_EXPORTABLE
 from penstock.runtime.load import Predictor, load, streaming_of
+from penstock.runtime.prepared import RAW
 from penstock.runtime.torch_executor import served_function
 
 # B batch (of one), T frames of a chunk
@@ -64,31 +67,39 @@ def write_graph(predictor: Predictor, file: Path) -> Described:
 
 
 def _write_oneshot(predictor: Predictor, file: Path) -> Described:
-    application = predictor.application
+    application, prepare = predictor.application, predictor.files.prepare
+    given = application.input
     chunk_B = torch.from_numpy(predictor.files.golden.inputs[:1].copy())
     network = _OneShot(predictor.module).eval()
     with torch.inference_mode():
         answers = network(chunk_B)
     outputs = [application.output, *map(_embedding, answers[1:])]
+    # Not by a name that could be one of what is prepared before it.
+    name = given.name if prepare is None else CHUNK
     program: Any = torch.onnx.export(
         network,
         (chunk_B,),
-        input_names=[application.input.name],
+        input_names=[name],
         output_names=[output.name for output in outputs],
         dynamo=True,
         verbose=False,
     )
-    inputs = {application.input.name: (application.input.dtype, (1, *application.input.shape))}
+    inputs = {name: (given.dtype, (1, *given.shape))}
     _save(program, file, inputs, {output.name: (output.dtype, (1, *output.shape)) for output in outputs})
-    difference = check_oneshot(predictor, file, embeds=len(outputs) > 1)
-    return Described(
-        input=_raw(application.input),
-        input_name=application.input.name,
+    described = Described(
+        input=_raw(given),
+        input_name=name,
         outputs=tuple(outputs),
         live=None,
         prepared_by=(),
-        difference=difference,
+        difference=0.0,
     )
+    if prepare is not None:
+        raw = application.prepare
+        assert raw is not None
+        prepared_by = prepare_before(file, prepare, given)
+        described = replace(described, input=raw.raw, input_name=RAW, prepared_by=prepared_by)
+    return replace(described, difference=check_oneshot(predictor, described, file))
 
 
 def _write_live(predictor: Predictor, file: Path) -> Described:

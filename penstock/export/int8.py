@@ -52,7 +52,11 @@ def with_int8(
         return {FP32: fp32}, "8 bits were not tried: the output has no labels by which to see what they lose."
     small = graph.with_name(MODEL_INT8)
     exact = described.network(graph)
-    _quantize(graph, small, chain.from_iterable(map(exact.feeds, golden.inputs)), list(described.prepared_by))
+    try:
+        _quantize(graph, small, chain.from_iterable(map(exact.feeds, golden.inputs)), list(described.prepared_by))
+    except Exception as error:  # noqa: BLE001 - the quantizer raises whatever it meets
+        small.unlink(missing_ok=True)
+        return {FP32: fp32}, f"8 bits cannot be made of this network ({type(error).__name__}: {error})."
     quantized = described.network(small)
     int8 = measured(quantized, MODEL_INT8, golden, validation, labelled=True)
     # Measured in turns: the speed of a machine that others use changes from one moment to the next.

@@ -12,28 +12,28 @@ import onnxruntime
 from penstock.core.errors import PackError
 from penstock.core.pack import PackGolden, PackLive, PackModel
 from penstock.core.spec import Array
+from penstock.runtime.onnx_executor import quiet_options
 
 # T frames of a signal, U frames that come of them
 
-QUIET = 3
 TIMED_RUNS = 30
 TIMED_S = 2.0
 
 
-def packed_session(file: Path, threads: int = 1) -> Any:
+def packed_session(file: Path, *, threads: int = 1, varies: bool = False) -> Any:
     """ONNX Runtime's session of a pack's graph.
 
     Args:
         file: The graph.
         threads: CPU threads for one run.
+        varies: Whether what goes in has any size.
 
     Raises:
         PackError: ONNX Runtime does not run it.
     """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = QUIET
+    options = quiet_options(threads)
+    # Planned once, memory would be planned for the first size.
+    options.enable_mem_pattern = not varies
     try:
         return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
@@ -65,7 +65,7 @@ class PackedNetwork:
     """
 
     def __init__(self, file: Path, input: str, *, varies: bool = False, live: PackLive | None = None) -> None:
-        self._session = packed_session(file)
+        self._session = packed_session(file, varies=varies)
         self._input = input
         self._varies = varies
         self._live = live
@@ -77,15 +77,12 @@ class PackedNetwork:
             PackError: ONNX Runtime fails on it.
         """
         try:
-            if self._live is None:
-                return [output[0] for output in self._session.run(None, next(self.feeds(given)))]
-            outputs: list[Array] = []
-            for feeds in self.feeds(given):
-                output_U, (frames,) = self._session.run(None, feeds)[:2]
-                outputs.append(output_U[0, :frames])
-            return [np.concatenate(outputs)]
+            outputs = [output for _, output in self._runs(given)]
         except Exception as error:
             raise PackError(f"the exported graph fails on an input ({_in_a_line(error)}).") from error
+        if self._live is None:
+            return [output[0] for output in outputs[0]]
+        return [np.concatenate([output_U[0, : int(frames[0])] for output_U, frames, *_ in outputs])]
 
     def answers(self, inputs: Sequence[Array]) -> Array:
         """The answer to each input, `[N, ...]`."""
@@ -93,8 +90,12 @@ class PackedNetwork:
 
     def feeds(self, given: Array) -> Iterator[dict[str, Array]]:
         """What goes into each run for one input: of a signal a run for each chunk, the states carried along."""
+        return (feeds for feeds, _ in self._runs(given))
+
+    def _runs(self, given: Array) -> Iterator[tuple[dict[str, Array], list[Array]]]:
         if self._live is None:
-            yield {self._input: given if self._varies else given[None]}
+            feeds = {self._input: given if self._varies else given[None]}
+            yield feeds, self._session.run(None, feeds)
             return
         live = self._live
         states = live.initial_states()
@@ -108,9 +109,9 @@ class PackedNetwork:
                 live.last: np.array([start + live.chunk >= len(given)]),
                 **states,
             }
-            yield feeds
-            after = self._session.run([state.output for state in live.states], feeds) if live.states else []
-            states = {state.input: value for state, value in zip(live.states, after, strict=True)}
+            outputs = self._session.run(None, feeds)
+            yield feeds, outputs
+            states = {state.input: value for state, value in zip(live.states, outputs[2:], strict=True)}
 
     def median_ms(self, given: Array) -> float:
         """Milliseconds that one run takes on one thread, the median of several."""

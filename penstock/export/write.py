@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors.numpy import save as save_arrays
 
-from penstock.core.application import Application
+from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.durable import put_folder, sync_folder, write_through
 from penstock.core.errors import PackError
@@ -40,7 +40,7 @@ from penstock.export.described import Described
 from penstock.export.packed import Validation, measured
 from penstock.runtime.graph import EXPORT_S, NOT_EXPORTABLE
 
-_OPERATOR = re.compile(r"\b(?:aten|prims|torchvision|\w+)(?:::|\.)\w+(?:\.\w+)?")
+_OPERATOR = re.compile(r"op='([\w.:]+)'")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ def export_pack(
     licence: str = "",
     key: Path | None = None,
     int8: bool = False,
-    validation: Callable[[Application], Validation | None] = lambda _: None,
+    validation: Callable[[FoundApplication], Validation | None] = lambda _: None,
 ) -> Exported:
     """Make a pack of a bundle. It is written beside its place and renamed there: a place never holds half of one.
 
@@ -100,11 +100,11 @@ def export_pack(
         beside.mkdir()
         described = _write_graph(files, beside / MODEL, options)
         golden = PackGolden(
-            inputs=tuple(files.golden.inputs), outputs=files.golden.outputs, tolerance=files.golden.tolerance
+            inputs=files.golden.raws or tuple(files.golden.inputs),
+            outputs=files.golden.outputs,
+            tolerance=files.golden.tolerance,
         )
-        models, became = _models(
-            described, beside / MODEL, golden, validation(found.application) if int8 else None, int8
-        )
+        models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
         (beside / GOLDEN).write_bytes(_golden(files))
         _copy_web(beside / WEB)
         pack = _pack(files, found.application, described, models, beside, licence)
@@ -160,23 +160,29 @@ def _write_graph(files: BundleFiles, graph: Path, options: list[str]) -> Describ
         made.unlink()
         return described
     said = (done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"])[-1]
-    raise PackError(_not_exportable(files, said) if done.returncode == NOT_EXPORTABLE else said)
+    raise PackError(_not_exportable(files.manifest.name, said) if done.returncode == NOT_EXPORTABLE else said)
 
 
-def _not_exportable(files: BundleFiles, cause: str) -> str:
+def _not_exportable(name: str, cause: str) -> str:
     """What cannot be exported, and what to do about it."""
     operator = _OPERATOR.search(cause)
-    name = files.manifest.name
     if operator is not None:
         return (
-            f"the network of {name!r} uses {operator[0]}, which cannot be exported to ONNX ({cause}); write that part "
-            f"with other operations of torch, or move it out of the network."
+            f"the network of {name!r} uses {operator[1]}, for which ONNX has nothing; write that part with other "
+            f"operations of torch, or leave it to `reply`."
         )
-    return f"the network of {name!r} cannot be exported to ONNX: {cause}"
+    if "data-dependent" in cause:
+        return (
+            f"the network of {name!r} asks its numbers which way to go (an if, int() or item() of a tensor), which no "
+            f"graph can ({cause.rstrip('.')}); write that with torch.where."
+        )
+    return f"the network of {name!r} cannot be exported to ONNX ({cause.rstrip('.')}); write that part otherwise."
 
 
 def _golden(files: BundleFiles) -> bytes:
-    return save_arrays({"inputs": files.golden.inputs, "outputs": files.golden.outputs})
+    golden = files.golden
+    raws = {f"raw.{number}": raw for number, raw in enumerate(golden.raws)}
+    return save_arrays((raws or {"inputs": golden.inputs}) | {"outputs": golden.outputs})
 
 
 def _models(

@@ -5,6 +5,8 @@ from typing import final
 from torch import Tensor, nn
 
 from penstock.models.images import ImageNetwork
+from penstock.nn.entry import EntryConv2d
+from penstock.nn.max_pool import MaxPool2d
 
 # B batch, C channels, H height, W width, K classes
 
@@ -27,19 +29,19 @@ class AlexNet(ImageNetwork):
     def __init__(self, classes: int = 1000, dropout: float = 0.5) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            EntryConv2d(3, 64, 11, stride=4, padding=2),
+            MaxPool2d(3, 2),
             nn.ReLU(),
-            nn.MaxPool2d(3, 2),
             nn.Conv2d(64, 192, 5, padding=2),
+            MaxPool2d(3, 2),
             nn.ReLU(),
-            nn.MaxPool2d(3, 2),
             nn.Conv2d(192, 384, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(384, 256, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(256, 256, 3, padding=1),
+            MaxPool2d(3, 2),
             nn.ReLU(),
-            nn.MaxPool2d(3, 2),
         )
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),

@@ -5,6 +5,8 @@ from typing import cast, final
 from torch import Tensor, nn
 
 from penstock.models.images import EmbeddingNetwork
+from penstock.nn.entry import EntryConv2d
+from penstock.nn.max_pool import MaxPool2d
 
 # B batch, C channels, H height, W width, E embedding, K classes
 
@@ -62,10 +64,10 @@ class ResNet50(EmbeddingNetwork):
 
     def __init__(self, classes: int = 1000, *, zero_last_gamma: bool = False) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = EntryConv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxpool = MaxPool2d(3, 2, 1)
         channels = 64
         for stage, blocks in enumerate(STAGES):
             width = 64 << stage
@@ -83,7 +85,7 @@ class ResNet50(EmbeddingNetwork):
 
     def features(self, image_BCHW: Tensor) -> Tensor:
         """The feature vector `[B, 2048]` that the last layer decides from, of prepared pictures."""
-        x_BCHW = self.maxpool(self.relu(self.bn1(self.conv1(image_BCHW))))
+        x_BCHW = self.relu(self.maxpool(self.bn1(self.conv1(image_BCHW))))
         for stage in range(len(STAGES)):
             x_BCHW = self.get_submodule(f"layer{stage + 1}")(x_BCHW)
         return x_BCHW.mean((2, 3))

@@ -33,7 +33,8 @@ class VGG16(ImageNetwork):
             for wide in block:
                 features += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU()]
                 channels = wide
-            features.append(nn.MaxPool2d(2))
+            # Behind the pooling there is a quarter to rectify, and the names of what is learned stay torchvision's.
+            features[-1:] = [nn.MaxPool2d(2), nn.ReLU()]
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(
             nn.Linear(channels * LAST_SIDE**2, 4096),

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from penstock.core.errors import ApplicationError
 from penstock.models.images import ImageNetwork
+from penstock.nn.entry import EntryConv2d
 
 # B batch, C channels, H height, W width, T tokens, D features of a token, N heads, F features of a head, K classes
 
@@ -137,7 +138,7 @@ class ViT(ImageNetwork):
                 f"ViT has side {side} in patches of {patch}, and width {width} in {heads} heads; choose what divides "
                 f"evenly."
             )
-        self.conv_proj = nn.Conv2d(3, width, patch, stride=patch)
+        self.conv_proj = EntryConv2d(3, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.encoder = Encoder(
             tokens=(side // patch) ** 2 + 1, layers=layers, width=width, heads=heads, hidden=hidden, dropout=dropout

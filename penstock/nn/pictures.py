@@ -72,5 +72,9 @@ class SquareResize(nn.Module):
         away_GRL = (at_GL[:, None] + 0.5 - centre_GR[:, :, None]).abs() * size / reach
         weight_GRL = (1 - away_GRL).clamp(min=0)
         weight_GRL = weight_GRL / weight_GRL.sum(2, keepdim=True)
-        near_GLN = picture_HN.index_select(0, at_GL.flatten() + first).unflatten(0, (groups, -1)).float()
-        return torch.matmul(weight_GRL.float(), near_GLN).reshape(groups * rows, -1)[:size]
+        # One group after the other: fractions of all of a large picture would take hundreds of megabytes.
+        made = [
+            weight_RL @ picture_HN.index_select(0, at_L).float()
+            for weight_RL, at_L in zip(weight_GRL.float().unbind(), (at_GL + first).unbind(), strict=True)
+        ]
+        return torch.cat(made)[:size]

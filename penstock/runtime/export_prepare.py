@@ -51,15 +51,9 @@ def _exported(module: nn.Module, raw: RawSpec, example: Any) -> bytes:
         for dim, (size, most) in enumerate(zip(raw.shape, raw.most, strict=True))
         if size is None
     }
-    program: Any = torch.onnx.export(
-        module,
-        (torch.from_numpy(example),),
-        input_names=[RAW],
-        output_names=[PREPARED],
-        dynamic_shapes=(any_size,),
-        dynamo=True,
-        verbose=False,
-    )
+    # Not by the exporter, which tries three ways one after the other where the first one fails.
+    exported = torch.export.export(module, (torch.from_numpy(example),), dynamic_shapes=(any_size,), strict=False)
+    program: Any = torch.onnx.export(exported, input_names=[RAW], output_names=[PREPARED], dynamo=True, verbose=False)
     return program.model_proto.SerializeToString()
 
 

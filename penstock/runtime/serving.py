@@ -106,6 +106,11 @@ def make_runnable(
     files = read_bundle(bundle)
     found = found_for(files, app)
     files.check_sources(found, accept_changed=accept_changed)
+    if files.prepare is not None:
+        # Only here: whoever serves on torch alone need not load ONNX Runtime otherwise.
+        from penstock.runtime.prepared import prepared_of
+
+        prepared_of(files)
     if how.device != "cpu":
         # Only here: on a CPU, serving need not load torch.
         from penstock.runtime.on_gpu import gpu_executor

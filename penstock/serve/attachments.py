@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.application import Application, find_application
-from penstock.core.bundle import Manifest, read_manifest
+from penstock.core.bundle import Manifest, read_manifest, read_prepare
 from penstock.core.errors import BundleError
 from penstock.serve.frames import RESTART
 from penstock.serve.frontend import Frontend
 from penstock.serve.messages import Loaded, Order
 from penstock.serve.models import Models
+from penstock.serve.preparing import Preparing
 from penstock.serve.served import Replica, Served, refusal_of
 from penstock.serve.slots import ANSWERED, SlotTable, TableLayout
 from penstock.serve.streams import Streams
@@ -123,11 +124,12 @@ class Attachments:
         if attached is None:
             return
         served, replica = attached.served, attached.replica
-        if not served.part(replica):
+        others = served.part(replica)
+        if not others:
             self._models.take_out(served)
         if replica.streams is not None:
             replica.streams.finish(RESTART, "Another version is served now, or none; open another stream.")
-        while replica.frontend.in_use and key in self._attached:
+        while key in self._attached and (replica.frontend.in_use or (served.is_preparing and not others)):
             await asyncio.sleep(LOOK_S)
         if key in self._attached:
             self._answered_before += replica.frontend.counts[ANSWERED]
@@ -187,10 +189,20 @@ class Attachments:
             idle_ns=self._idle_ns,
             arrived=self._arrived,
             now_ns=self._now_ns,
+            preparing=self._preparing(order, manifest, application),
         )
         self._lost = {key: lost for key, lost in self._lost.items() if lost.name != order.name}
         self._models.put(served)
         return served
+
+    def _preparing(self, order: Order, manifest: Manifest, application: Application) -> Preparing | None:
+        if manifest.raw is None or application.decode is None:
+            return None
+        # Only here: most applications prepare nothing, and ONNX Runtime takes its time to load.
+        from penstock.runtime.prepared import Prepared
+
+        prepared = Prepared(read_prepare(Path(order.bundle), manifest), manifest.raw, manifest.input)
+        return Preparing(order.name, application.decode, prepared, self._now_ns)
 
     def _replica(self, loaded: Loaded, application: Application, memory: SlotTable | int) -> Replica:
         if isinstance(memory, int):
@@ -227,7 +239,9 @@ class Attachments:
     def _let_go(self, key: int) -> None:
         model = self._attached.pop(key).model
         if all(attached.model != model for attached in self._attached.values()):
-            del self._served[model]
+            preparing = self._served.pop(model).preparing
+            if preparing is not None:
+                preparing.close()
         self._list_frontends()
 
     def _list_frontends(self) -> None:

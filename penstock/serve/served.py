@@ -13,6 +13,7 @@ from penstock.core.spec import Array
 from penstock.serve.connection import refused
 from penstock.serve.frontend import Done, Frontend, Ticket
 from penstock.serve.heard import Heard
+from penstock.serve.preparing import Preparing
 from penstock.serve.sequences import Finished, Sequences
 from penstock.serve.slots import (
     BROKEN,
@@ -72,6 +73,7 @@ class Served:
         idle_ns: For so long nothing may come of a sequence.
         arrived: Told of each request that was read, and when; gives the earliest moment at which it can have come.
         now_ns: That clock.
+        preparing: Makes chunks of bodies where the application prepares its inputs; None where it does not.
 
     Attributes:
         replicas: Those that take something in; at the end the last one that did.
@@ -96,8 +98,10 @@ class Served:
         idle_ns: int,
         arrived: Callable[[int], int],
         now_ns: Callable[[], int],
+        preparing: Preparing | None = None,
     ) -> None:
         self.name = name
+        self.preparing = preparing
         self.version = version
         self.application = application
         self.manifest = manifest
@@ -161,19 +165,19 @@ class Served:
         heard: Heard | None = None,
         frontend: Frontend | None = None,
         alone: bool = True,
+        arrival_ns: int | None = None,
     ) -> Ticket:
         """Put in one chunk; `done` is called as `penstock.serve.frontend.Ticket` says, `heard` for how long it is here.
 
-        Where `frontend` is given, it is put in there; unless `alone`, it is a row of a larger request.
+        Where `frontend` is given, it is put in there; unless `alone`, it is a row of a larger request. `arrival_ns` is
+        when it came, where that is known already.
 
         Raises:
             RequestError: It is refused.
         """
         self.refuse_lost()
-        read_ns = self._now_ns()
-        arrival_ns = self._arrived(read_ns)
-        if heard is not None and read_ns - arrival_ns > VAGUE_NS:
-            arrival_ns = max(arrival_ns, read_ns - heard())
+        if arrival_ns is None:
+            arrival_ns = self.arrival_ns(heard)
         # Once more, since a batch may have been run meanwhile.
         now_ns = self._now_ns()
         return (frontend or self.frontend).submit(
@@ -185,6 +189,19 @@ class Served:
             background=background,
             alone=alone,
         )
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether there are bodies that will be put in when they are prepared."""
+        return self.preparing is not None and self.preparing.waiting > 0
+
+    def arrival_ns(self, heard: Heard | None) -> int:
+        """When the request came that was just read; `heard` is asked for how long it is here."""
+        read_ns = self._now_ns()
+        arrival_ns = self._arrived(read_ns)
+        if heard is not None and read_ns - arrival_ns > VAGUE_NS:
+            arrival_ns = max(arrival_ns, read_ns - heard())
+        return arrival_ns
 
     def ask_all(
         self,

@@ -11,6 +11,22 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
+# What gradients travel a second between the GPUs of a host, and the share of a device's peak that networks reach: of
+# both the order is enough.
+TRAVEL_BYTES_S, REACHED = 200e9, 0.35
+# Where a part ends, what the compiler would have joined is written and read once more: a 25th of ResNet-50's step.
+WORTHWHILE = 0.03
+
+
+def worth_parting(travel_bytes: int, least_s: float | None) -> bool:
+    """Whether gradients take so long to travel that it pays to hide that, although parts are slower than the whole.
+
+    Args:
+        travel_bytes: Of all gradients that are summed over the processes.
+        least_s: What the step's arithmetic takes at the device's peak; None where that is not known.
+    """
+    return least_s is None or travel_bytes / TRAVEL_BYTES_S > WORTHWHILE * least_s / REACHED
+
 
 def compiled(
     module: nn.Module, firsts: Sequence[nn.Parameter], eager: Iterable[nn.Module], *, backend: Any = "inductor"

@@ -56,6 +56,11 @@ class _Travelling(_Bucket):
         self._views, self._wire_views = _views(parameters, self._flat), _views(parameters, self._wire)
         self._work: Any = None
 
+    @property
+    def nbytes(self) -> int:
+        """As it travels."""
+        return self._wire.numel() * self._wire.element_size()
+
     @torch.no_grad()
     def send(self, world: World, name: str) -> None:
         """Begin to sum the gradients over the processes."""
@@ -144,6 +149,11 @@ class Gradients:
     def first_of_buckets(self) -> list[nn.Parameter]:
         """What the forward pass meets first of each bucket that travels, but for the one that is the last to travel."""
         return [bucket.parameters[-1] for bucket in self._travelling[:-1]]
+
+    @property
+    def travel_bytes(self) -> int:
+        """What a step sums over the processes, as it travels."""
+        return sum(bucket.nbytes for bucket in self._travelling)
 
     def start(self) -> None:
         """Forget the step before's."""

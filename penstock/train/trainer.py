@@ -14,7 +14,7 @@ from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
 from penstock.train.checkpoint import Checkpoint
 from penstock.train.collectives import gather_rows
-from penstock.train.compiled import compiled
+from penstock.train.compiled import compiled, worth_parting
 from penstock.train.data import equal_shares, one_pass, training_order
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed, ReadFeed
@@ -22,6 +22,7 @@ from penstock.train.gradients import Gradients
 from penstock.train.graph import Steps, generator_of
 from penstock.train.layout import cast_of, lay_out
 from penstock.train.losses import CrossEntropy, start_targets
+from penstock.train.pace import mfu_of_one
 from penstock.train.placed import layers_that_wait
 from penstock.train.reading import reading_threads
 from penstock.train.recipe import Recipe, Seen
@@ -96,6 +97,8 @@ class Trainer:
         self.world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
+        # Of the network as it is before it is laid out.
+        of_one = mfu_of_one(module, inputs, recipe, self.world)[0] if recipe.compile and self.world.size > 1 else None
         self.layout = lay_out(module, recipe, self.world, torch.from_numpy(inputs))
         self.placed = self.layout.placed
         self.module = self.placed.module
@@ -121,7 +124,10 @@ class Trainer:
             self._average = Average(self.module, recipe.average_decay, warm_up=recipe.average_warm_up)
         self._network: Callable[[Tensor], Tensor] = self.module
         if recipe.compile:
-            self._network = compiled(self.module, self.gradients.first_of_buckets, layers_that_wait(self.module))
+            least_s = None if of_one is None else of_one * recipe.batch_size
+            parted = worth_parting(self.gradients.travel_bytes, least_s)
+            firsts = self.gradients.first_of_buckets if parted else []
+            self._network = compiled(self.module, firsts, layers_that_wait(self.module))
         why_eager = self._stepper.why_eager if recipe.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence))
 

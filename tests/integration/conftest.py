@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from penstock.core.pack import Pack
+from penstock.export.write import export_pack
 from tests.support.page import BROWSER_ARGUMENTS, BROWSERS, Watch, url_of
+from tests.support.prepared import pictures_bundle
 from tests.support.serving import RunningServer
 
 
@@ -20,6 +23,14 @@ def digits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "penstock", "train", "digits", "--epochs", "12", "--out", str(run)]
     subprocess.run(command, check=True, timeout=150)
     return run / "bundle"
+
+
+@pytest.fixture(scope="session")
+def pictures_pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Path]:
+    """A pack of pictures of any size, in 8 bits too, and its bundle."""
+    folder = tmp_path_factory.mktemp("pictures")
+    bundle = pictures_bundle(folder).folder
+    return export_pack(bundle, folder / "pack", int8=True).pack, bundle
 
 
 # Playwright runs an event loop of its own as long as it is open, and asyncio allows a thread only one: hence not longer

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
+from penstock.core.sound import Decoder, decoder_of
 from penstock.serve.protocols.live import MOST_MESSAGE_S
-from penstock.serve.sound import Decoder, decoder_of
 from tests.support.session import CHUNK, RATE_HZ, answer_all, end, send, session, start
 
 CUTS = st.lists(st.integers(0, 1 << 20), max_size=12)

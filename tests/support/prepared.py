@@ -12,29 +12,47 @@ from penstock.runtime.bundle import Bundle
 MOST = 600
 SIDE = 12
 
+# A body of "crash" makes decode raise, one of "shape" gives another array than is declared, and "slow" takes a second.
 PICTURES_PY = f"""
-from functools import partial
+import time
 
-from torch import nn
-
+import numpy as np
 from penstock import Application, Prepare, RawSpec, TensorSpec
 from penstock.core.decode import decode_image
-from penstock.nn import SquareResize
 
 
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear({SIDE} * {SIDE} * 3, 3)
+# Here and not above, so that front-ends, which need no network, do not load torch.
+def network():
+    from torch import nn
 
-    def forward(self, pixels):
-        return self.layer(pixels.float().flatten(1) / 255)
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear({SIDE} * {SIDE} * 3, 3)
 
-    def predict(self, pixels):
-        return self(pixels).softmax(1)
+        def forward(self, pixels):
+            return self.layer(pixels.float().flatten(1) / 255)
+
+        def predict(self, pixels):
+            return self(pixels).softmax(1)
+
+    return Small()
+
+
+def resize():
+    from penstock.nn import SquareResize
+
+    return SquareResize({SIDE})
 
 
 def decode(body, content_type):
+    if body == b"crash":
+        raise RuntimeError("decode crashed")
+    if body == b"shape":
+        return np.zeros((2, 2, 3), np.uint8)
+    if body == b"slow":
+        time.sleep(1)
+        return np.full((9, 9, 4), 255, np.uint8)
     return decode_image(body, mode="RGBA", max_pixels={MOST} * {MOST})
 
 
@@ -42,11 +60,12 @@ app = Application(
     name="pictures",
     input=TensorSpec(dtype="float32", shape=({SIDE}, {SIDE}, 3), meaning="the middle square", units="0..255"),
     output=TensorSpec(dtype="float32", shape=(3,), meaning="scores", labels=("a", "b", "c"), name="scores"),
-    model=Small,
+    model=":network",
     decode=decode,
     accepts=("image/png", "image/jpeg"),
+    max_body_bytes=1 << 22,
     prepare=Prepare(
-        module=partial(SquareResize, {SIDE}),
+        module=":resize",
         raw=RawSpec(dtype="uint8", shape=(None, None, 4), meaning="a picture, RGBA", most=({MOST}, {MOST}, 4)),
     ),
 )

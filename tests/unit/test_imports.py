@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 import penstock.core
+import penstock.device
 import penstock.serve
 
 
@@ -35,9 +36,9 @@ def test_the_check_sees_what_is_loaded() -> None:
     assert {"numpy", "penstock"} <= loaded_by("import penstock.core.spec")
 
 
-def test_each_module_of_core_and_front_end_loads_no_torch() -> None:
+def test_each_module_of_core_front_end_and_device_loads_no_torch() -> None:
     # One interpreter for all of them: what of penstock came with one module is forgotten before the next.
-    modules = sorted({*below(penstock.core), *below(penstock.serve)})
+    modules = sorted({*below(penstock.core), *below(penstock.serve), *below(penstock.device)})
     statement = (
         "import importlib, sys\n"
         f"for module in {modules!r}:\n"

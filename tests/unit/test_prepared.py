@@ -195,12 +195,12 @@ def test_a_prepare_that_no_other_process_finds_is_refused() -> None:
 
 def test_a_prepare_that_cannot_be_exported_says_why(tmp_path: Path) -> None:
     branching = (
-        "class Branching(nn.Module):\n"
-        "    def forward(self, raw):\n"
-        "        return SquareResize(12)(raw) if raw.sum() > 1000 else SquareResize(12)(raw) + 1\n\n\n"
+        "class Branching(SquareResize):\n"
+        "        def forward(self, raw):\n"
+        "            return super().forward(raw) if raw.sum() > 1000 else super().forward(raw) + 1\n\n"
+        "    return Branching"
     )
-    text = PICTURES_PY.replace("class Small", f"{branching}class Small")
-    found = pictures_app(tmp_path, text.replace("partial(SquareResize, 12)", "Branching"))
+    found = pictures_app(tmp_path, PICTURES_PY.replace("return SquareResize", branching))
     with pytest.raises(ApplicationError, match=r"'pictures' cannot be exported \(.*data-dependent.*operations that"):
         exported_prepare(found)
 

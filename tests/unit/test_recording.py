@@ -12,9 +12,9 @@ import pytest
 from penstock.core.application import Application, describe
 from penstock.core.errors import InvalidInput, Overloaded, TooLarge, UnsupportedContent
 from penstock.core.live import WAV, Live
+from penstock.core.sound import decoder_of
 from penstock.core.spec import TensorSpec
 from penstock.serve.protocols.recording import PIECE_BYTES, Plan, chunks_of
-from penstock.serve.sound import decoder_of
 from penstock.serve.wire import Head, Request
 
 RAW = "application/octet-stream"

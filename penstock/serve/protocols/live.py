@@ -19,9 +19,7 @@ import orjson
 
 from penstock.core.errors import ComputeFailed, InvalidInput, UnsupportedContent
 from penstock.core.live import Live, events_of, is_sound
-from penstock.core.spec import Array, TensorSpec
-from penstock.serve.frames import BINARY, DONE, TEXT
-from penstock.serve.sound import (
+from penstock.core.sound import (
     ENCODINGS,
     MOST_HEADER_BYTES,
     MOST_RATE_HZ,
@@ -29,6 +27,8 @@ from penstock.serve.sound import (
     decoder_of,
     frame_bytes_of,
 )
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.frames import BINARY, DONE, TEXT
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import final
 
 import orjson
 
+from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.spec import Array
 from penstock.serve.connection import Answer, refused
+from penstock.serve.frontend import Ticket
+from penstock.serve.preparing import Job, Preparing
 from penstock.serve.served import Served
 from penstock.serve.slots import ANSWERED, BROKEN, OK
 from penstock.serve.wire import Head, Request, Response
@@ -71,13 +75,16 @@ class Plan:
             RequestError: It is not what the application takes, or it is refused.
         """
         served, body = self.served, request.body
+        if served.preparing is not None and _is_decoded(served.application, self.content_type, body):
+            return _Prepared(self, served.preparing, request, answer).cancel
         chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
         # Of all that can be called later, these cost least to make.
-        done = partial(self._done, answer)
+        done = partial(self.finish, answer)
         ticket = served.put(chunk, done, self.budget_ns, self.background, request.heard)
         return partial(ticket.frontend.cancel, ticket)
 
-    def _done(self, answer: Answer, status: int, output: Array, last: bool) -> None:
+    def finish(self, answer: Answer, status: int, output: Array, last: bool) -> None:
+        """Answer with a result."""
         served = self.served
         if status != OK:
             error = served.why(status, self.budget_ns)
@@ -88,6 +95,41 @@ class Plan:
             answer(Response(200, output.tobytes(), RAW))
         else:
             answer(_replied(served, output))
+
+
+@final
+class _Prepared:
+    """A request whose body is decoded and prepared elsewhere before its chunk is put in."""
+
+    def __init__(self, plan: Plan, preparing: Preparing, request: Request, answer: Answer) -> None:
+        served = plan.served
+        served.refuse_lost()
+        self._plan = plan
+        self._answer = answer
+        self._ticket: Ticket | None = None
+        self._arrival_ns = served.arrival_ns(request.heard)
+        budget_ns = served.budget_ns if plan.budget_ns is None else plan.budget_ns
+        self._job = Job(request.body, plan.content_type, self._arrival_ns, budget_ns, self._put)
+        preparing.begin(self._job)
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        self._job.cancel()
+        if self._ticket is not None:
+            self._ticket.frontend.cancel(self._ticket)
+
+    def _put(self, chunk: Array | RequestError, own_ns: int) -> None:
+        plan = self._plan
+        try:
+            if isinstance(chunk, RequestError):
+                raise chunk
+            # What was worked on this body alone, which its size decides, is no part of the budget.
+            arrival_ns = self._arrival_ns + own_ns
+            done = partial(plan.finish, self._answer)
+            self._ticket = plan.served.put(chunk, done, plan.budget_ns, plan.background, arrival_ns=arrival_ns)
+        except RequestError as error:
+            plan.served.count_refusal(error)
+            self._answer(refused(error))
 
 
 def _replied(served: Served, output: Array) -> Response:
@@ -108,20 +150,32 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
         RequestError: It is not what the application takes.
     """
     application = served.application
+    if _is_decoded(application, content_type, body):
+        return _decoded(served, body, content_type)
     if content_type == RAW:
         return application.input.from_bytes(body)
-    begins = body.lstrip()[:1]
-    if begins == b"[" and (content_type == "application/json" or content_type in UNSAID):
+    if _is_list(body) and (content_type == "application/json" or content_type in UNSAID):
         return application.input.from_numbers(json_of(body))
     if content_type == "application/json" and "application/json" not in application.accepts:
         found = json_of(body)
         if not application.input.shape:
             return application.input.from_numbers(found)
         raise InvalidInput(f"The body is JSON but not an array; send {application.input.describe()} as nested arrays.")
-    if application.decode is not None and (content_type in UNSAID or content_type in application.accepts):
-        return _decoded(served, body, content_type)
     taken = ", ".join(dict.fromkeys((*application.accepts, "application/json", RAW)))
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
+
+
+def _is_decoded(application: Application, content_type: str, body: bytes) -> bool:
+    """Whether the application's `decode` reads a body; what is an array already is not decoded."""
+    if application.decode is None or content_type == RAW:
+        return False
+    if content_type in UNSAID or content_type == "application/json":
+        return not _is_list(body) and (content_type in UNSAID or content_type in application.accepts)
+    return content_type in application.accepts
+
+
+def _is_list(body: bytes) -> bool:
+    return body.lstrip()[:1] == b"["
 
 
 def json_of(body: bytes) -> object:

@@ -13,13 +13,13 @@ import orjson
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge, UnsupportedContent
 from penstock.core.live import WAV, events_of, is_sound
+from penstock.core.sound import Decoder, decoder_of
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.connection import Answer, refused
 from penstock.serve.feed import Chunk, Feed
 from penstock.serve.protocols.plain import BUDGET_HEADER, PRIORITY_HEADER, RAW, UNSAID, budget_ns_of, is_background
 from penstock.serve.served import Served
 from penstock.serve.slots import ANSWERED, OK
-from penstock.serve.sound import Decoder, decoder_of
 from penstock.serve.streams import Streams
 from penstock.serve.wire import Head, Request, Response
 

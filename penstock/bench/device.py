@@ -1,0 +1,93 @@
+"""Figures of what runs on devices, of one pack of pictures: `penstock bench device --pack DIR`."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from safetensors.numpy import load_file
+
+from penstock.bench import app, watching
+from penstock.bench.figures import Figure
+from penstock.core.errors import BenchError
+from penstock.core.spec import Array
+
+# Crops of each golden picture that the camera films.
+CROPS = 3
+MOST_FILMED = 48
+
+
+def device_figures(pack: Path) -> dict[str, Figure]:
+    """The figures of a pack, by the target that each answers.
+
+    Args:
+        pack: A pack whose input is a picture of any size.
+
+    Raises:
+        BenchError: There is no pack there.
+    """
+    if not (pack / "pack.json").is_file():
+        raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --to DIR' writes one.")
+    return {
+        "device.video_age_p95": Figure(
+            measure=lambda: watching.video_age_p95(pack),
+            workload=f"penstock watch on one core: {watching.FRAMES} frames of 640x480 H.264, {watching.RATE} a second",
+            metric="p95 age of an answer, from when its frame was due, less 1.2 times the network's own time",
+            unit="intervals",
+        ),
+        "device.engine_overhead": Figure(
+            measure=lambda: watching.engine_overhead(pack),
+            workload=f"a picture of 640x480, one thread, {watching.ROUNDS} rounds of {watching.RUNS} in turns",
+            metric="median time of the engine over that of the bare ONNX Runtime session",
+            unit="ratio",
+        ),
+        "device.wasm_over_native": Figure(
+            measure=lambda: app.wasm_over_native(pack),
+            workload=f"a picture of 640x480, one thread each, {app.ROUNDS} turns of {app.RUNS}, after {app.WARM_UP}",
+            metric="median time of the network, prepare included, in Chromium (WASM) over ONNX Runtime in Python",
+            unit="ratio",
+        ),
+        "device.first_transfer_mb": Figure(
+            measure=lambda: app.first_transfer_mb(pack),
+            workload="the first start of the web app from a host that compresses nothing",
+            metric="bytes of all files that came, the network included",
+            unit="MB",
+        ),
+        "device.offline_seconds": Figure(
+            measure=lambda: app.offline_seconds(pack),
+            workload="reload of the web app with its host killed, a live camera of 640x480; nothing asks elsewhere",
+            metric="navigation to the first label",
+            unit="s",
+        ),
+        "device.soak_heap_growth": Figure(
+            measure=lambda: app.soak_heap_growth(pack),
+            workload=f"the web app before a live camera for {app.SOAK_S:g} s after {app.SOAK_WARM_UP_S:g} s",
+            metric="JavaScript heap and buffers of the page, its worker and service worker, over those before, minus 1",
+            unit="fraction",
+        ),
+        "device.camera_agreement": Figure(
+            measure=lambda: app.camera_agreement(pack, filmed_pictures(pack)),
+            workload="crops of the golden pictures on a film before Chromium's camera; every pixel within 2 of 255",
+            metric="share of frames whose likeliest label is that of the same pixels in Python",
+            unit="fraction",
+        ),
+    }
+
+
+def filmed_pictures(pack: Path) -> list[Array]:
+    """Random crops of the pack's golden pictures, RGB uint8 `[480, 640, 3]`."""
+    golden = load_file(pack / "golden.safetensors")
+    raws = [golden[name] for name in sorted(golden) if name.startswith("raw.")]
+    if not raws:
+        raise BenchError(f"{pack} has no golden pictures of any size; a camera's frames are not its input.")
+    rng = np.random.default_rng(0)
+    pictures = [_filling(raw[..., :3], rng.uniform(1, 1.6), rng) for raw in raws for _ in range(CROPS)]
+    return pictures[:MOST_FILMED]
+
+
+def _filling(picture_HWC: Array, zoom: float, rng: np.random.Generator) -> Array:
+    height, width, _ = picture_HWC.shape
+    scale = zoom * max(app.HEIGHT / height, app.WIDTH / width)
+    size = (max(app.WIDTH, round(scale * width)), max(app.HEIGHT, round(scale * height)))
+    left, top = rng.integers(0, size[0] - app.WIDTH + 1), rng.integers(0, size[1] - app.HEIGHT + 1)
+    box = (left, top, left + app.WIDTH, top + app.HEIGHT)
+    return np.asarray(Image.fromarray(picture_HWC).resize(size).crop(box))

@@ -1,0 +1,1 @@
+"""Packs on a device: ONNX Runtime, NumPy, PyAV and Pillow, never torch."""

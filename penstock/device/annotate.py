@@ -1,0 +1,118 @@
+"""What is shown, drawn into the pictures, and a video of them."""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, final
+
+import av
+import av.error
+import numpy as np
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
+from PIL import Image, ImageDraw, ImageFont
+
+from penstock.core.errors import SourceError
+from penstock.core.spec import Array
+from penstock.device.watch import Seen
+from penstock.device.words import line_of
+
+CODECS = {".mp4": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}
+# Frames are written at the times at which they were taken.
+TICKS_A_SECOND = 1_000
+_BT709 = 1
+
+
+def annotated(pixels: Array, text: str, size: tuple[int, int] | None = None) -> Array:
+    """The picture with a line of text on a dark strip at its bottom.
+
+    Args:
+        pixels: RGBA `[H, W, 4]`.
+        text: What is shown.
+        size: Height and width of the result; the picture is fitted into it, the rest is black.
+
+    Returns:
+        RGB, uint8 `[H, W, 3]`, with an even height and width.
+    """
+    height, width = size or (max(pixels.shape[0] // 2, 1) * 2, max(pixels.shape[1] // 2, 1) * 2)
+    picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+    scale = min(height / picture.height, width / picture.width)
+    canvas = Image.new("RGB", (width, height))
+    if (picture.height, picture.width) != (height, width):
+        picture = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))
+    canvas.paste(picture, ((width - picture.width) // 2, (height - picture.height) // 2))
+    draw = ImageDraw.Draw(canvas, "RGBA")
+    letter = max(height // 18, 10)
+    strip = height - 2 * letter
+    draw.rectangle((0, strip, width, height), fill=(0, 0, 0, 160))
+    draw.text((letter // 2, strip + letter // 3), text, font=ImageFont.load_default(letter), fill="white")
+    return np.asarray(canvas)
+
+
+@final
+class VideoWriter:
+    """Writes what is seen as a video; to be used as a context.
+
+    Args:
+        file: Ends in .mp4, .mkv or .webm. One that is there is replaced.
+        rate: Frames a second that the player is told of; each frame has its own time all the same.
+
+    Raises:
+        SourceError: Another ending, or the file cannot be written.
+    """
+
+    def __init__(self, file: Path, rate: float | None) -> None:
+        if file.suffix.lower() not in CODECS:
+            raise SourceError(f"--out is {file}; write a video that ends in {', '.join(CODECS)}.")
+        try:
+            # FFmpeg opens it with the first frame only.
+            file.open("wb").close()
+            self._container = av.open(str(file), "w")
+        except (av.error.FFmpegError, OSError) as error:
+            raise SourceError(f"{file} cannot be written ({error.strerror}).") from None
+        self._file = file
+        self._rate = rate or 25.0
+        self._stream: Any = None
+        self._size = (0, 0)
+        self._last = -1
+        self._reformatter = VideoReformatter()
+
+    def __enter__(self) -> "VideoWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._stream is not None:
+            self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def add(self, seen: Seen) -> None:
+        """One frame more."""
+        picture = annotated(seen.pixels, line_of(seen.shown), self._size if self._stream is not None else None)
+        stream = self._begin(picture) if self._stream is None else self._stream
+        frame = self._reformatter.reformat(
+            av.VideoFrame.from_ndarray(picture, format="rgb24"),
+            format="yuv420p",
+            dst_colorspace=Colorspace.ITU709,
+            dst_color_range=ColorRange.MPEG,
+            threads=1,
+        )
+        frame.colorspace = frame.color_primaries = frame.color_trc = _BT709
+        frame.color_range = ColorRange.MPEG
+        self._last = max(round(seen.frame.time_s * TICKS_A_SECOND), self._last + 1)
+        frame.pts, frame.time_base = self._last, Fraction(1, TICKS_A_SECOND)
+        try:
+            self._container.mux(stream.encode(frame))
+        except (av.error.FFmpegError, OSError) as error:
+            raise SourceError(f"{self._file} cannot be written ({error.strerror}).") from None
+
+    def _begin(self, picture: Array) -> Any:
+        self._size = (picture.shape[0], picture.shape[1])
+        rate = Fraction(self._rate).limit_denominator(1_001)
+        stream: Any = self._container.add_stream(CODECS[self._file.suffix.lower()], rate=rate)
+        stream.height, stream.width, stream.pix_fmt = *self._size, "yuv420p"
+        context = stream.codec_context
+        context.time_base = Fraction(1, TICKS_A_SECOND)
+        context.colorspace = context.color_primaries = context.color_trc = _BT709
+        context.color_range = ColorRange.MPEG
+        # Beside a camera there is no time for better ones.
+        stream.options = {"preset": "veryfast", "deadline": "realtime", "cpu-used": "8"}
+        self._stream = stream
+        return stream

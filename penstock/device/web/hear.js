@@ -1,0 +1,172 @@
+// Listening: the microphone, and the words that the network hears in it.
+
+import { byId, element, milliseconds, percent, write } from "./dom.js";
+import { Resampler } from "./resample.js";
+import { Words } from "./words.js";
+
+const MOST_WORDS = 200;
+const MOST_WAITING_S = 5; // of sound that the network has not heard yet: it is too slow for this device
+const LOWEST_DB = -60;
+const FLUSH_MS = 500; // a browser that has paused its audio thread gives nothing more
+
+export class Hearing {
+  #sound = null;
+
+  constructor(description, engine) {
+    Object.assign(this, { description, engine });
+    this.rateHz = description.live.rate_hz;
+    this.chunkFrames = description.live.chunk;
+    const [output] = description.outputs;
+    this.words = new Words(output.labels, /log/i.test(`${output.units} ${output.meaning}`));
+  }
+
+  async begin(opened) {
+    byId("hear").hidden = false;
+    write(byId("chunk-length"), milliseconds((1000 * this.chunkFrames) / this.rateHz));
+    byId("listen").addEventListener("click", () => (this.#sound ? this.stop() : this.start()));
+    addEventListener("pagehide", () => this.stop());
+    await opened;
+    const allowed = await navigator.permissions?.query({ name: "microphone" }).catch(() => null);
+    if (allowed?.state === "granted") await this.start();
+  }
+
+  async start() {
+    this.#say("opening the microphone");
+    try {
+      this.#sound = await openMicrophone((piece) => this.#take(piece), () => this.#fail("The microphone is gone."));
+    } catch (error) {
+      return this.#fail(REASONS[error.name] ?? `The microphone cannot be heard: ${error.message}`);
+    }
+    await this.engine.silence();
+    this.words.forget();
+    this.resampler = new Resampler(this.#sound.rateHz, this.rateHz);
+    this.chunk = new Int16Array(this.chunkFrames);
+    this.filled = 0;
+    this.waiting = [];
+    this.busy = null;
+    write(byId("listen"), "Stop");
+    this.#say("listening");
+  }
+
+  /** What was heard until now is still told. */
+  async stop() {
+    const sound = this.#sound;
+    if (!sound) return;
+    this.#sound = null;
+    await sound.end();
+    this.#fill(this.resampler.take(new Float32Array(0), true));
+    this.#queue(this.filled, true);
+    await this.busy;
+    this.#idle("not listening");
+  }
+
+  #take(piece) {
+    showLevel(piece);
+    this.#fill(this.resampler.take(piece));
+  }
+
+  #fill(samples) {
+    for (const sample of samples) {
+      this.chunk[this.filled++] = Math.max(-32768, Math.min(32767, Math.round(32768 * sample)));
+      if (this.filled === this.chunk.length) this.#queue(this.filled, false);
+    }
+  }
+
+  #queue(length, last) {
+    this.waiting.push({ samples: this.#asAsked(), length, last });
+    this.chunk.fill(0);
+    this.filled = 0;
+    if ((this.waiting.length * this.chunkFrames) / this.rateHz > MOST_WAITING_S) {
+      return this.#fail("This device is too slow for this network: it has fallen behind by five seconds.");
+    }
+    this.busy ??= this.#work();
+  }
+
+  /** Whole numbers of 16 bits as they are; others are shares of full scale. */
+  #asAsked() {
+    if (this.description.input.dtype === "int16") return this.chunk.slice();
+    return Float32Array.from(this.chunk, (sample) => sample / 32768);
+  }
+
+  async #work() {
+    try {
+      while (this.waiting.length) {
+        const { samples, length, last } = this.waiting.shift();
+        const { rows, values, ms } = await this.engine.sound(samples, length, last);
+        write(byId("chunk-ms"), milliseconds(ms));
+        for (const word of this.words.take(rows, values)) showWord(word);
+      }
+    } catch (error) {
+      this.#fail(`The network does not run: ${error.message}`);
+    } finally {
+      this.busy = null;
+    }
+  }
+
+  #fail(sentence) {
+    this.#sound?.close();
+    this.#sound = null;
+    this.waiting = [];
+    this.#idle(sentence);
+    byId("listen-state").toggleAttribute("data-failed", true);
+  }
+
+  #idle(sentence) {
+    write(byId("listen"), "Start listening");
+    byId("level").style.transform = "scaleX(0)";
+    this.#say(sentence);
+  }
+
+  #say(sentence) {
+    byId("listen-state").toggleAttribute("data-failed", false);
+    write(byId("listen-state"), sentence);
+  }
+}
+
+/** Opens the microphone; `taken` gets its samples piece by piece, `lost` is called where it goes away. */
+async function openMicrophone(taken, lost) {
+  // As it is: what a browser does for telephony is not what networks have learned from.
+  const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+  const media = await navigator.mediaDevices.getUserMedia({ audio });
+  const context = new AudioContext({ latencyHint: "interactive" });
+  await context.audioWorklet.addModule(new URL("capture.js", import.meta.url));
+  const mono = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
+  const capture = new AudioWorkletNode(context, "capture", mono);
+  let over = null;
+  capture.port.onmessage = ({ data }) => (data ? taken(data) : over?.());
+  media.getAudioTracks()[0].onended = lost;
+  context.createMediaStreamSource(media).connect(capture);
+  await context.resume();
+  const close = () => {
+    capture.port.onmessage = null;
+    for (const track of media.getTracks()) track.stop();
+    if (context.state !== "closed") context.close();
+  };
+  const end = async () => {
+    const flushed = new Promise((resolve) => (over = resolve));
+    capture.port.postMessage("end");
+    await Promise.race([flushed, new Promise((resolve) => setTimeout(resolve, FLUSH_MS))]);
+    close();
+  };
+  return { rateHz: context.sampleRate, end, close };
+}
+
+const REASONS = {
+  NotAllowedError: "The browser may not use the microphone. Allow it beside the address of this page, and start again.",
+  NotFoundError: "There is no microphone. Plug one in, and start again.",
+  NotReadableError: "The microphone gives no sound; another program may be using it.",
+};
+
+function showLevel(piece) {
+  const rms = Math.sqrt(piece.reduce((sum, sample) => sum + sample * sample, 0) / piece.length);
+  const share = Math.min(1, Math.max(0, 1 - (20 * Math.log10(rms)) / LOWEST_DB));
+  byId("level").style.transform = `scaleX(${share})`;
+}
+
+function showWord({ word, probability }) {
+  write(byId("word-big"), word);
+  const words = byId("words");
+  words.append(element("li", {}, element("b", {}, word), element("small", {}, percent(probability))));
+  if (words.children.length > MOST_WORDS) words.firstChild.remove();
+  words.scrollTop = words.scrollHeight;
+}

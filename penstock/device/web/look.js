@@ -1,0 +1,219 @@
+// Looking: a live camera or a photo, and over it what the network sees.
+
+import { CameraProblem, cameras, isFront, openCamera } from "./camera.js";
+import { byId, element, milliseconds, notice, percent, write } from "./dom.js";
+import { Frames } from "./frames.js";
+import { Recognition, likeliest } from "./recognition.js";
+import { Smoothing } from "./smoothing.js";
+
+const BARS = 5;
+const STILL_MS = 800; // an answer that stays this long is read out
+
+export class Looking {
+  #stream = null;
+  #frames = null;
+  #photoUrl = null;
+  #opened = null; // the network, loaded
+  #embedding = null; // of what was seen last
+  #still = null;
+
+  constructor(description, engine, index) {
+    Object.assign(this, { description, engine, index });
+    this.main = description.outputs[0];
+    this.recognition = description.recognition && new Recognition(description.recognition);
+    this.smoothing = this.recognition && new Smoothing(this.recognition);
+    this.video = byId("video");
+    this.rows = Array.from({ length: Math.min(BARS, this.main.labels.length) }, bar);
+    byId("bars").replaceChildren(...this.rows.map(({ view }) => view));
+  }
+
+  /** Shows the panel; where the camera was allowed before, it starts at once. */
+  async begin(opened) {
+    this.#opened = opened;
+    byId("look").hidden = false;
+    byId("camera-start").addEventListener("click", () => (this.#stream ? this.stop() : this.start()));
+    byId("camera").addEventListener("change", () => this.start(byId("camera").value));
+    byId("photo-choose").addEventListener("click", () => byId("photo-file").click());
+    byId("photo-file").addEventListener("change", ({ target }) => target.files.length && this.photo(target.files[0]));
+    byId("search-now").addEventListener("click", () => this.#find());
+    navigator.mediaDevices?.addEventListener("devicechange", () => this.#stream && this.#listCameras());
+    this.#offerSearch();
+    await opened;
+    const allowed = await navigator.permissions?.query({ name: "camera" }).catch(() => null);
+    if (allowed?.state === "granted") await this.start();
+  }
+
+  async start(deviceId = null) {
+    this.stop();
+    this.#say("Opening the camera");
+    try {
+      this.#stream = await openCamera(deviceId);
+    } catch (error) {
+      if (!(error instanceof CameraProblem)) throw error;
+      write(byId("camera-start"), "Try again");
+      return this.#say(error.message);
+    }
+    const [track] = this.#stream.getVideoTracks();
+    track.addEventListener("ended", () => this.#lost());
+    this.video.toggleAttribute("data-mirrored", isFront(track));
+    this.video.srcObject = this.#stream;
+    this.video.hidden = false;
+    this.#say("");
+    write(byId("camera-start"), "Stop");
+    await this.#listCameras();
+    await this.video.play();
+    this.#watch();
+  }
+
+  /** Lets go of the camera and the photo. */
+  stop() {
+    this.#frames?.stop();
+    this.#frames = null;
+    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    this.#stream = this.video.srcObject = null;
+    this.video.hidden = byId("photo").hidden = byId("label").hidden = true;
+    if (this.#photoUrl) URL.revokeObjectURL(this.#photoUrl);
+    this.#photoUrl = null;
+    this.smoothing?.forget();
+    for (const name of ["age-ms", "rate"]) write(byId(name), "–");
+    write(byId("camera-start"), "Start the camera");
+    this.#say("The camera is off.");
+  }
+
+  /** One picture from disk; what is said of it is not smoothed. */
+  async photo(file) {
+    this.stop();
+    byId("photo-file").value = "";
+    let bitmap;
+    try {
+      bitmap = await pictureOf(file, this.description.input.most);
+    } catch {
+      return this.#say(`The browser cannot read ${file.name} as a picture.`);
+    }
+    this.#photoUrl = URL.createObjectURL(file);
+    byId("photo").src = this.#photoUrl;
+    byId("photo").hidden = false;
+    this.#say("");
+    try {
+      await this.#opened;
+      const { outputs, ms } = await this.engine.picture(bitmap);
+      const probabilities = outputs[this.main.name];
+      this.#show(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
+      await this.#find();
+    } catch (error) {
+      this.#say(`The network does not run: ${error.message}`);
+    }
+  }
+
+  async #watch() {
+    await this.#opened;
+    const frames = new Frames(this.video, this.engine, (frame) => this.#frame(frame));
+    this.#frames = frames;
+    try {
+      await frames.run();
+    } catch (error) {
+      if (this.#frames !== frames) return;
+      this.stop();
+      this.#say(`The network does not run: ${error.message}`);
+    }
+  }
+
+  #frame({ outputs, takenMs, modelMs, ageMs, rate, seen, asked }) {
+    const probabilities = outputs[this.main.name];
+    const answer = this.smoothing?.take(probabilities, takenMs / 1000) ?? this.#plain(probabilities);
+    this.#show(answer, outputs, modelMs);
+    write(byId("age-ms"), milliseconds(ageMs));
+    write(byId("rate"), rate === null ? "–" : rate.toFixed(1));
+    document.dispatchEvent(new CustomEvent("penstock-frame", { detail: { answer, outputs, takenMs, modelMs, ageMs, seen, asked } }));
+  }
+
+  /** What is said where an application has no thresholds: the likeliest label. */
+  #plain(probabilities) {
+    const top = likeliest(probabilities, BARS).map((index) => [this.main.labels[index], probabilities[index]]);
+    const [label, probability] = top[0];
+    return { label, group: label, probability, group_probability: probability, unsure: false, top };
+  }
+
+  #show(answer, outputs, modelMs) {
+    const { label, group, probability, group_probability, unsure, top } = answer;
+    byId("label").hidden = false;
+    byId("label").toggleAttribute("data-unsure", unsure);
+    write(byId("label-big"), unsure ? "unsure" : group);
+    write(byId("label-small"), unsure ? "" : [label === group ? "" : (label ?? "which kind is unsure"), percent(label && label !== group ? probability : group_probability)].filter(Boolean).join(" · "));
+    this.rows.forEach((row, place) => {
+      const [name, share] = top[place];
+      write(row.name, name);
+      write(row.number, percent(share));
+      row.fill.style.transform = `scaleX(${share})`;
+    });
+    write(byId("model-ms"), milliseconds(modelMs));
+    this.#embedding = outputs.embedding ?? null;
+    this.#speakWhenStill(unsure ? "unsure" : [group, label !== group && label].filter(Boolean).join(", "));
+  }
+
+  /** For who does not see the picture: once an answer has stayed. */
+  #speakWhenStill(text) {
+    if (this.#still?.text === text) return;
+    clearTimeout(this.#still?.timer);
+    this.#still = { text, timer: setTimeout(() => write(byId("spoken"), text), STILL_MS) };
+  }
+
+  async #listCameras() {
+    const found = await cameras();
+    const select = byId("camera");
+    const mine = this.#stream?.getVideoTracks()[0]?.getSettings().deviceId;
+    select.replaceChildren(...found.map(({ id, name }) => element("option", { value: id, selected: id === mine }, name)));
+    select.hidden = found.length < 2;
+  }
+
+  async #offerSearch() {
+    let index;
+    try {
+      index = await this.index;
+    } catch (error) {
+      this.index = null;
+      return notice(`The index of pictures cannot be read: ${error.message}`);
+    }
+    if (!index) return;
+    byId("search").hidden = false;
+    write(byId("search-count"), index.items.length.toLocaleString("en"));
+  }
+
+  async #find() {
+    const index = await this.index;
+    if (!index || !this.#embedding) return;
+    const found = index.search(this.#embedding);
+    byId("found").replaceChildren(...(await Promise.all(found.map(async ({ item, cosine }) => {
+      const picture = element("img", { src: await index.thumbnail(item), alt: item.file, title: item.file });
+      return element("li", {}, picture, element("small", {}, item.file), element("small", {}, cosine.toFixed(3)));
+    }))));
+  }
+
+  #lost() {
+    this.stop();
+    write(byId("camera-start"), "Try again");
+    this.#say("The camera is gone. Plug it in again, or choose another.");
+  }
+
+  #say(sentence) {
+    write(byId("stage-text"), sentence);
+  }
+}
+
+function bar() {
+  const row = { name: element("span"), fill: element("i"), number: element("b") };
+  row.view = element("li", {}, row.name, element("span", { className: "track" }, row.fill), row.number);
+  return row;
+}
+
+/** The pixels as they are in the file, upright, without what browsers do to colours; no more than the network takes. */
+async function pictureOf(file, [mostHigh, mostWide]) {
+  const as = { colorSpaceConversion: "none" };
+  const bitmap = await createImageBitmap(file, as);
+  const scale = Math.min(mostHigh / bitmap.height, mostWide / bitmap.width);
+  if (scale >= 1) return bitmap;
+  const size = { resizeWidth: Math.floor(bitmap.width * scale), resizeHeight: Math.floor(bitmap.height * scale) };
+  const smaller = await createImageBitmap(bitmap, { ...as, ...size, resizeQuality: "high" });
+  bitmap.close();
+  return smaller;
+}

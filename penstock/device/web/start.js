@@ -1,0 +1,98 @@
+// Sees to it that a whole, checked version of the app is on the device, and starts it.
+
+import { byId, write } from "./dom.js";
+
+const ONCE = "penstock-reloaded";
+
+/** The SHA-256 of the pack.json that the host has now. */
+async function latestVersion() {
+  const response = await fetch("../pack.json?latest", { cache: "no-store" });
+  if (!response.ok) throw new Error(`The host has no pack.json here: it says ${response.status}.`);
+  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", await response.arrayBuffer()));
+  return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+const versionOf = (worker) => new URL(worker.scriptURL).searchParams.get("v");
+const register = (version) => navigator.serviceWorker.register(`sw.js?v=${version}`, { updateViaCache: "none" });
+
+/** Another page load is one of the kept files alone. */
+function reload() {
+  if (sessionStorage.getItem(ONCE)) {
+    return fail("The browser does not let the app take over this page. Close it, and open it again.");
+  }
+  sessionStorage.setItem(ONCE, "yes");
+  location.reload();
+}
+
+function fail(sentence) {
+  byId("install").hidden = false;
+  byId("install-bar").hidden = true;
+  byId("install-retry").hidden = false;
+  write(byId("install-text"), sentence);
+}
+
+async function install() {
+  const { serviceWorker } = navigator;
+  byId("install").hidden = false;
+  // A page that was loaded past the service worker, by Shift and reload, is loaded again.
+  const registration = await serviceWorker.getRegistration();
+  if (registration?.active) return reload();
+  serviceWorker.addEventListener("controllerchange", reload, { once: true });
+  serviceWorker.addEventListener("message", ({ data }) => {
+    if (data.refused) return fail(`The app was not installed: ${data.refused}`);
+    byId("install-bar").value = data.done / data.total;
+    write(byId("install-text"), `Bringing the app here: ${megabytes(data.done)} of ${megabytes(data.total)} MB`);
+  });
+  let version;
+  try {
+    version = await latestVersion();
+  } catch (error) {
+    return fail(error instanceof TypeError ? "The host does not answer." : error.message);
+  }
+  await register(version);
+}
+
+const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+
+/** Looks for a newer version while this one runs. It takes effect at the next start. */
+async function lookForNewer() {
+  const { serviceWorker } = navigator;
+  const mine = versionOf(serviceWorker.controller);
+  write(byId("version"), mine.slice(0, 8));
+  let version;
+  try {
+    version = await latestVersion();
+  } catch {
+    return write(byId("update"), "The host is not there; the app does without.");
+  }
+  if (version === mine) return write(byId("update"), "This is the latest version.");
+  serviceWorker.addEventListener("message", ({ data }) => {
+    if (data.version === version && data.refused) write(byId("update"), `A new version was refused: ${data.refused}`);
+  });
+  const registration = await register(version);
+  const newer = registration.installing ?? registration.waiting;
+  const look = () => {
+    if (newer?.state === "installed") {
+      write(byId("update"), `A new version, ${version.slice(0, 8)}, is here. It takes effect at the next start.`);
+    }
+  };
+  newer?.addEventListener("statechange", look);
+  look();
+}
+
+async function start() {
+  byId("install-retry").addEventListener("click", () => location.reload());
+  if (!window.isSecureContext) {
+    return fail("Browsers let a page use the camera over https:// or at localhost alone; this one came otherwise.");
+  }
+  if (!navigator.serviceWorker) {
+    return fail("This browser keeps no apps on the device (service workers), as in some private windows. Use another.");
+  }
+  if (!navigator.serviceWorker.controller) return install();
+  sessionStorage.removeItem(ONCE);
+  const { run } = await import("./app.js");
+  await run();
+  await lookForNewer();
+}
+
+await start();

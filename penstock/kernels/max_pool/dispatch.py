@@ -1,0 +1,48 @@
+"""Which of the two runs, and why."""
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.max_pool import reference
+from penstock.kernels.max_pool.operations import pooled
+
+log = logging.getLogger(__name__)
+
+# A window's place of the largest number is kept in 8 bits.
+LARGEST_KERNEL = 11
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+# Not asked for in what is compiled, where torch 2.11 cannot follow the question.
+HAS_TRITON = find_spec("triton") is not None
+
+
+def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    """See `reference.max_pool`."""
+    # What is exported, which is done on a CPU, is made of torch's own operations.
+    if not x_BCHW.is_cuda:
+        return reference.max_pool(x_BCHW, kernel, stride, padding)
+    why = _why_not(x_BCHW.dtype, kernel, stride)
+    if not torch.compiler.is_compiling():
+        _say(why)
+    if why:
+        return reference.max_pool(x_BCHW, kernel, stride, padding)
+    return pooled(x_BCHW, kernel, stride, padding)[0]
+
+
+def _why_not(dtype: torch.dtype, kernel: int, stride: int) -> str:
+    if kernel <= stride:
+        return "windows that share nothing are quicker where the compiler joins them to what stands around them"
+    if dtype not in PRECISIONS:
+        return f"the kernel does not compute in {dtype}"
+    if kernel > LARGEST_KERNEL:
+        return f"a window of {kernel} x {kernel} is larger than the kernel's"
+    return "" if HAS_TRITON else "the package triton is not installed"
+
+
+@cache
+def _say(why: str) -> None:
+    by = f"torch: {why}" if why else "Triton: one pass over memory, forward and backward"
+    log.info("the largest numbers of windows are found by %s", by)

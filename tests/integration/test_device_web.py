@@ -1,0 +1,258 @@
+"""The offline app before a camera, in headless Chromium: the right label for each frame, with the network gone."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+
+from penstock.bench.film import write_film
+from penstock.bench.static_host import Host
+from tests.support.device import GROUPS, IDS, LABELS, number_of, picture_of, write_pack
+from tests.support.device_page import Device, chromium, runs, seen
+
+EACH = 8
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    film = tmp_path_factory.mktemp("camera") / "ids.y4m"
+    write_film(film, [picture_of(number) for number in range(IDS)], each=EACH)
+    with chromium(camera=film) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with Host(write_pack(tmp_path_factory.mktemp("pack") / "pack")) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def device(browser: Browser, host: Host) -> Iterator[Device]:
+    """A device that has the app."""
+    device = Device(browser)
+    device.installed(host).close()
+    yield device
+    device.close(host)
+
+
+@pytest.fixture
+def page(device: Device, host: Host) -> Iterator[Page]:
+    page = device.installed(host)
+    yield page
+    page.close()
+
+
+def numbers_of(frames: list[dict[str, Any]]) -> list[int]:
+    """The numbers that frames carry, each of which was given the label of its own."""
+    numbers = [number_of(frame["grey"]) for frame in frames]
+    # The first frames of another colour are smoothed with those before.
+    steady = [frame for at, frame in enumerate(frames) if at >= 3 and len(set(numbers[at - 3 : at + 1])) == 1]
+    assert steady
+    for frame in steady:
+        number = number_of(frame["grey"])
+        assert (frame["label"], frame["group"]) == (LABELS[number % len(LABELS)], GROUPS[number % len(GROUPS)])
+    return numbers
+
+
+def test_each_frame_gets_the_label_of_its_id_and_ids_advance(page: Page) -> None:
+    numbers = numbers_of(seen(page, 3 * EACH))
+    steps = {(after - before) % IDS for before, after in pairwise(numbers)}
+    assert steps <= {0, 1, 2}
+    assert len(set(numbers)) > 1
+    expect(page.locator("#label-small")).to_contain_text("%")
+    assert float(page.locator("#rate").inner_text()) > 1
+    assert page.locator("#age-ms").inner_text().endswith("ms")
+
+
+def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: Path) -> None:
+    device = Device(browser)
+    with Host(write_pack(tmp_path / "pack")) as host:
+        device.installed(host).close()
+        host.kill()
+        before = len(host.served)
+        page = device.open(host)
+        expect(page.locator("#label")).to_be_visible(timeout=30_000)
+        expect(page.locator("#update")).to_have_text("The host is not there; the app does without.")
+        page.reload()
+        assert len(seen(page, 3)) >= 3
+        assert len(host.served) == before
+        device.close(host)
+
+
+def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Path) -> None:
+    with Host(write_pack(tmp_path / "slow", slow=6)) as host:
+        device = Device(browser)
+        page = device.installed(host)
+        frames = seen(page, 6)
+        first, last = frames[0], frames[-1]
+        # More frames came than were asked about, one at a time, and each answer is of a frame that was new then.
+        assert last["seen"] - first["seen"] > last["asked"] - first["asked"] == len(frames) - 1
+        taken = [frame["takenMs"] for frame in frames]
+        assert taken == sorted(taken)
+        for before, after in pairwise(frames):
+            answered_before = before["takenMs"] + before["ageMs"]
+            # Taken at most an interval of 50 ms before the answer to the one before, with as much for a busy machine.
+            assert after["takenMs"] > answered_before - 250
+        device.close(host)
+
+
+def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
+    for name, number, said in (("red.png", 0, "warm"), ("blue.jpg", 3, "cool")):
+        Image.fromarray(picture_of(number, width=90, height=122)).save(tmp_path / name)
+        page.get_by_label("A photo from this device").set_input_files(tmp_path / name)
+        expect(page.locator("#label-big")).to_have_text(said)
+        expect(page.locator("#photo")).to_be_visible()
+        expect(page.locator("#label-small")).to_contain_text(name.partition(".")[0])
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    page.get_by_label("A photo from this device").set_input_files(tmp_path / "broken.jpg")
+    expect(page.locator("#stage-text")).to_have_text("The browser cannot read broken.jpg as a picture.")
+    page.get_by_role("button", name="Start the camera").click()
+    assert seen(page, 2)
+    expect(page.locator("#photo")).to_be_hidden()
+
+
+def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: Host) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(host.folder / "model.onnx")
+    rng = np.random.default_rng(3)
+    page.evaluate(
+        """async () => {
+            const { Engine } = await import("./engine.js");
+            window.engine = new Engine(await (await fetch("../pack.json")).json());
+            await engine.open();
+        }"""
+    )
+    for shape in ((5, 8, 4), (61, 34, 4), (80, 112, 4)):
+        pixels = rng.integers(0, 256, shape, np.uint8)
+        there = page.evaluate(
+            """async ({ data, width, height }) => {
+                const { outputs } = await engine.pixels({ data: Uint8ClampedArray.from(data), width, height });
+                return Array.from(outputs.probabilities);
+            }""",
+            {"data": pixels.ravel().tolist(), "width": shape[1], "height": shape[0]},
+        )
+        here = np.asarray(session.run(["probabilities"], {"pixels": pixels})[0])[0]
+        np.testing.assert_allclose(there, here, rtol=0, atol=1e-6)
+
+
+def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: Host) -> None:
+    device = Device(browser, permissions=())
+    page = device.installed(host)
+    page.get_by_role("button", name="Start the camera").click()
+    expect(page.locator("#stage-text")).to_contain_text("The browser may not use the camera.")
+    device.context.grant_permissions(["camera"])
+    page.get_by_role("button", name="Try again").click()
+    assert seen(page, 2)
+    device.close(host)
+
+
+PROBLEMS = {
+    "NotFoundError": "There is no camera.",
+    "NotReadableError": "another program may be using it",
+    "OverconstrainedError": "not there any more",
+    "AbortError": "The camera cannot be opened: a reason",
+}
+
+
+def test_why_there_is_no_picture_is_said(page: Page) -> None:
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#stage-text")).to_have_text("The camera is off.")
+    page.evaluate("void (window.allowed = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices))")
+    for name, sentence in PROBLEMS.items():
+        page.evaluate(
+            """name => void (navigator.mediaDevices.getUserMedia = async () => {
+                throw new DOMException("a reason", name);
+            })""",
+            name,
+        )
+        page.locator("#camera-start").click()
+        expect(page.locator("#stage-text")).to_contain_text(sentence)
+    page.evaluate(
+        "void (navigator.mediaDevices.getUserMedia = async (wishes) => (window.media = await allowed(wishes)))"
+    )
+    page.get_by_role("button", name="Try again").click()
+    assert seen(page, 2)
+    page.evaluate("media.getVideoTracks()[0].dispatchEvent(new Event('ended'))")
+    expect(page.locator("#stage-text")).to_contain_text("The camera is gone.")
+    page.get_by_role("button", name="Try again").click()
+    assert seen(page, 2)
+
+
+def test_a_front_camera_is_a_mirror_for_the_eye_alone(page: Page) -> None:
+    page.get_by_role("button", name="Stop").click()
+    page.evaluate(
+        """() => {
+            const { getSettings } = MediaStreamTrack.prototype;
+            MediaStreamTrack.prototype.getSettings = function () {
+                return { ...getSettings.call(this), facingMode: "user" };
+            };
+        }"""
+    )
+    page.get_by_role("button", name="Start the camera").click()
+    # Mirrored pixels would have the number on the left, and a colour on the right.
+    assert numbers_of(seen(page, 2 * EACH))
+    assert page.locator("#video").evaluate("video => getComputedStyle(video).transform") == "matrix(-1, 0, 0, 1, 0, 0)"
+
+
+def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, tmp_path: Path) -> None:
+    device = Device(browser)
+    pack = write_pack(tmp_path / "pack")
+    vectors = write_index(pack / "index")
+    with Host(pack) as host:
+        page = device.installed(host)
+        expect(page.locator("#search-count")).to_have_text("40")
+        page.close()
+        host.kill()
+        page = device.open(host)
+        runs(page)
+        picture = picture_of(0)
+        picture[:, 160:] = (200, 90, 30)
+        Image.fromarray(picture).save(tmp_path / "ask.png")
+        page.get_by_label("A photo from this device").set_input_files(tmp_path / "ask.png")
+        expect(page.locator("#found li")).to_have_count(5)
+        cosines = vectors @ (np.array([200, 90, 30]) / np.linalg.norm([200, 90, 30]))
+        expected = np.argsort(-cosines, kind="stable")[:5]
+        said = page.locator("#found li").all_inner_texts()
+        assert [text.split()[0] for text in said] == [f"picture{index}.jpg" for index in expected]
+        assert [float(text.split()[-1]) for text in said] == pytest.approx(cosines[expected], abs=1e-3)
+        assert page.locator("#found img").first.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
+        device.close(host)
+
+
+def write_index(folder: Path) -> np.ndarray:
+    """Forty random unit vectors, two of them equal, with thumbnails."""
+    rng = np.random.default_rng(1)
+    vectors = rng.uniform(0, 1, (40, 3)).astype(np.float32)
+    vectors[7] = vectors[31]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    (folder / "thumbs").mkdir(parents=True)
+    np.save(folder / "vectors.npy", vectors)
+    items = []
+    for index in range(len(vectors)):
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / "thumbs" / f"{index}.jpg")
+        items.append({"file": f"picture{index}.jpg", "sha256": "", "thumbnail": f"thumbs/{index}.jpg"})
+    (folder / "items.json").write_text(json.dumps(items))
+    return vectors
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 640), (390, 844), (844, 390)])
+def test_every_screen_shows_the_label_without_scrolling_sideways(page: Page, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    assert seen(page, 1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("#label-big", "#camera-start"):
+        box = page.locator(name).bounding_box()
+        assert box
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    label = page.locator("#label-big").bounding_box()
+    assert label
+    assert label["y"] + label["height"] <= height

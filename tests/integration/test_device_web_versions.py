@@ -1,0 +1,159 @@
+"""Versions of the offline app in headless Chromium: whole or not at all, signed by the same, one at a time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from playwright.sync_api import Browser, Page, expect
+
+from penstock.bench.film import write_film
+from penstock.bench.static_host import ISOLATED, Host
+from tests.support.device import picture_of, sign, version_of, write_pack
+from tests.support.device_page import Device, chromium, runs, seen
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    film = tmp_path_factory.mktemp("camera") / "red.y4m"
+    write_film(film, [picture_of(0)], each=1)
+    with chromium(camera=film) as browser:
+        yield browser
+
+
+@pytest.fixture
+def device(browser: Browser) -> Iterator[Device]:
+    device = Device(browser)
+    yield device
+    device.context.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with Host(write_pack(tmp_path / "pack", name="one")) as host:
+        yield host
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def restarted(device: Device, host: Host) -> Page:
+    """The app after all its pages were closed."""
+    for page in device.context.pages:
+        page.close()
+    return device.installed(host)
+
+
+def is_version(page: Page, name: str, folder_version: str) -> None:
+    expect(page.locator("#app-name")).to_have_text(name)
+    expect(page.locator("#version")).to_have_text(folder_version[:8])
+
+
+def kept(page: Page) -> int:
+    """How many versions are on the device."""
+    return page.evaluate("caches.keys().then((names) => names.filter((name) => !name.endsWith(' key')).length)")
+
+
+def test_another_version_waits_for_the_next_start(device: Device, host: Host) -> None:
+    page = device.installed(host)
+    one = version_of(host.folder)
+    is_version(page, "one", one)
+    write_pack(host.folder, name="two")
+    before = len(host.served)
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
+    # What is the same in both is not fetched again.
+    fetched = {path for path, _ in host.served[before:]}
+    assert fetched == {"/pack.json?latest", f"/web/sw.js?v={version_of(host.folder)}", "/pack.json"}
+    is_version(page, "one", one)
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.")
+    is_version(page, "one", one)
+    page = restarted(device, host)
+    is_version(page, "two", version_of(host.folder))
+    expect(page.locator("#update")).to_have_text("This is the latest version.")
+    assert kept(page) == 1
+
+
+def test_a_version_with_a_flipped_byte_is_refused_and_the_one_before_stays(device: Device, host: Host) -> None:
+    page = device.installed(host)
+    one = version_of(host.folder)
+    # Another network with a flipped byte: at the host, or on the way.
+    write_pack(host.folder, name="two", slow=1)
+    flip(host.folder / "model.onnx")
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("model.onnx is not what pack.json says", timeout=20_000)
+    page = restarted(device, host)
+    is_version(page, "one", one)
+    assert seen(page, 2)
+    assert kept(page) == 1
+
+
+def test_a_first_version_with_a_flipped_byte_is_not_installed(device: Device, host: Host) -> None:
+    flip(host.folder / "web" / "vendor" / "ort.wasm.min.mjs")
+    page = device.open(host)
+    expect(page.locator("#install-text")).to_contain_text("ort.wasm.min.mjs is not what pack.json says", timeout=20_000)
+    expect(page.locator("main:visible")).to_have_count(0)
+    flip(host.folder / "web" / "vendor" / "ort.wasm.min.mjs")
+    page.get_by_role("button", name="Try again").click()
+    runs(page)
+    assert seen(page, 2)
+
+
+def test_a_host_that_lacks_a_file_is_said(device: Device, host: Host) -> None:
+    (host.folder / "model.onnx").unlink()
+    page = device.open(host)
+    expect(page.locator("#install-text")).to_contain_text("model.onnx did not come: the host says 404", timeout=20_000)
+
+
+def test_the_key_of_the_first_version_is_asked_of_all(device: Device, host: Host) -> None:
+    mine, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    sign(host.folder, mine)
+    page = device.installed(host)
+    one = version_of(host.folder)
+    for key, name, refusal in (
+        (other, "two", "signed with another key"),
+        (None, "three", "not signed, the one before was"),
+    ):
+        write_pack(host.folder, name=name)
+        if key:
+            sign(host.folder, key)
+        page.reload()
+        expect(page.locator("#update")).to_contain_text(refusal, timeout=20_000)
+        is_version(page, "one", one)
+    write_pack(host.folder, name="four")
+    sign(host.folder, mine)
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
+    is_version(restarted(device, host), "four", version_of(host.folder))
+
+
+def test_a_wrong_signature_is_refused_at_first(device: Device, host: Host) -> None:
+    sign(host.folder, Ed25519PrivateKey.generate())
+    signature = (host.folder / "pack.sig").read_bytes()
+    write_pack(host.folder, name="altered")
+    (host.folder / "pack.sig").write_bytes(signature)
+    page = device.open(host)
+    expect(page.locator("#install-text")).to_contain_text("is not of this pack.json", timeout=20_000)
+
+
+def test_an_isolated_page_uses_threads(device: Device, tmp_path: Path) -> None:
+    with Host(write_pack(tmp_path / "isolated", slow=2), headers=ISOLATED) as host:
+        page = device.installed(host)
+        assert page.evaluate("crossOriginIsolated")
+        assert seen(page, 2)
+        assert page.evaluate("navigator.hardwareConcurrency") > 1
+        expect(page.locator("#threads")).to_have_text("2 threads")
+        host.kill()
+        page.reload()
+        assert seen(page, 2)
+
+
+def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: Host) -> None:
+    page = device.installed(host)
+    expect(page.locator("#threads")).to_have_text("one thread")

@@ -1,0 +1,181 @@
+"""`penstock watch`, `index` and `search` as processes: what they print, how they end, and that they need no torch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core.pack import Pack
+from penstock.core.signature import new_key, public_file, sign
+from tests.support.packs import colour_pack, loud_pack
+from tests.support.pictures import picture_folder
+from tests.support.rtsp import camera, rtp_packets
+from tests.support.videos import BLUE, RED, flat, video
+
+# Whatever imports torch fails.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from penstock.cli import main
+sys.argv = ["penstock", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    return colour_pack(tmp_path_factory.mktemp("packs") / "pack")
+
+
+def penstock(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def refused(done: "subprocess.CompletedProcess[str]") -> str:
+    """What a command that ends with status 2 says last, in one sentence."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_film_as_json_and_as_a_video(pack: Pack, tmp_path: Path) -> None:
+    film = video(tmp_path / "film.mp4", [flat(RED)] * 5 + [flat(BLUE)] * 15)
+    done = penstock("watch", pack.folder, "--source", film, "--every-frame", "--json", "-", "--out", tmp_path / "o.mp4")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["frame"] for line in lines] == list(range(20))
+    assert (lines[0]["label"], lines[-1]["label"]) == ("red", "blue")
+    assert "20 answered, 0 dropped, 0 broken" in done.stderr
+    assert (tmp_path / "o.mp4").stat().st_size > 1000
+
+
+def test_pictures_of_which_some_are_broken(pack: Pack, tmp_path: Path) -> None:
+    root = picture_folder(tmp_path / "p", per_class=1, classes=("a", "b"))
+    (root / "no.png").write_bytes(b"no")
+    done = penstock("watch", pack.folder, "--source", root)
+    assert done.returncode == 0
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["a/0.png", "b/0.png"]
+    assert "2 answered, 0 dropped, 1 broken" in done.stderr
+    assert "Left out: " in done.stderr
+
+
+def test_sound_of_a_live_pack(tmp_path: Path) -> None:
+    import wave
+
+    import numpy as np
+
+    folder = loud_pack(tmp_path / "loud").folder
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sink:
+        sink.setnchannels(1)
+        sink.setsampwidth(2)
+        sink.setframerate(48_000)
+        sink.writeframes(np.repeat([0, 8000, 0], 24_000).astype("<i2").tobytes())
+    done = penstock("watch", folder, "--source", tmp_path / "a.wav", "--every-frame")
+    assert (done.returncode, done.stdout.split()[2:]) == (0, ["loud"])
+
+
+def test_a_pack_that_was_altered_or_that_another_signed(pack: Pack, tmp_path: Path) -> None:
+    folder = colour_pack(tmp_path / "pack").folder
+    mine, other = tmp_path / "mine.pem", tmp_path / "other.pem"
+    new_key(mine)
+    new_key(other)
+    film = video(tmp_path / "film.mp4", [flat(RED)])
+    watch = ("watch", folder, "--source", film, "--every-frame", "--key")
+    assert "is not signed, and was to be by" in refused(penstock(*watch, public_file(mine)))
+    (folder / "pack.sig").write_bytes(sign((folder / "pack.json").read_bytes(), mine))
+    assert penstock(*watch, public_file(mine)).returncode == 0
+    assert "is signed by" in refused(penstock(*watch, public_file(other)))
+    with (folder / "model.onnx").open("ab") as model:
+        model.write(b"\0")
+    assert "model.onnx is not the file that was written" in refused(penstock(*watch[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--source", "4711"), "there is no camera /dev/video4711"),
+        (("--source", "nothing.mp4"), "there is no file nothing.mp4"),
+        (("--source", "rtsp://127.0.0.1:1/"), "rtsp://127.0.0.1:1/ cannot be opened (Connection refused)"),
+        (("--source", "a.wav"), "takes no live signal; give it a camera"),
+        (("--source", ""), "--source is empty"),
+        (("--view", "window"), "--view is 'window'; choose one of auto, terminal"),
+        (("--precision", "int8"), "has no int8 model; it has fp32"),
+    ],
+)
+def test_what_cannot_be_watched(pack: Pack, arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in refused(penstock("watch", pack.folder, *arguments))
+
+
+@pytest.mark.parametrize("then", ["end", "stall"])
+def test_a_camera_in_the_network(pack: Pack, tmp_path: Path, then: str) -> None:
+    packets = rtp_packets([flat(RED)] * 10 + [flat(BLUE)] * 10, 20)
+    lines = tmp_path / "seen.jsonl"
+    with camera(packets, then=then) as address:
+        done = penstock("watch", pack.folder, "--source", address, "--json", lines, "--stall", "1", "--view", "none")
+    seen = [json.loads(line) for line in lines.read_text().splitlines()]
+    # How many it looked at depends on how busy the machine is; the last one is never dropped.
+    assert seen[-1]["frame"] == 19
+    assert "answered" in done.stderr
+    if then == "end":
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "it gave nothing" in refused(done) or "gave nothing for 1 s" in refused(done)
+
+
+def test_a_film_that_stalls(pack: Pack, tmp_path: Path) -> None:
+    whole = video(tmp_path / "film.ts", [flat(RED)] * 200, rate=100).read_bytes()
+    pipe = tmp_path / "pipe.ts"
+    os.mkfifo(pipe)
+    command = ["watch", pack.folder, "--source", pipe, "--stall", "1.5", "--view", "none"]
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_TORCH, *map(str, command)], stderr=subprocess.PIPE, text=True
+        ) as process,
+        pipe.open("wb", buffering=0) as sink,
+    ):
+        sink.write(whole[: len(whole) * 3 // 4])
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2, said
+    assert "gave nothing for 1.5 s; it stalled or is gone" in said
+    assert "answered" in said
+
+
+def test_an_interrupted_watch_still_reports(pack: Pack, tmp_path: Path) -> None:
+    film = video(tmp_path / "film.mp4", [flat(RED)] * 600, rate=20)
+    lines = tmp_path / "seen.jsonl"
+    command = ["watch", pack.folder, "--source", film, "--json", lines, "--out", tmp_path / "o.mkv", "--view", "none"]
+    with subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_TORCH, *map(str, command)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        until_s = time.monotonic() + 60
+        while time.monotonic() < until_s and not (lines.exists() and lines.read_text().count("\n") > 3):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "age of an answer" in said
+    assert (tmp_path / "o.mkv").stat().st_size > 1000
+
+
+def test_an_index_and_a_search(pack: Pack, tmp_path: Path) -> None:
+    root = picture_folder(tmp_path / "p", per_class=2)
+    (root / "no.png").write_bytes(b"no")
+    index = tmp_path / "index"
+    done = penstock("index", pack.folder, root, "--to", index)
+    assert done.returncode == 0, done.stderr
+    assert "Pictures: 6, of which 6 are new, 1 left out" in done.stdout
+    assert "Left out: " in done.stderr
+    found = penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index, "--json")
+    answers = json.loads(found.stdout)
+    assert (len(answers), answers[0]["file"]) == (5, "dogs/0.jpg")
+    assert penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index).stdout.startswith("1.000  dogs/0")
+    assert "is no index" in refused(penstock("search", pack.folder, root / "dogs" / "0.jpg"))
+    assert "cannot be used: the body is not a picture" in refused(
+        penstock("search", pack.folder, root / "no.png", "--index", index)
+    )

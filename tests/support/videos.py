@@ -1,0 +1,46 @@
+"""Videos that the tests make themselves."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from penstock.core.spec import Array
+
+RED, GREEN, BLUE = (220, 20, 20), (20, 200, 20), (20, 20, 220)
+
+
+def video(
+    file: Path,
+    pictures: Sequence[Array],
+    *,
+    rate: int = 20,
+    codec: str = "libx264",
+    tags: tuple[int, int, int, int] = (1, 1, 1, 1),
+) -> Path:
+    """A video of RGB pictures, `[H, W, 3]` each; tags are matrix, primaries, transfer function and range."""
+    with av.open(str(file), "w") as container:
+        stream: Any = container.add_stream(codec, rate=rate, options={"crf": "4", "preset": "ultrafast"})
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        context = stream.codec_context
+        context.colorspace, context.color_primaries, context.color_trc, context.color_range = tags
+        for number, picture in enumerate(pictures):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(
+                format="yuv420p",
+                dst_colorspace=1 if tags[0] == 1 else 5,
+                dst_color_range=1 if tags[3] != 2 else 2,
+            )
+            frame.pts, frame.time_base = number, Fraction(1, rate)
+            frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range = tags
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file
+
+
+def flat(colour: tuple[int, int, int], height: int = 48, width: int = 64) -> Array:
+    """A picture of one colour, RGB."""
+    return np.broadcast_to(np.array(colour, np.uint8), (height, width, 3)).copy()

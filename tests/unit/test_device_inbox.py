@@ -1,0 +1,83 @@
+"""Which frames are looked at and how old they are then, without threads and with a clock of the test's own."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.device.inbox import Inbox, Pace
+
+
+@dataclass(frozen=True)
+class Piece:
+    number: int
+    taken_s: float
+
+
+def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[float], Inbox[Piece]]:
+    """Of each answer, where frames come every `frame_s` and one is looked at for `model_s`."""
+    inbox: Inbox[Piece] = Inbox()
+    free_s, found = 0.0, list[float]()
+    for number in range(frames):
+        now_s = number * frame_s
+        # What waited when the network became free before this frame came.
+        while free_s <= now_s and (piece := inbox.take(max(free_s, 0.0))):
+            started_s = max(free_s, piece.taken_s)
+            free_s = started_s + model_s
+            found.append(free_s - piece.taken_s)
+        inbox.offer(Piece(number, now_s))
+        if free_s <= now_s:
+            piece = inbox.take(now_s)
+            assert piece is not None
+            free_s = now_s + model_s
+            found.append(model_s)
+    return found, inbox
+
+
+@pytest.mark.parametrize("model_s", [0.001, 0.02, 0.033, 0.05, 0.21])
+def test_no_answer_is_older_than_the_network_and_one_frame(model_s: float) -> None:
+    found, inbox = ages(frame_s=1 / 30, model_s=model_s)
+    assert max(found) <= model_s + 1 / 30 + 1e-9
+    waiting = len(inbox)
+    assert len(found) + inbox.dropped + waiting == inbox.offered == 200
+
+
+def test_the_latest_frame_wins() -> None:
+    inbox: Inbox[Piece] = Inbox()
+    for number in range(4):
+        inbox.offer(Piece(number, float(number)))
+    assert inbox.take(4.0) == Piece(3, 3.0)
+    assert inbox.take(4.0) is None
+    assert (inbox.offered, inbox.dropped) == (4, 3)
+
+
+def test_what_is_too_old_is_not_looked_at() -> None:
+    inbox: Inbox[Piece] = Inbox(most_age_s=1.0)
+    inbox.offer(Piece(0, 0.0))
+    assert inbox.take(1.01) is None
+    assert inbox.dropped == 1
+
+
+def test_sound_keeps_its_order_and_lets_the_oldest_go() -> None:
+    inbox: Inbox[Piece] = Inbox(most=3)
+    for number in range(5):
+        inbox.offer(Piece(number, 0.0))
+    taken = [inbox.take(0.0) for _ in range(4)]
+    assert [piece.number for piece in taken if piece] == [2, 3, 4]
+    assert inbox.dropped == 2
+
+
+def test_a_recording_plays_at_its_pace() -> None:
+    pace = Pace()
+    # Decoded in no time: each is due at its own time after the first.
+    assert [pace.due_s(time_s, 100.0) for time_s in (0.0, 0.04, 0.08)] == [100.0, 100.04, 100.08]
+    assert pace.behind_s == 0
+
+
+def test_a_slow_decoder_plays_later_instead_of_older_and_older() -> None:
+    pace = Pace(most_behind_s=0.25)
+    now_s, oldest_s = 100.0, 0.0
+    for number in range(100):
+        oldest_s = max(oldest_s, now_s - pace.due_s(number * 0.04, now_s))
+        now_s += 0.1  # 10 frames a second where 25 are due
+    assert oldest_s <= 0.25
+    assert pace.behind_s == pytest.approx(99 * 0.06, abs=0.26)

@@ -1,0 +1,179 @@
+"""The index of a folder's pictures, and the search in it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import InvalidInput, PackCorrupt, PackError, SourceError
+from penstock.device.engine import Engine
+from penstock.device.index import KEPT_EVERY, index_folder
+from penstock.device.pictures import read_picture
+from penstock.device.search import Item, PictureIndex, embedding_of, read_index, search
+from tests.support.packs import colour_pack, plain
+from tests.support.pictures import picture_folder, save
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(colour_pack(tmp_path_factory.mktemp("pack")))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    root = picture_folder(tmp_path / "pictures")
+    (root / "broken.jpg").write_bytes(b"no picture")
+    # Twice the same.
+    shutil.copyfile(root / "cats" / "0.jpg", root / "again.jpg")
+    return root
+
+
+def by_hand(engine: Engine, root: Path, names: list[str], query: np.ndarray) -> list[tuple[str, float]]:
+    """Brute force in float64, of equals the first."""
+    vectors_ND = np.stack([embedding_of(engine, read_picture(root / name)) for name in names]).astype(np.float64)
+    cosines = vectors_ND @ embedding_of(engine, query).astype(np.float64)
+    return [(names[i], float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:5]]
+
+
+def test_the_top_five_are_those_of_brute_force(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    made = index_folder(engine, pictures, tmp_path / "index")
+    assert (made.count, made.looked_at, made.broken.count) == (13, 12, 1)
+    assert "broken.jpg cannot be used: the body is not a picture" in made.broken.named[0]
+    index = read_index(tmp_path / "index")
+    names = [item.file for item in index.items]
+    assert names == sorted(names)
+    for name in names:
+        query = read_picture(pictures / name)
+        found = search(engine, index, query)
+        assert [(one.item.file, pytest.approx(one.similarity)) for one in found] == by_hand(
+            engine, pictures, names, query
+        )
+    twins = search(engine, index, read_picture(pictures / "cats" / "0.jpg"))[:2]
+    assert [one.item.file for one in twins] == ["again.jpg", "cats/0.jpg"], "of equals, the first"
+    assert [one.similarity for one in twins] == pytest.approx([1, 1])
+
+
+def test_what_the_web_app_reads(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    index_folder(engine, pictures, tmp_path / "index")
+    vectors_ND = np.load(tmp_path / "index" / "vectors.npy")
+    items = json.loads((tmp_path / "index" / "items.json").read_bytes())
+    assert (vectors_ND.shape, vectors_ND.dtype) == ((13, 3), np.float32)
+    np.testing.assert_allclose(np.linalg.norm(vectors_ND, axis=1), 1, atol=1e-6)
+    for item in items:
+        assert read_picture(tmp_path / "index" / item["thumbnail"]).shape[2] == 4
+    assert {"file", "sha256", "thumbnail"} == set(items[0])
+
+
+def index_of(vectors_ND: np.ndarray) -> PictureIndex:
+    items = tuple(Item(file=str(i), sha256="", thumbnail="") for i in range(len(vectors_ND)))
+    return PictureIndex(items=items, vectors_ND=vectors_ND, made_by={})
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 8), (4, 8), (5, 8), (3_000, 64)])
+def test_the_search_is_exact(count: int, size: int) -> None:
+    random = np.random.default_rng(count)
+    # Some lie very near one another, some are the same: what an approximate search gets wrong.
+    centres = random.standard_normal((max(count // 10, 1), size))
+    vectors_ND = centres[random.integers(len(centres), size=count)] + 1e-4 * random.standard_normal((count, size))
+    vectors_ND[count // 2 :] = vectors_ND[: count - count // 2]
+    vectors_ND = (vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)).astype(np.float32)
+    index = index_of(vectors_ND)
+    for query in vectors_ND[:: max(count // 20, 1)]:
+        cosines = vectors_ND.astype(np.float64) @ query.astype(np.float64)
+        order = np.argsort(-cosines, kind="stable")[:5]
+        found = index.nearest(query)
+        assert [one.item.file for one in found] == [str(i) for i in order]
+        np.testing.assert_array_equal([one.similarity for one in found], cosines[order])
+
+
+def test_a_hundred_equals_come_in_their_order() -> None:
+    vectors_ND = np.tile(np.array([[0.6, 0.8]], np.float32), (100, 1))
+    assert [one.item.file for one in index_of(vectors_ND).nearest(vectors_ND[0])] == ["0", "1", "2", "3", "4"]
+
+
+class PowerCut(BaseException):
+    """Ends everything."""
+
+
+class Interrupted(Engine):  # pyright: ignore[reportGeneralTypeIssues]
+    """Stops after some pictures."""
+
+    left = 100
+
+    def run(self, raw: np.ndarray) -> list[np.ndarray]:
+        if self.left == 0:
+            raise PowerCut
+        self.left -= 1
+        return super().run(raw)
+
+
+def test_an_interrupted_index_goes_on_where_it_was(engine: Engine, tmp_path: Path) -> None:
+    for number in range(2 * KEPT_EVERY):
+        (tmp_path / "p").mkdir(exist_ok=True)
+        save(plain((number, 40, 90), 4, 4)[:, :, :3], tmp_path / "p" / f"{number:03}.png")
+    stops = Interrupted(engine.pack)
+    stops.left = KEPT_EVERY + 5
+    with pytest.raises(PowerCut):
+        index_folder(stops, tmp_path / "p", tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+    # A last vector that was cut when the power went.
+    with (tmp_path / "index-part" / "part.f32").open("ab") as sink:
+        sink.write(b"12345")
+    made = index_folder(engine, tmp_path / "p", tmp_path / "index")
+    assert (made.count, made.looked_at) == (2 * KEPT_EVERY, KEPT_EVERY)
+    assert not (tmp_path / "index-part").exists()
+    index = read_index(tmp_path / "index")
+    for name in ("000.png", "040.png", "063.png"):
+        assert search(engine, index, read_picture(tmp_path / "p" / name))[0].item.file == name
+
+
+def test_an_index_is_brought_up_to_date(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    index_folder(engine, pictures, tmp_path / "index")
+    (pictures / "dogs" / "0.jpg").unlink()
+    save(plain((250, 240, 3))[:, :, :3], pictures / "yellow.png")
+    made = index_folder(engine, pictures, tmp_path / "index")
+    assert (made.count, made.looked_at) == (13, 1)
+    index = read_index(tmp_path / "index")
+    files = [item.file for item in index.items]
+    assert ("dogs/0.jpg" in files, "yellow.png" in files) == (False, True)
+    assert search(engine, index, plain((250, 240, 3)))[0].item.file == "yellow.png"
+    assert len(list((tmp_path / "index" / "thumbs").iterdir())) == 12
+
+
+def test_an_index_of_another_network_is_refused_and_made_anew(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    index_folder(engine, pictures, tmp_path / "index")
+    other = Engine(colour_pack(tmp_path / "other", rounds=1))
+    with pytest.raises(PackError, match="the index was made by another network than that of the pack 'colours'"):
+        search(other, read_index(tmp_path / "index"), plain((1, 2, 3)))
+    assert index_folder(other, pictures, tmp_path / "index").looked_at == 12
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "items.json", "index.json"])
+def test_a_damaged_index_is_refused(engine: Engine, pictures: Path, tmp_path: Path, name: str) -> None:
+    index_folder(engine, pictures, tmp_path / "index")
+    file = tmp_path / "index" / name
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole[:-3] + b"123"):
+        file.write_bytes(damaged)
+        with pytest.raises(PackCorrupt, match=r"the index .* cannot be read .*; remove it and make it again"):
+            read_index(tmp_path / "index")
+
+
+def test_packs_folders_and_pictures_that_cannot_be_indexed(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="has no embedding, by which pictures are compared"):
+        index_folder(Engine(colour_pack(tmp_path / "none", embedding=False)), tmp_path)
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "a.png").write_bytes(b"no")
+    with pytest.raises(SourceError, match=r"none of the 1 pictures of .* can be used; .*a\.png cannot be used"):
+        index_folder(engine, tmp_path / "only", tmp_path / "index")
+    with pytest.raises(PackError, match="is there and is no index; name another folder"):
+        index_folder(engine, tmp_path / "only", tmp_path / "only")
+    assert (tmp_path / "only" / "a.png").exists()
+    with pytest.raises(SourceError, match="there is no folder"):
+        index_folder(engine, tmp_path / "nowhere")
+    with pytest.raises(PackError, match="is no index; 'penstock index PACK FOLDER' makes one"):
+        read_index(tmp_path / "only")
+    with pytest.raises(InvalidInput, match="its embedding has no direction"):
+        embedding_of(engine, plain((0, 0, 0)))

@@ -1,0 +1,121 @@
+"""What verify finds between places, and what it is asked with."""
+
+import math
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.core.application import find_application
+from penstock.core.errors import PackError
+from penstock.verify.compare import Compared, apart, compare
+from penstock.verify.examples import Example, examples_of
+from penstock.verify.places import Place
+
+
+class Fixed(Place):
+    """Answers each example by its name."""
+
+    def __init__(self, name: str, answers: dict[str, Any]) -> None:
+        self.name = name
+        self.answers = answers
+
+    def answer(self, example: Example) -> Any:
+        return self.answers[example.name]
+
+    def reply(self, answer: Any) -> Any:
+        return {"best": "ab"[int(answer.argmax())], "top": [["a", float(answer[0])]]}
+
+
+TRUTH = {"one": np.array([0.8, 0.2], np.float32), "two": np.array([0.3, 0.7], np.float32)}
+EXAMPLES = [Example(name=name, raw=np.zeros(1)) for name in TRUTH]
+
+
+def compared(**answers: Any) -> Compared:
+    training: Any = Fixed("training", TRUTH)
+    (found,) = compare(training, [Fixed("place", TRUTH | answers)], EXAMPLES, labelled=True)
+    return found
+
+
+def test_the_same_everywhere() -> None:
+    found = compared()
+    assert (found.examples, found.difference, found.otherwise) == (2, 0, 0)
+
+
+def test_the_worst_example_is_named() -> None:
+    found = compared(two=np.array([0.31, 0.69], np.float32))
+    assert (found.worst, found.otherwise) == ("two", 0)
+    assert found.difference == pytest.approx(0.01, abs=1e-6)
+
+
+def test_another_likeliest_entry_counts_however_near() -> None:
+    assert compared(one=np.array([0.2, 0.8], np.float32)).otherwise == 1
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3), np.array([np.nan, 0.2])])
+def test_another_form_is_no_number(wrong: Any) -> None:
+    assert compared(one=wrong).difference == math.inf
+
+
+def test_replies_are_compared_number_by_number() -> None:
+    found = compared(one={"best": "a", "top": [["a", 0.9]]}, two={"best": "b", "top": [["a", 0.3]]})
+    assert (found.worst, found.otherwise) == ("one", 0)
+    assert found.difference == pytest.approx(0.1, abs=1e-6)
+    assert compared(one={"best": "b", "top": [["a", 0.8]]}).otherwise == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        ({"a": 1, "b": [2, 3.5]}, {"a": 1, "b": [2, 3]}, 0.5),
+        ({"a": 1}, {"b": 1}, math.inf),
+        ([1, 2], [1, 2, 3], math.inf),
+        ("x", "x", 0),
+        ("x", "y", math.inf),
+        (None, None, 0),
+        (True, False, math.inf),
+        (True, 1.5, math.inf),
+        (None, 0, math.inf),
+    ],
+)
+def test_json_apart(one: Any, other: Any, difference: float) -> None:
+    assert apart(one, other) == difference
+
+
+def test_pictures_in_a_folder_broken_ones_named(tmp_path: Path) -> None:
+    digits = find_application("digits").application
+    (tmp_path / "inside").mkdir()
+    Image.new("L", (28, 28), 9).save(tmp_path / "inside" / "a.png")
+    (tmp_path / "b.jpg").write_bytes(b"no picture")
+    (tmp_path / "notes.txt").write_text("left out without a word")
+    broken, read = sorted(examples_of([tmp_path], digits), key=lambda found: isinstance(found, Example))
+    assert isinstance(broken, str)
+    assert broken.startswith(f"{tmp_path / 'b.jpg'}: ")
+    assert isinstance(read, Example)
+    assert (read.raw.shape, read.content_type) == ((28, 28), "image/png")
+    assert read.raw.max() == 9
+
+
+def test_recordings_come_at_the_rate_of_the_application(tmp_path: Path) -> None:
+    keywords = find_application("keywords").application
+    file = tmp_path / "hum.wav"
+    with wave.open(str(file), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8_000)
+        sound.writeframes(np.arange(4_000, dtype="<i2").tobytes())
+    (read,) = examples_of([file], keywords)
+    assert isinstance(read, Example)
+    assert read.raw.dtype == np.int16
+    assert abs(len(read.raw) - 8_000) < 100
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    digits = find_application("digits").application
+    with pytest.raises(PackError, match="is not there"):
+        list(examples_of([tmp_path / "none"], digits))
+    with pytest.raises(PackError, match="holds no file of a kind that is known"):
+        list(examples_of([tmp_path], digits))
