@@ -13,7 +13,7 @@ def device(
     only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
     record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
 ) -> None:
-    """Measure how well the photographs are known; and of a pack the offline app in Chromium beside ONNX Runtime here."""
+    """Measure how well the photographs are known; of a pack, the offline app in Chromium beside ONNX Runtime here."""
     from penstock.bench.figures import DEVICE, measure_figures
 
     if pack is None:
