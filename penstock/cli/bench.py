@@ -32,9 +32,9 @@ def register(app: typer.Typer) -> None:
     bench.command()(streams)
     bench.command()(training)
     bench.command()(train)
+    bench.command()(device)
     bench.command()(soak)
     bench.command()(feed)
-    bench.command()(device)
     app.add_typer(bench, name="bench")
 
 
