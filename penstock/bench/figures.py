@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.bench import demo_time, digits, drain, keywords, leaks, resume, startup, tick
+from penstock.bench import demo_time, digits, drain, images, keywords, leaks, resume, startup, tick
 from penstock.bench.report import read_targets
 from penstock.bench.results import append, line_of
 from penstock.core.errors import BenchError
@@ -177,6 +177,17 @@ FOUNDATION: dict[str, Figure] = {
         workload="make demo in a fresh clone, the packages cached",
         metric="wall time",
         unit="s",
+    ),
+}
+
+
+DEVICE: dict[str, Figure] = {
+    "device.images.accuracy": Figure(
+        measure=images.accuracy,
+        workload="penstock train images, seeds 0, 1, 2; views whose middle lies where none was that is learned "
+        "from, of another photograph where there is one; some smeared, some stored as JPEG, which none was",
+        metric="top-1 accuracy of the bundle",
+        unit="fraction",
     ),
 }
 

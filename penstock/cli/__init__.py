@@ -31,7 +31,7 @@ def build() -> typer.Typer:
             typer.echo(__version__)
             raise typer.Exit
 
-    for part in ("train", "shard", "bundle", "export", "verify", "serve", "watch", "index", "bench"):
+    for part in ("new", "train", "shard", "bundle", "export", "verify", "serve", "watch", "index", "bench"):
         import_module(f"penstock.cli.{part}").register(app)
     return app
 

@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(streams)
     bench.command()(training)
     bench.command()(train)
+    bench.command()(device)
     bench.command()(soak)
     bench.command()(feed)
     bench.command()(device)

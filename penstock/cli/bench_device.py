@@ -7,13 +7,16 @@ import typer
 
 
 def device(
-    pack: Annotated[Path, typer.Option(help="A pack of pictures, which `penstock export` wrote.")],
+    pack: Annotated[
+        Path | None, typer.Option(help="A pack of pictures, which `penstock export` wrote; its figures too.")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")] = None,
     record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
 ) -> None:
-    """Measure a pack on devices: the offline app in headless Chromium beside ONNX Runtime here."""
+    """Measure what is carried on devices: how well photographs are known again; a pack in Chromium and here."""
     from penstock.bench.device import device_figures
-    from penstock.bench.figures import measure_figures
+    from penstock.bench.figures import DEVICE, measure_figures
 
-    figures = device_figures(pack)
-    measure_figures(figures, "device", only or [], record=record, say=typer.echo, options=" --pack PACK")
+    figures = DEVICE | device_figures(pack) if pack else DEVICE
+    options = " --pack PACK" if pack else ""
+    measure_figures(figures, "device", only or [], record=record, say=typer.echo, options=options)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-# B batch, H height, W width, C channels, K classes
+# B batch, H height, W width, C channels, E embedding, K classes
 
 # Of ImageNet's training pictures, on the scale of 0 to 1; published weights expect them.
 MEAN = (0.485, 0.456, 0.406)
@@ -46,3 +46,15 @@ class ImageNetwork(nn.Module, ABC):
     @abstractmethod
     def logits(self, image_BCHW: Tensor) -> Tensor:
         """Logits `[B, K]` of prepared pictures, `[B, 3, H, W]`."""
+
+
+class EmbeddingNetwork(ImageNetwork, ABC):
+    """One that also gives the feature vector from which its last layer decides."""
+
+    def embed(self, pixels_BHWC: Tensor) -> Tensor:
+        """The feature vector `[B, E]` of raw pixels `[B, H, W, 3]` in 0..255."""
+        return self.features(self.prepare(pixels_BHWC))
+
+    @abstractmethod
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """The feature vector `[B, E]` of prepared pictures, `[B, 3, H, W]`."""

@@ -4,7 +4,7 @@ from typing import cast, final
 
 from torch import Tensor, nn
 
-from penstock.models.images import ImageNetwork
+from penstock.models.images import EmbeddingNetwork
 from penstock.nn.entry import EntryConv2d
 from penstock.nn.max_pool import MaxPool2d
 
@@ -51,7 +51,7 @@ class Bottleneck(nn.Module):
 
 
 @final
-class ResNet50(ImageNetwork):
+class ResNet50(EmbeddingNetwork):
     """He et al. 2016, table 1, 50 layers, version 1.5: 25,557,032 parameters for 1,000 classes.
 
     Pictures of 224 x 224, or of any sides from 32.
@@ -81,9 +81,9 @@ class ResNet50(ImageNetwork):
 
     def logits(self, image_BCHW: Tensor) -> Tensor:
         """Logits `[B, K]` of prepared pictures, `[B, 3, H, W]`."""
-        return self.fc(self.embed(image_BCHW))
+        return self.fc(self.features(image_BCHW))
 
-    def embed(self, image_BCHW: Tensor) -> Tensor:
+    def features(self, image_BCHW: Tensor) -> Tensor:
         """The feature vector `[B, 2048]` that the last layer decides from, of prepared pictures."""
         x_BCHW = self.relu(self.maxpool(self.bn1(self.conv1(image_BCHW))))
         for stage in range(len(STAGES)):

@@ -29,7 +29,7 @@ from penstock.train.profiling import Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
-from penstock.train.run_folder import RunFolder, check_raw_examples
+from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers
 from penstock.train.saver import Saver
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
@@ -136,7 +136,7 @@ def _finished(loop: "Loop", run: RunFolder | None, folder: Path, data: Data, pro
     if data.test is not None:
         test = trainer.validate(data.test, bad=history.bad_examples, notice=progress.say)
         metrics |= {f"test_{name}": value for name, value in test.items()}
-    weights = trainer.whole_state()
+    weights = trainer.whole_state() | fitted_buffers(trainer, folder, data)
     bad_examples, rate = world.counts(history.bad_examples), loop.pace.whole
     loop.watchdog.alone("the bundle")
     if run is not None:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,6 +20,21 @@ from penstock.train.reading import OnBad
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
+
+
+class Seen(NamedTuple):
+    """What a network made of a whole set.
+
+    Args:
+        outputs: `[n, ...]`, on the CPU.
+        targets: `[n]` or `[n, ...]`.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+
+
+Finish = Callable[[Path, Seen, Seen], Mapping[str, Tensor]]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
@@ -85,6 +101,10 @@ class Recipe:
             in Python, and chance that is not torch's, then stay as they are in the fourth step.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
             place, name it, and count it in run.json.
+        finish: Called once, at the end, in the first process: `finish(run, validation, test)` has the run's folder for
+            what it writes, and what the best weights made of the validation set and of the test set (of the validation
+            set again where there is none). It returns buffers of the network, by their names, that the bundle gets:
+            `{"temperature": ...}`, fitted on the validation set.
         raw_examples: Of an application with a `prepare`: gives a few raw arrays of several sizes, as its `decode` does.
             They become the golden examples of the bundle, which of others are the first inputs to validate by.
 
@@ -121,6 +141,7 @@ class Recipe:
     compile: bool = False
     graph: bool = True
     bad_examples: OnBad = "stop"
+    finish: Finish | None = None
     raw_examples: Callable[[], Sequence[Array]] | None = None
 
     def __post_init__(self) -> None:

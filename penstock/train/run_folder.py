@@ -141,3 +141,27 @@ def write_json(file: Path, fields: dict[str, Any]) -> None:
     beside = file.with_name(f".{file.name}")
     beside.write_text(json.dumps(fields, indent=2) + "\n")
     beside.replace(file)
+
+
+def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:
+    """What the recipe's `finish` gives the bundle, in the first process; all must ask.
+
+    Raises:
+        TrainError: The network has no such buffer.
+    """
+    finish = trainer.recipe.finish
+    if finish is None:
+        return {}
+    validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
+    if validation is None or test is None:
+        return {}
+    made = dict(finish(folder, validation, test))
+    buffers = dict(trainer.module.named_buffers())
+    for name, tensor in made.items():
+        if name not in buffers or buffers[name].shape != tensor.shape:
+            there = ", ".join(f"{known} {list(buffer.shape)}" for known, buffer in buffers.items()) or "none"
+            raise TrainError(
+                f"the recipe's finish gives {name!r} of shape {list(tensor.shape)}, which is no buffer of the network; "
+                f"it has {there:.300}."
+            )
+    return made

@@ -25,7 +25,7 @@ from penstock.train.losses import CrossEntropy, start_targets
 from penstock.train.pace import mfu_of_one
 from penstock.train.placed import layers_that_wait
 from penstock.train.reading import reading_threads
-from penstock.train.recipe import Recipe
+from penstock.train.recipe import Recipe, Seen
 from penstock.train.resident import make_feed, settle
 from penstock.train.saver import Saver
 from penstock.train.scaling import LossScale
@@ -244,18 +244,34 @@ class Trainer:
             bad: What this process could not read, by name, is counted here.
             notice: Called with a sentence when an example is first found to be damaged.
         """
-        self.module.eval()
         names = ["loss", *self.recipe.metrics]
         values = [0.0] * len(names)
+        seen = self.seen(examples, bad=bad, notice=notice)
+        if seen is not None:
+            with torch.inference_mode(), cast_of(self.recipe, self.world.device):
+                values[0] = self.recipe.loss(*seen).item()
+            values[1:] = [float(metric(*seen)) for metric in self.recipe.metrics.values()]
+        return dict(zip(names, self.world.of_first(values), strict=True))
+
+    def seen(
+        self,
+        examples: Examples,
+        *,
+        bad: dict[str, int] | None = None,
+        notice: Callable[[str], object] | None = None,
+    ) -> Seen | None:
+        """What the network makes of a whole set, in the first process; all must ask, and the others get None.
+
+        Args:
+            examples: The set.
+            bad: As of `validate`.
+            notice: As of `validate`.
+        """
+        self.module.eval()
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
             parts = list(self._evaluated(examples, {} if bad is None else bad, notice))
             # The first process has them all, the others none.
-            outputs, targets = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (None, None)
-            if outputs is not None and targets is not None:
-                values[0] = self.recipe.loss(outputs, targets).item()
-        if outputs is not None and targets is not None:
-            values[1:] = [float(metric(outputs, targets)) for metric in self.recipe.metrics.values()]
-        return dict(zip(names, self.world.of_first(values), strict=True))
+            return Seen(*(torch.cat(part) for part in zip(*parts, strict=True))) if parts else None
 
     def _evaluated(
         self, examples: Examples, bad: dict[str, int], notice: Callable[[str], object] | None

@@ -12,6 +12,7 @@ from penstock.models.alexnet import AlexNet
 from penstock.models.flops import flops
 from penstock.models.images import ImageNetwork
 from penstock.models.mlp import MLP
+from penstock.models.mobile import STAGES, InvertedResidual, MobileNet
 from penstock.models.resnet import Bottleneck, ResNet50
 from penstock.models.speech import SpeechNet
 from penstock.models.vgg import VGG16
@@ -142,3 +143,29 @@ def test_the_streaming_speech_network_is_trained_on_whole_signals() -> None:
     counted = flops(network, torch.empty(1, 16_000 * seconds, dtype=torch.int16)) / seconds
     spectrogram = 2 * 100 * (2 * 400 * 201 + 201 * 20)
     assert counted == pytest.approx(network.flop_a_second + spectrogram, rel=0.02)
+
+
+def test_the_small_network_is_that_of_its_paper_but_for_its_end() -> None:
+    with torch.device("meta"):
+        network = MobileNet(1000, width=1.0, embedding=1280)
+    # MobileNetV2 as it is published: its size, and its cost for a picture of 224 x 224.
+    assert parameters(network) == 3_504_872
+    assert round(flops(network.eval(), PICTURES) / 4e6) == 301
+    assert network(PICTURES).shape == (2, 1000)
+    assert network.embed(PICTURES).shape == (2, 1280)
+    blocks = [module for module in network.modules() if isinstance(module, InvertedResidual)]
+    assert len(blocks) == sum(stage[2] for stage in STAGES) == 17
+    assert sum(block.adds for block in blocks) == 10
+    with torch.device("meta"):
+        assert parameters(MobileNet(18)) == 526_418
+
+
+def test_the_small_network_learns() -> None:
+    torch.manual_seed(0)
+    network = MobileNet(3, width=0.25)
+    pixels = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
+    network(pixels).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in network.parameters())
+    kinds = {type(module) for module in network.modules() if not list(module.children())}
+    assert nn.ReLU6 in kinds
+    assert kinds <= {nn.Conv2d, nn.BatchNorm2d, nn.ReLU6, nn.Linear, nn.Dropout, type(network.prepare)}

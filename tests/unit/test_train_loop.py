@@ -18,7 +18,7 @@ from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.interrupt import Interrupt
 from penstock.train.looks import Looks
 from penstock.train.loop import RunResult, train
-from penstock.train.recipe import ArraySet, Recipe, accuracy
+from penstock.train.recipe import ArraySet, Recipe, Seen, accuracy
 from penstock.train.report import read_metrics
 from penstock.train.saver import Saver
 
@@ -207,3 +207,22 @@ def test_accuracy_takes_labels_and_one_hot_targets() -> None:
     outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
     assert accuracy(outputs, torch.tensor([1, 1])) == 0.5
     assert accuracy(outputs, torch.tensor([[0, 1], [1, 0]])) == 1.0
+
+
+def test_a_recipe_may_finish_with_what_it_writes_and_fits(found: FoundApplication, tmp_path: Path) -> None:
+    seen: list[tuple[Path, Seen, Seen]] = []
+
+    def finish(folder: Path, validation: Seen, test: Seen) -> dict[str, Tensor]:
+        seen.append((folder, validation, test))
+        return {}
+
+    result = run(found, tmp_path / "run", finish=finish)
+    ((folder, validation, test),) = seen
+    data = found.recipe().data()
+    assert folder == tmp_path / "run"
+    np.testing.assert_array_equal(validation.targets.numpy(), data.validation.targets)
+    assert found.recipe().loss(*validation).item() == pytest.approx(result.metrics["loss"])
+    assert data.test is None
+    assert torch.equal(test.outputs, validation.outputs)
+    with pytest.raises(TrainError, match=r"finish gives 'warmth' of shape \[\], which is no buffer"):
+        run(found, tmp_path / "other", finish=lambda *_: {"warmth": torch.ones(())})

@@ -1,0 +1,36 @@
+"""`penstock new`: the file of an application of one's own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.core.errors import ApplicationError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    new = typer.Typer(help="Write the file of an application of your own.", no_args_is_help=True)
+    new.command()(images)
+    app.add_typer(new, name="new")
+
+
+def images(
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Where it goes; the application has its name.")],
+    data: Annotated[Path, typer.Option(help="Pictures in class folders, an imagefolder, or WebDataset's tar files.")],
+    side: Annotated[int, typer.Option(help="Of the square that the network sees, in pixels.")] = 128,
+    network: Annotated[str, typer.Option(help="mobile, small enough for phones, or resnet50.")] = "mobile",
+) -> None:
+    """Declare a classifier of the pictures in a folder; the labels are written into the file."""
+    from penstock.apps.images.template import application_file
+
+    if file.suffix != ".py":
+        raise ApplicationError(f"{file} is to be a Python file; give it a name that ends in .py.")
+    if not all(letter.isascii() and (letter.isalnum() or letter in "-_") for letter in file.stem):
+        raise ApplicationError(f"{file} would name the application {file.stem!r}; use letters, digits, '-' and '_'.")
+    if file.exists():
+        raise ApplicationError(f"{file} exists; choose another name, or remove it.")
+    text = application_file(data, file.stem, file=file.name, side=side, network=network)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    typer.echo(f"{file} declares {file.stem!r}. Train it: penstock train {file} --out runs/{file.stem}")
