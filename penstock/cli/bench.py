@@ -35,7 +35,6 @@ def register(app: typer.Typer) -> None:
     bench.command()(device)
     bench.command()(soak)
     bench.command()(feed)
-    bench.command()(device)
     app.add_typer(bench, name="bench")
 
 
