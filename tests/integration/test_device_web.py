@@ -215,6 +215,27 @@ def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, ho
     device.close(host)
 
 
+def test_another_camera_can_be_chosen(page: Page) -> None:
+    # Chromium has one camera where it plays a film, so that the other one is the same in disguise.
+    page.evaluate(
+        """() => {
+            const { mediaDevices } = navigator;
+            const list = mediaDevices.enumerateDevices.bind(mediaDevices);
+            const open = mediaDevices.getUserMedia.bind(mediaDevices);
+            const other = { kind: "videoinput", deviceId: "other", label: "The other one" };
+            mediaDevices.enumerateDevices = async () => [...(await list()), other];
+            mediaDevices.getUserMedia = async ({ video }) => {
+                window.asked = video.deviceId;
+                return open({ video: true });
+            };
+            mediaDevices.dispatchEvent(new Event("devicechange"));
+        }"""
+    )
+    page.get_by_label("Camera", exact=True).select_option("The other one")
+    assert seen(page, 2)
+    assert page.evaluate("window.asked") == {"exact": "other"}
+
+
 PROBLEMS = {
     "NotFoundError": "There is no camera.",
     "NotReadableError": "another program may be using it",
