@@ -52,10 +52,11 @@ def restarted(device: Device, host: Host) -> Page:
 
 def updated(device: Device, host: Host, name: str) -> Page:
     """The app after a restart that brought another version: a busy browser may count a closed page for a moment."""
+    page = restarted(device, host)
     for _ in range(10):
-        page = restarted(device, host)
         if page.locator("#app-name").inner_text() == name:
             break
+        page = restarted(device, host)
     is_version(page, name, version_of(host.folder))
     return page
 
