@@ -133,6 +133,28 @@ def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
     expect(page.locator("#photo")).to_be_hidden()
 
 
+def test_of_two_photos_the_one_that_was_chosen_last_is_seen(page: Page, tmp_path: Path) -> None:
+    for name, number in (("large.png", 0), ("small.png", 3)):
+        Image.fromarray(picture_of(number)).save(tmp_path / name)
+    page.evaluate(
+        """() => {
+            const { createImageBitmap } = window;
+            window.createImageBitmap = async (source, ...more) => {
+                if (source.name === "large.png") await new Promise((resolve) => (window.decoded = resolve));
+                return createImageBitmap(source, ...more);
+            };
+        }"""
+    )
+    for name in ("large.png", "small.png"):
+        page.get_by_label("A photo from this device").set_input_files(tmp_path / name)
+    expect(page.locator("#label-big")).to_have_text("cool")
+    shown = page.locator("#photo").get_attribute("src")
+    page.evaluate("decoded()")
+    page.wait_for_timeout(300)
+    assert page.locator("#photo").get_attribute("src") == shown
+    expect(page.locator("#label-big")).to_have_text("cool")
+
+
 def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: Host) -> None:
     import onnxruntime
 
@@ -174,7 +196,7 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
         device.close(host)
 
 
-NOTHING_TO_SHOW = {
+NOTHING_TO_SHOW: dict[str, dict[str, Any]] = {
     "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
     "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "most": []}},
 }
@@ -201,6 +223,10 @@ def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Pat
         device = Device(browser)
         page = device.installed(host)
         expect(page.locator("#notice")).to_contain_text("The network does not run here: ")
+        Image.fromarray(picture_of(0)).save(tmp_path / "red.png")
+        page.get_by_label("A photo from this device").set_input_files(tmp_path / "red.png")
+        expect(page.locator("#stage-text")).to_contain_text("The network does not run: ")
+        expect(page.locator("#photo")).to_be_hidden()
         device.context.close()
 
 

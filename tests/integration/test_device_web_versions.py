@@ -1,5 +1,6 @@
 """Versions of the offline app in headless Chromium: whole or not at all, signed by the same, one at a time."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def restarted(device: Device, host: Host) -> Page:
     return device.installed(host)
 
 
+def updated(device: Device, host: Host, name: str) -> Page:
+    """The app after a restart that brought another version: a busy browser may count a closed page for a moment."""
+    page = restarted(device, host)
+    for _ in range(10):
+        if page.locator("#app-name").inner_text() == name:
+            break
+        page = restarted(device, host)
+    is_version(page, name, version_of(host.folder))
+    return page
+
+
 def is_version(page: Page, name: str, folder_version: str) -> None:
     expect(page.locator("#app-name")).to_have_text(name)
     expect(page.locator("#version")).to_have_text(folder_version[:8])
@@ -74,8 +86,7 @@ def test_another_version_waits_for_the_next_start(device: Device, host: Host) ->
     page.reload()
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.")
     is_version(page, "one", one)
-    page = restarted(device, host)
-    is_version(page, "two", version_of(host.folder))
+    page = updated(device, host, "two")
     expect(page.locator("#update")).to_have_text("This is the latest version.")
     assert kept(page) == 1
 
@@ -130,7 +141,7 @@ def test_the_key_of_the_first_version_is_asked_of_all(device: Device, host: Host
     sign(host.folder, mine)
     page.reload()
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
-    is_version(restarted(device, host), "four", version_of(host.folder))
+    updated(device, host, "four")
 
 
 def test_a_wrong_signature_is_refused_at_first(device: Device, host: Host) -> None:
@@ -157,3 +168,77 @@ def test_an_isolated_page_uses_threads(device: Device, tmp_path: Path) -> None:
 def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: Host) -> None:
     page = device.installed(host)
     expect(page.locator("#threads")).to_have_text("one thread")
+
+
+def test_two_packs_of_one_host_are_two_apps(device: Device, tmp_path: Path) -> None:
+    for name in ("flowers", "dogs"):
+        write_pack(tmp_path / name, name=name)
+    with Host(tmp_path) as host:
+        page = device.context.new_page()
+        session = device.context.new_cdp_session(page)
+        apps: list[str] = []
+        for name in ("flowers", "dogs"):
+            page.goto(f"{host.url}{name}/web/")
+            runs(page)
+            apps.append(session.send("Page.getAppId")["appId"])
+        assert len(set(apps)) == 2, apps
+
+
+def test_an_app_whose_files_the_browser_threw_away_comes_again(device: Device, host: Host) -> None:
+    page = device.installed(host)
+    page.evaluate("caches.keys().then((names) => Promise.all(names.map((name) => caches.delete(name))))")
+    page.reload()
+    runs(page)
+    assert seen(page, 2)
+    host.kill()
+    page.reload()
+    assert seen(page, 2)
+
+
+def test_a_device_without_room_is_said(device: Device, host: Host) -> None:
+    page = device.context.new_page()
+    page.goto(f"{host.url}pack.json")
+    few = {"origin": host.url.rstrip("/"), "quotaSize": 1_000_000}
+    device.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", few)
+    page.goto(host.page)
+    expect(page.locator("#install-text")).to_contain_text("the browser has no room for it", timeout=20_000)
+
+
+def test_a_browser_that_keeps_no_apps_is_said(device: Device, host: Host) -> None:
+    device.context.add_init_script(
+        """ServiceWorkerContainer.prototype.register = async () => {
+            throw new DOMException("access is denied", "SecurityError");
+        };"""
+    )
+    page = device.open(host)
+    expect(page.locator("#install-text")).to_contain_text("does not keep the app on this device: access is denied")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+
+def test_an_installation_that_the_browser_stops_can_be_tried_again(device: Device, host: Host) -> None:
+    model = host.folder / "model.onnx"
+    network = model.read_bytes()
+    model.unlink()
+    os.mkfifo(model)  # the host waits for its bytes, and the app for the host
+    page = device.open(host)
+    expect(page.locator("#install-text")).to_contain_text("MB", timeout=20_000)
+    session = device.context.new_cdp_session(page)
+    session.send("ServiceWorker.enable")
+    session.send("ServiceWorker.stopAllWorkers")
+    expect(page.locator("#install-text")).to_have_text("The browser stopped bringing the app here; try again.")
+    model.write_bytes(network)
+    model.unlink()
+    model.write_bytes(network)
+    page.get_by_role("button", name="Try again").click()
+    runs(page)
+    assert seen(page, 2)
+
+
+def test_a_version_that_does_not_run_is_replaced_by_a_better_one(device: Device, host: Host) -> None:
+    write_pack(host.folder, name="broken", outputs=[])
+    page = device.installed(host)
+    expect(page.locator("#notice")).to_contain_text("The app does not run: ")
+    write_pack(host.folder, name="mended")
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
+    is_version(restarted(device, host), "mended", version_of(host.folder))

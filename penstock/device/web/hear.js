@@ -136,6 +136,7 @@ export class Hearing {
 async function openMicrophone() {
   // As it is: what a browser does for telephony is not what networks have learned from.
   const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+  if (!navigator.mediaDevices) throw new Error("this browser lets pages have no microphone.");
   const media = await navigator.mediaDevices.getUserMedia({ audio });
   const context = new AudioContext({ latencyHint: "interactive" });
   const close = () => {

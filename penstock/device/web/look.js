@@ -104,8 +104,10 @@ export class Looking {
     try {
       bitmap = await createImageBitmap(file, AS_IT_IS);
     } catch {
-      return this.#say(`The browser cannot read ${file.name} as a picture.`);
+      if (turn === this.#turn) this.#say(`The browser cannot read ${file.name} as a picture.`);
+      return;
     }
+    if (turn !== this.#turn) return bitmap.close(); // something else was chosen meanwhile
     this.#photoUrl = URL.createObjectURL(file);
     byId("photo").src = this.#photoUrl;
     byId("photo").hidden = false;
@@ -118,7 +120,7 @@ export class Looking {
       this.#tell(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
       await this.#find();
     } catch (error) {
-      this.#say(`The network does not run: ${error.message}`);
+      if (turn === this.#turn) this.#broken(error);
     }
   }
 
@@ -129,9 +131,7 @@ export class Looking {
       await this.#opened;
       await frames.run();
     } catch (error) {
-      if (this.#frames !== frames) return;
-      this.stop();
-      this.#say(`The network does not run: ${error.message}`);
+      if (this.#frames === frames) this.#broken(error);
     }
   }
 
@@ -210,6 +210,11 @@ export class Looking {
     this.stop();
     write(byId("camera-start"), "Try again");
     this.#say("The camera is gone. Plug it in again, or choose another.");
+  }
+
+  #broken(error) {
+    this.stop();
+    this.#say(`The network does not run: ${error.message}`);
   }
 
   #say(sentence) {

@@ -63,7 +63,7 @@ async function bring(model) {
     for (const other of await names()) if (other !== name) await caches.delete(other);
     return cache;
   } catch (error) {
-    if (error instanceof TypeError || error instanceof NotThere) return null;
+    if (error instanceof NotThere) return null;
     throw error;
   }
 }
@@ -93,8 +93,8 @@ const names = async () => (await caches.keys()).filter((name) => name.startsWith
 class NotThere extends Error {}
 
 async function fetched(path) {
-  const response = await fetch(ROOT + path, { cache: "no-cache" });
-  if (!response.ok) throw new NotThere(`${path}: ${response.status}`);
+  const response = await fetch(ROOT + path, { cache: "no-cache" }).catch(() => null);
+  if (!response?.ok) throw new NotThere();
   return response;
 }
 

@@ -1,6 +1,6 @@
 // Sees to it that a whole, checked version of the app is on the device, and starts it.
 
-import { byId, write } from "./dom.js";
+import { byId, notice, write } from "./dom.js";
 
 const ONCE = "penstock-reloaded";
 
@@ -38,18 +38,23 @@ async function install() {
   const registration = await serviceWorker.getRegistration();
   if (registration?.active) return reload();
   serviceWorker.addEventListener("controllerchange", reload, { once: true });
+  let version;
   serviceWorker.addEventListener("message", ({ data }) => {
+    if (data.version !== version) return; // of another app of this host
     if (data.refused) return fail(`The app was not installed: ${data.refused}`);
     byId("install-bar").value = data.done / data.total;
     write(byId("install-text"), `Bringing the app here: ${megabytes(data.done)} of ${megabytes(data.total)} MB`);
   });
-  let version;
   try {
     version = await latestVersion();
   } catch (error) {
     return fail(error instanceof TypeError ? "The host does not answer." : error.message);
   }
-  await register(version);
+  const { installing } = await register(version);
+  installing?.addEventListener("statechange", () => {
+    const told = !byId("install-retry").hidden;
+    if (installing.state === "redundant" && !told) fail("The browser stopped bringing the app here; try again.");
+  });
 }
 
 const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
@@ -69,7 +74,12 @@ async function lookForNewer() {
   serviceWorker.addEventListener("message", ({ data }) => {
     if (data.version === version && data.refused) write(byId("update"), `A new version was refused: ${data.refused}`);
   });
-  const registration = await register(version);
+  let registration;
+  try {
+    registration = await register(version);
+  } catch (error) {
+    return write(byId("update"), `A new version did not come: ${error.message}`);
+  }
   const newer = registration.installing ?? registration.waiting;
   const look = () => {
     if (newer?.state === "installed") {
@@ -90,9 +100,18 @@ async function start() {
   }
   if (!navigator.serviceWorker.controller) return install();
   sessionStorage.removeItem(ONCE);
-  const { run } = await import("./app.js");
-  await run();
+  try {
+    const { run } = await import("./app.js");
+    await run();
+  } catch (error) {
+    notice(`The app does not run: ${error.message}`);
+  }
+  // However this version does, a better one may come.
   await lookForNewer();
 }
 
-await start();
+try {
+  await start();
+} catch (error) {
+  fail(`The browser does not keep the app on this device: ${error.message}`);
+}

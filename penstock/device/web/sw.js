@@ -23,6 +23,7 @@ const TYPES = {
 };
 // What of the host's headers is kept: how a page may be isolated, and so use more than one thread.
 const HEADERS = ["content-security-policy", "cross-origin-embedder-policy", "cross-origin-opener-policy"];
+const NO_ROOM = "the browser has no room for it; free some space on this device, and try again.";
 
 self.addEventListener("install", (event) => event.waitUntil(install()));
 self.addEventListener("activate", (event) => event.waitUntil(activate()));
@@ -32,13 +33,18 @@ self.addEventListener("fetch", (event) => {
   // The host itself is asked for the latest pack.json alone. Of the index the page takes care, which is not of a version.
   if (event.request.method !== "GET" || !path.startsWith(ROOT)) return;
   if (url.search === "?latest" || path.startsWith(`${ROOT}index/`)) return;
-  event.respondWith(answer(path));
+  event.respondWith(answer(path, event.request));
 });
 
-async function answer(path) {
-  const cache = await caches.open(KEPT);
-  const kept = await cache.match(path.endsWith("/web/") ? `${path}index.html` : path);
-  return kept ?? new Response("This is no part of the app.", { status: 404 });
+async function answer(path, { mode, url }) {
+  const kept = await caches.match(path.endsWith("/web/") ? `${path}index.html` : path, { cacheName: KEPT });
+  if (kept) return kept;
+  if (mode === "navigate" && !(await caches.has(KEPT))) {
+    // The browser has thrown the files away: the page comes from the host, and the app is installed anew.
+    await self.registration.unregister();
+    return Response.redirect(url);
+  }
+  return new Response("This is no part of the app.", { status: 404 });
 }
 
 async function activate() {
@@ -60,7 +66,7 @@ async function install() {
   } catch (error) {
     // Another service worker of the same version may be the one that works.
     if (!self.registration.active?.scriptURL.endsWith(`?v=${VERSION}`)) await caches.delete(KEPT);
-    await tell({ refused: error.message });
+    await tell({ refused: error.name === "QuotaExceededError" ? NO_ROOM : error.message });
     throw error;
   }
 }
