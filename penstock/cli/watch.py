@@ -55,9 +55,11 @@ def watch(
     precision: Annotated[str, typer.Option(help="fp32, or int8 where the pack has it.")] = "fp32",
     threads: Annotated[int, typer.Option(min=1, help="Threads of the network.")] = 1,
     size: Annotated[str | None, typer.Option(help="What a camera is asked for, 640x480.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Frames a second that a camera is asked for.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so long.")] = None,
-    stall: Annotated[float, typer.Option(help="Seconds without a frame after which a source is given up.")] = 10.0,
+    fps: Annotated[float | None, typer.Option(min=0.01, help="Frames a second that a camera is asked for.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so long.")] = None,
+    stall: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a frame after which a source is given up.")
+    ] = 10.0,
 ) -> None:
     """Look at a camera, a video or pictures with a pack, or listen to sound; a report comes at the end."""
     from penstock.device.sources import is_sound

@@ -13,6 +13,7 @@ This module knows files and arrays; `penstock.export` makes packs and `penstock.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -282,7 +283,7 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
         PackCorrupt: A file is missing or altered, a signature is not of these files, or the schema is another.
     """
     folder = Path(folder)
-    if not (folder / DESCRIPTION).is_file():
+    if not os.path.isfile(folder / DESCRIPTION):
         raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --to DIR' writes one.")
     data = _read(folder / DESCRIPTION)
     signed_by = _signed_by(folder, data, key)

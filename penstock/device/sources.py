@@ -1,5 +1,6 @@
 """Which source a word on the command line means."""
 
+import os
 from pathlib import Path
 
 from penstock.core.errors import SourceError
@@ -32,6 +33,6 @@ def source_of(source: str, *, size: str | None = None, rate: float | None = None
     if not source:
         raise SourceError("--source is empty; name a camera (0), a video, a folder of pictures or an address.")
     camera = source.isdecimal() or source.startswith("/dev/video") or "://" in source
-    if not camera and (path.is_dir() or (path.suffix.lower() in SUFFIXES and path.is_file())):
+    if not camera and (os.path.isdir(path) or (path.suffix.lower() in SUFFIXES and os.path.isfile(path))):
         return Pictures(path)
     return Video(opening_of(source if camera else str(path), size=size, rate=rate), read_s=stall_s)

@@ -2,10 +2,10 @@
 
 import errno
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast, final
 
 import av
@@ -156,7 +156,7 @@ class Video(Source):
 
 
 def _opened(opening: Opening, read_s: float) -> Any:
-    if opening.kind == "file" and Path(opening.url.removeprefix("file:")).is_dir():
+    if opening.kind == "file" and os.path.isdir(opening.url.removeprefix("file:")):
         raise SourceError(f"{opening.name} is a folder; only folders of pictures are watched.")
     # A file is read however long that takes; what plays it notices a stall itself.
     timeout = None if opening.kind == "file" else (read_s, read_s)

@@ -55,6 +55,12 @@ def test_a_film_as_json_and_as_a_video(pack: Pack, tmp_path: Path) -> None:
     assert (tmp_path / "o.mp4").stat().st_size > 1000
 
 
+def test_names_that_are_too_long(pack: Pack) -> None:
+    long = 300 * "a"
+    assert "is not a pack" in refused(penstock("watch", long))
+    assert "(File name too long)" in refused(penstock("watch", pack.folder, "--source", long))
+
+
 def test_what_is_watched_is_not_written_over(pack: Pack, tmp_path: Path) -> None:
     film = video(tmp_path / "film.mp4", [flat(RED)] * 3)
     before = film.read_bytes()
