@@ -22,6 +22,7 @@ from penstock.train.views import Distortion, Views, small_rgba
 
 STEPS = 1_400
 TOP = 5
+VALIDATIONS = 40
 RAW_EXAMPLES, RAW_SIDE = 16, 200
 # Of a user's own pictures, which differ by themselves.
 OWN = Distortion(least_area=0.3, turn_degrees=10, perspective=0.05, light=0.3, blur=1.0, mirror=True)
@@ -76,6 +77,8 @@ def images_recipe(
         epochs=epochs,
         steps=steps,
         augment=mixup(len(labels), mixing),
+        # An epoch of few pictures is over in a few steps.
+        validate_every_epochs=max(1.0, (epochs or 0) / VALIDATIONS),
         average_decay=0.99,
         average_warm_up=True,
         finish=partial(write_report, labels=labels),

@@ -166,6 +166,7 @@ def test_the_file_for_a_folder_declares_its_labels(folder: Path, tmp_path: Path,
     if kind == "mobile":
         assert 4 * sum(parameter.numel() for parameter in made.parameters()) < 5e6
     assert found.recipe().epochs > 1000
+    assert found.recipe().validate_every_epochs > 20
 
 
 @pytest.mark.slow
