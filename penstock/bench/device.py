@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from penstock.bench import app, watching
+from penstock.bench import app, carried, watching
 from penstock.bench.figures import Figure
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
@@ -16,18 +16,20 @@ CROPS = 3
 MOST_FILMED = 48
 
 
-def device_figures(pack: Path) -> dict[str, Figure]:
+def device_figures(pack: Path, bundle: Path | None = None) -> dict[str, Figure]:
     """The figures of a pack, by the target that each answers.
 
     Args:
         pack: A pack whose input is a picture of any size.
+        bundle: What it was made of; without it, what needs it is not among the figures.
 
     Raises:
         BenchError: There is no pack there.
     """
     if not (pack / "pack.json").is_file():
         raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --to DIR' writes one.")
-    return {
+    made_of = {} if bundle is None else bundle_figures(bundle, pack)
+    return made_of | {
         "device.video_age_p95": Figure(
             measure=lambda: watching.video_age_p95(pack),
             workload=f"penstock watch on one core: {watching.FRAMES} frames of 640x480 H.264, {watching.RATE} a second",
@@ -69,6 +71,24 @@ def device_figures(pack: Path) -> dict[str, Figure]:
             workload="crops of the golden pictures on a film before Chromium's camera; every pixel within 2 of 255",
             metric="share of frames whose likeliest label is that of the same pixels in Python",
             unit="fraction",
+        ),
+    }
+
+
+def bundle_figures(bundle: Path, pack: Path) -> dict[str, Figure]:
+    """The figures of a bundle and the pack that was made of it."""
+    return {
+        "device.export_seconds": Figure(
+            measure=lambda: carried.export_seconds(bundle),
+            workload=f"penstock export BUNDLE --to DIR, {carried.EXPORTS} times",
+            metric="wall time of the process",
+            unit="s",
+        ),
+        "device.sameness": Figure(
+            measure=lambda: carried.sameness(bundle, pack),
+            workload="golden examples: a server (PNG files), the Python engine, the web app; top-1 the same",
+            metric="largest difference of a probability from training's code",
+            unit="abs",
         ),
     }
 

@@ -26,7 +26,7 @@ from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, P
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.signature import key_in_words, signer
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 
 SCHEMA_VERSION = 1
 DESCRIPTION = "pack.json"
@@ -93,8 +93,9 @@ class PackLive:
         Raises:
             KeyError, TypeError: A field is missing or unknown.
         """
-        states = tuple(PackState(**{**state, "shape": tuple(state["shape"])}) for state in fields["states"])
-        return cls(**{**fields, "states": states})
+        states: list[dict[str, Any]] = [{**state, "shape": tuple(state["shape"])} for state in fields["states"]]
+        others: dict[str, Any] = {key: value for key, value in fields.items() if key != "states"}
+        return cls(states=tuple(PackState(**state) for state in states), **others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,6 +361,8 @@ def _check(pack: Pack) -> None:
         raise TypeError("a field is of another type")
     if pack.kind not in ("oneshot", "live") or (pack.kind == "live") != (pack.live is not None):
         raise ValueError(f"kind is {pack.kind!r}")
+    if pack.live is not None:
+        _check_live(pack.live)
     if not pack.outputs or FP32 not in pack.models or pack.golden_count < 1:
         raise ValueError("no output, no fp32 model or no golden example")
     for path in pack.files:
@@ -369,3 +372,19 @@ def _check(pack: Pack) -> None:
     for name in (GOLDEN, *(model.file for model in pack.models.values())):
         if name not in pack.files:
             raise ValueError(f"the file {name!r} is not named")
+
+
+def _check_live(live: PackLive) -> None:
+    names = [live.length, live.last, live.output_length]
+    names += [name for state in live.states for name in (state.input, state.output)]
+    sizes = [live.chunk, *(size for state in live.states for size in state.shape)]
+    numbers = [live.rate_hz, *(state.initial for state in live.states)]
+    if (
+        not all(isinstance(name, str) for name in names)
+        or not all(type(size) is int and size >= 0 for size in sizes)
+        or not all(isinstance(number, int | float) for number in numbers)
+        or not all(state.dtype in PROTOCOL_DATATYPES for state in live.states)
+        or live.chunk < 1
+        or not live.rate_hz > 0
+    ):
+        raise ValueError("live is not what a stream needs")

@@ -128,11 +128,13 @@ def index_folder(
         SourceError: There is no picture that can be used, or no such folder.
     """
     made = made_by(engine)
-    files = picture_files(pictures)
     place = to or engine.pack.folder / INDEX
+    part_folder = place.with_name(f"{place.name}-part")
+    # The small pictures of an index are none of the folder's own.
+    files = [file for file in picture_files(pictures) if not {place, part_folder} & set(file.parents)]
     if place.exists() and not (place / DESCRIPTION).exists():
         raise PackError(f"{place} is there and is no index; name another folder with --to, or remove it.")
-    part = _Part(place.with_name(f"{place.name}-part"), made)
+    part = _Part(part_folder, made)
     _take_over(part, place, made)
     items, broken, looked_at = list[Item](), Broken(), 0
     for number, (file, read) in enumerate(_ahead(files, part.vectors)):

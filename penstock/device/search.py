@@ -161,7 +161,7 @@ def read_index(folder: Path) -> PictureIndex:
                     raise ValueError(f"{name} is not the file that was written")
         listed: Any = json.loads((folder / ITEMS).read_bytes())
         items = tuple(Item(**{name: str(item[name]) for name in Item.__slots__}) for item in listed)
-        vectors_ND: Any = np.load(folder / VECTORS, mmap_mode="r")
+        vectors_ND: Any = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
         made = {"model": str(described["model"]), "dim": int(described["dim"])}
         if vectors_ND.shape != (len(items), made["dim"]) or not items:
             raise ValueError(f"{len(items):,} items, vectors of shape {list(vectors_ND.shape)}")

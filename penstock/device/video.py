@@ -21,7 +21,7 @@ from penstock.device.frames import Broken, Frame, Source
 USUAL_RATE = 25.0
 # In a row; then it is not a video that is damaged here and there.
 MOST_BROKEN_PACKETS = 250
-OPEN_S, READ_S = 10.0, 10.0
+READ_S = 10.0
 # RTSP over UDP loses packets, and then half of a frame is grey.
 _LIVE = {"rtsp_transport": "tcp", "flags": "low_delay"}
 # A playlist in a video's clothes opens nothing else than files.
@@ -159,7 +159,7 @@ def _opened(opening: Opening, read_s: float) -> Any:
     if opening.kind == "file" and Path(opening.url.removeprefix("file:")).is_dir():
         raise SourceError(f"{opening.name} is a folder; only folders of pictures are watched.")
     # A file is read however long that takes; what plays it notices a stall itself.
-    timeout = None if opening.kind == "file" else (OPEN_S, read_s)
+    timeout = None if opening.kind == "file" else (read_s, read_s)
     try:
         return av.open(opening.url, format=opening.format, options=dict(opening.options or {}), timeout=timeout)
     except (av.error.FFmpegError, OSError, ValueError) as error:

@@ -49,11 +49,11 @@ def recognition_of(pack: Pack) -> Recognition:
     output = pack.outputs[0]
     if pack.recognition is not None:
         return pack.recognition
-    if len(output.labels) > 1 and len(output.shape) == 1:
+    if output.labels and len(output.shape) == 1 and output.units == "probability":
         return Recognition(labels=output.labels)
     raise PackError(
         f"the pack {pack.name!r} answers with {output.describe()} ({output.meaning}); watch shows what a classifier "
-        f"says: give the application labels or a `recognition`."
+        f"says: give its application a `recognition` and export it again."
     )
 
 

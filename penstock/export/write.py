@@ -19,7 +19,7 @@ from safetensors.numpy import save as save_arrays
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
 from penstock.core.durable import put_folder, sync_folder, write_through
-from penstock.core.errors import PackError
+from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.pack import (
     DESCRIPTION,
     FP32,
@@ -106,7 +106,7 @@ def export_pack(
         )
         models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
         (beside / GOLDEN).write_bytes(_golden(files))
-        _copy_web(beside / WEB)
+        _copy_web(beside / WEB, found.application)
         pack = _pack(files, found.application, described, models, beside, licence)
         (beside / DESCRIPTION).write_bytes(sealed(pack))
         if key is not None:
@@ -140,7 +140,10 @@ def _refuse_taken(place: Path) -> None:
     # Nothing but what penstock wrote is ever deleted.
     if DESCRIPTION not in names:
         raise PackError(f"{place} is not empty and no pack; choose another place.")
-    written = {DESCRIPTION, SIGNATURE, *read_pack(place).files}
+    try:
+        written = {DESCRIPTION, SIGNATURE, *read_pack(place).files}
+    except PackCorrupt as error:
+        raise PackError(f"{place} holds a pack that is damaged ({error}) Delete it, or choose another place.") from None
     there = {file.relative_to(place).as_posix() for file in place.rglob("*") if not file.is_dir()}
     if there - written:
         raise PackError(f"{place} holds {min(there - written)!r}, which is no part of a pack; choose another place.")
@@ -198,10 +201,19 @@ def _models(
     return with_int8(described, graph, fp32, golden, validation)
 
 
-def _copy_web(to: Path) -> None:
+def _copy_web(to: Path, application: Application) -> None:
     web = resources_of("penstock").joinpath("device", WEB)
-    if web.is_dir():
-        shutil.copytree(str(web), to, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    if not web.is_dir():
+        return
+    shutil.copytree(str(web), to)
+    # Two packs on one phone are two apps of different names.
+    manifest = to / "manifest.webmanifest"
+    fields = json.loads(manifest.read_bytes())
+    fields |= {"name": application.name, "short_name": application.name}
+    fields["description"] = application.description or fields["description"]
+    # An id counts from the host's root, where all packs of a host would be one; without it the address is the id.
+    fields.pop("id", None)
+    manifest.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _pack(

@@ -196,7 +196,7 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
         device.close(host)
 
 
-NOTHING_TO_SHOW = {
+NOTHING_TO_SHOW: dict[str, dict[str, Any]] = {
     "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
     "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "most": []}},
 }

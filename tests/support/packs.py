@@ -61,7 +61,14 @@ def colour_pack(
         **({"large": np.full((512, 512), 1 / 512, np.float32), "nothing": np.array(0, np.float32)} if rounds else {}),
     }
     outputs = [
-        TensorSpec(name="probabilities", dtype="float32", shape=(3,), meaning="of a colour", labels=COLOURS),
+        TensorSpec(
+            name="probabilities",
+            dtype="float32",
+            shape=(3,),
+            meaning="of a colour",
+            units="probability",
+            labels=COLOURS,
+        ),
         TensorSpec(name="embedding", dtype="float32", shape=(3,), meaning="the mean colour"),
     ][: 2 if embedding else 1]
     examples = [plain((200, 10, 10)), plain((10, 200, 60), 7, 5), plain((0, 90, 210), 40, 3)]

@@ -4,7 +4,7 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -39,7 +39,7 @@ def rtp_packets(pictures: Sequence[Array], rate: int) -> list[bytes]:
 
 
 @contextmanager
-def camera(packets: Sequence[bytes], *, then: str = "end") -> Iterator[str]:
+def camera(packets: Sequence[bytes], *, then: str = "end") -> Generator[str]:
     """The address of a camera that sends these packets once, and then ends or stalls.
 
     Args:

@@ -129,6 +129,11 @@ def test_an_interrupted_index_goes_on_where_it_was(engine: Engine, tmp_path: Pat
         assert search(engine, index, read_picture(tmp_path / "p" / name))[0].item.file == name
 
 
+def test_the_small_pictures_of_an_index_are_not_indexed(engine: Engine, pictures: Path) -> None:
+    for _ in range(2):
+        assert index_folder(engine, pictures, pictures / "index").count == 13
+
+
 def test_an_index_is_brought_up_to_date(engine: Engine, pictures: Path, tmp_path: Path) -> None:
     index_folder(engine, pictures, tmp_path / "index")
     (pictures / "dogs" / "0.jpg").unlink()

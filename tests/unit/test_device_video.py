@@ -1,9 +1,9 @@
 """Videos, folders and cameras as sources of frames."""
 
 import errno
-import struct
 import wave
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.device.pictures import Pictures
 from penstock.device.sources import is_sound, source_of
 from penstock.device.video import Opening, Video, _at_opening, opening_of
 from tests.support.pictures import picture_folder
-from tests.support.videos import BLUE, GREEN, RED, flat, video
+from tests.support.videos import BLUE, GREEN, RED, flat, turned, video
 
 # What 8 bits, limited range and chroma of half the size leave of a flat colour.
 NEAR = 4
@@ -101,16 +101,6 @@ def test_the_matrix_is_the_one_that_a_browser_takes(
     )
 
 
-def turned(file: Path, matrix: tuple[float, float, float, float]) -> None:
-    """Write the turn of a phone that was held upright into an MP4."""
-    data = bytearray(file.read_bytes())
-    at = data.index(b"tkhd") + 4
-    assert data[at] == 0, "version 0"
-    a, b, c, d = (round(value * 65536) for value in matrix)
-    struct.pack_into(">9i", data, at + 40, a, b, 0, c, d, 0, 0, 0, 1 << 30)
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("matrix", "corner"),
     [
@@ -132,6 +122,12 @@ def test_frames_are_turned_as_the_phone_was_held(tmp_path: Path, matrix: tuple[f
     bright = np.argwhere(pixels[:, :, 0] > 128).mean(0)
     vertical = "top" if bright[0] < pixels.shape[0] / 2 else "bottom"
     assert f"{vertical} {'left' if bright[1] < pixels.shape[1] / 2 else 'right'}" == corner
+
+
+@pytest.mark.parametrize(("aspect", "shape"), [(Fraction(2), (48, 128, 4)), (Fraction(1, 2), (96, 64, 4))])
+def test_pixels_that_are_not_square_are_made_so(tmp_path: Path, aspect: Fraction, shape: tuple[int, ...]) -> None:
+    file = video(tmp_path / "v.mp4", [flat(RED)] * 2, aspect=aspect)
+    assert pixels_of(source_of(str(file)))[0].shape == shape
 
 
 def test_a_video_that_changes_its_size(tmp_path: Path) -> None:

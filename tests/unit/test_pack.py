@@ -74,8 +74,9 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     live = PackLive(rate_hz=50.0, chunk=4, states=(STATE,), length="length", last="last", output_length="n")
-    for changes in ({}, {"kind": "live", "live": live}):
-        folder = tmp_path / (changes.get("kind") or "oneshot")
+    kinds: dict[str, dict[str, Any]] = {"oneshot": {}, "live": {"kind": "live", "live": live}}
+    for kind, changes in kinds.items():
+        folder = tmp_path / kind
         written = write(folder, **changes)
         assert (read_pack(folder).to_json(), read_pack(folder).live) == (written.to_json(), written.live)
     assert live.initial_states()["state_0"].tolist() == [[2, 2, 2]]
@@ -146,6 +147,18 @@ def test_a_description_that_is_none(tmp_path: Path, change: Callable[[dict[str, 
     write(tmp_path)
     rewritten(tmp_path, change)
     with pytest.raises(PackCorrupt, match=said):
+        read_pack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"chunk": 0}, {"chunk": "4"}, {"rate_hz": 0}, {"rate_hz": None}, {"length": 1}, {"states": [{}]}, {"more": 1}],
+)
+def test_a_live_pack_that_cannot_be_run(tmp_path: Path, changes: dict[str, Any]) -> None:
+    live = PackLive(rate_hz=50.0, chunk=4, states=(STATE,), length="length", last="last", output_length="n")
+    write(tmp_path, kind="live", live=live)
+    rewritten(tmp_path, lambda fields: fields["live"].update(changes))
+    with pytest.raises(PackCorrupt, match="not readable"):
         read_pack(tmp_path)
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from penstock.cli.bundle import inspect
 from penstock.core.application import FoundApplication
 from penstock.core.bundle import PREPARE, read_bundle
 from penstock.core.errors import (
@@ -278,3 +279,11 @@ def test_a_training_is_refused_before_it_begins_where_no_bundle_could_be_written
 def test_the_golden_examples_of_a_run_are_the_raw_ones() -> None:
     data: Any = None
     assert golden_examples(recipe_with(lambda: RAWS), data) is RAWS
+
+
+def test_inspect_says_what_inputs_are_prepared_of(made: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect(made.folder, app=None, run=True, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "raw: uint8[any, any, 4], a picture, RGBA" in said
+    assert "5, all answered as recorded" in said
+    assert PREPARE in said
