@@ -64,6 +64,8 @@ def watch(
 
     if view not in VIEWS:
         raise SourceError(f"--view is {view!r}; choose one of {', '.join(VIEWS)}.")
+    _refuse_source("--out", source, out)
+    _refuse_source("--json", source, None if json_lines is None else Path(json_lines))
     if json_lines == "-" and view in ("auto", "lines"):
         view = "none"
     ready = pack_of(pack, key)
@@ -81,6 +83,13 @@ def watch(
     seeing = Engine(ready, precision=precision, threads=threads)
     opened = source_of(source, size=size, rate=fps, stall_s=stall)
     _look(seeing, opened, view, json_lines, out, every_frame=every_frame, seconds=seconds, stall_s=stall)
+
+
+def _refuse_source(option: str, source: str, written: Path | None) -> None:
+    # Opened to be written, it would be empty before it is read.
+    watched = os.path.expanduser(source)
+    if written is not None and written.exists() and os.path.exists(watched) and written.samefile(watched):
+        raise SourceError(f"{option} is {written}, the source itself; name another file.")
 
 
 def pack_of(folder: Path, key: str | None) -> "Pack":
@@ -200,14 +209,21 @@ def _json_file(name: str, line_of: Callable[[Any], str]) -> Generator[Callable[[
         sink = Path(name).open("w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise SourceError(f"{name} cannot be written ({error.strerror}).") from None
-    with sink:
 
-        def write(answer: Any) -> None:
+    def write(answer: Any) -> None:
+        try:
             sink.write(line_of(answer) + "\n")
             # Whoever follows the file sees each answer when it is there.
             sink.flush()
+        except OSError as error:
+            raise SourceError(f"{name} cannot be written ({error.strerror}).") from None
 
+    try:
         yield write
+    finally:
+        # All that could be written is; what could not was told.
+        with suppress(OSError):
+            sink.close()
 
 
 def _end(run: "Watch | Listen", unit: str, broken: list[str]) -> None:

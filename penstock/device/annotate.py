@@ -78,13 +78,32 @@ class VideoWriter:
     def __enter__(self) -> "VideoWriter":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._stream is not None:
-            self._container.mux(self._stream.encode())
-        self._container.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            try:
+                if self._stream is not None:
+                    self._container.mux(self._stream.encode())
+            finally:
+                self._container.close()
+        except (av.error.FFmpegError, OSError) as error:
+            # What ended the run is told, not what came of that.
+            if kind is None:
+                raise self._unwritable(error) from None
 
     def add(self, seen: Seen) -> None:
-        """One frame more."""
+        """One frame more.
+
+        Raises:
+            SourceError: It cannot be written.
+        """
+        try:
+            self._write(seen)
+        except (av.error.FFmpegError, OSError) as error:
+            # FFmpeg crashes where more is written behind a failure.
+            self._stream = None
+            raise self._unwritable(error) from None
+
+    def _write(self, seen: Seen) -> None:
         picture = annotated(seen.pixels, line_of(seen.shown), self._size if self._stream is not None else None)
         stream = self._begin(picture) if self._stream is None else self._stream
         frame = self._reformatter.reformat(
@@ -98,10 +117,10 @@ class VideoWriter:
         frame.color_range = ColorRange.MPEG
         self._last = max(round(seen.frame.time_s * TICKS_A_SECOND), self._last + 1)
         frame.pts, frame.time_base = self._last, Fraction(1, TICKS_A_SECOND)
-        try:
-            self._container.mux(stream.encode(frame))
-        except (av.error.FFmpegError, OSError) as error:
-            raise SourceError(f"{self._file} cannot be written ({error.strerror}).") from None
+        self._container.mux(stream.encode(frame))
+
+    def _unwritable(self, error: OSError) -> SourceError:
+        return SourceError(f"{self._file} cannot be written ({error.strerror}).")
 
     def _begin(self, picture: Array) -> Any:
         self._size = (picture.shape[0], picture.shape[1])

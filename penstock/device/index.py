@@ -8,13 +8,16 @@
 An index that is interrupted goes on where it was: what is done stands in a folder beside it, whose name ends in -part.
 """
 
+import fcntl
 import hashlib
 import io
 import json
+import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -29,7 +32,7 @@ from penstock.core.pack import INDEX
 from penstock.core.spec import Array
 from penstock.device.engine import Engine
 from penstock.device.frames import Broken
-from penstock.device.pictures import MOST_PIXELS, picture_files
+from penstock.device.pictures import MOST_PIXELS, name_in, picture_files
 from penstock.device.search import (
     DESCRIPTION,
     FILES,
@@ -81,8 +84,8 @@ class _Part:
         mark, said = folder / "made-by", json.dumps(made)
         if mark.exists() and mark.read_text() != said:
             # Of another network.
-            shutil.rmtree(folder)
-        (folder / "thumbs").mkdir(parents=True, exist_ok=True)
+            _empty(folder)
+        (folder / "thumbs").mkdir(exist_ok=True)
         mark.write_text(said)
         self._names, self._numbers = folder / "part.txt", folder / "part.f32"
         self._new: list[tuple[str, Vector]] = []
@@ -124,43 +127,101 @@ def index_folder(
         said: Called with how many pictures are done, and how many there are.
 
     Raises:
-        PackError: The pack has no embedding, or something else is where the index would go.
+        PackError: The pack has no embedding, something else is where the index would go, another one is at work there,
+            or it cannot be written.
         SourceError: There is no picture that can be used, or no such folder.
     """
     made = made_by(engine)
-    place = to or engine.pack.folder / INDEX
-    part_folder = place.with_name(f"{place.name}-part")
-    # The small pictures of an index are none of the folder's own.
-    files = [file for file in picture_files(pictures) if not {place, part_folder} & set(file.parents)]
+    # A link to an index stays; what it points to is replaced.
+    asked = to or engine.pack.folder / INDEX
+    place = Path(os.path.realpath(asked))
     if place.exists() and not (place / DESCRIPTION).exists():
         raise PackError(f"{place} is there and is no index; name another folder with --to, or remove it.")
-    part = _Part(part_folder, made)
-    _take_over(part, place, made)
+    beside = place.with_name(f"{place.name}-part")
+    files = _files(pictures, place, beside)
+    try:
+        with _alone(beside):
+            part = _Part(beside, made)
+            _take_over(part, place, made)
+            items, broken, looked_at = _looked_at(engine, pictures, files, part, said)
+            part.keep()
+            if not items:
+                shutil.rmtree(beside)
+                raise SourceError(f"none of the {len(files):,} pictures of {pictures} can be used; {broken.named[0]}")
+            _finish(part, items, made, place)
+    except OSError as error:
+        raise PackError(
+            f"the index {place} cannot be written ({error.strerror or error}); mend that and index again, or name "
+            f"another folder with --to."
+        ) from error
+    return Indexed(folder=asked, count=len(items), looked_at=looked_at, broken=broken)
+
+
+def _files(pictures: Path, place: Path, beside: Path) -> list[Path]:
+    """The folder's own pictures: the small ones of an index in it are none."""
+    real = Path(os.path.realpath(pictures))
+    files = [
+        file
+        for file in picture_files(pictures)
+        if not {place, beside} & set((real / file.relative_to(pictures)).parents)
+    ]
+    if not files:
+        raise SourceError(f"{pictures} has no picture in it but those of the index {place}.")
+    return files
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Keep others out of a folder, which is made where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever had it may have put it in its place meanwhile.
+            mine = folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+        except BlockingIOError:
+            mine = False
+        if not mine:
+            raise PackError(f"another 'penstock index' is at work in {folder}; wait until it is done.")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _looked_at(
+    engine: Engine, pictures: Path, files: list[Path], part: _Part, said: Callable[[int, int], None] | None
+) -> tuple[list[Item], Broken, int]:
     items, broken, looked_at = list[Item](), Broken(), 0
     for number, (file, read) in enumerate(_ahead(files, part.vectors)):
         try:
             sha256, pixels = read.result()
+            item = Item(file=name_in(pictures, file), sha256=sha256, thumbnail=thumbnail_of(sha256))
             # The same picture may lie there twice.
-            if pixels is not None and sha256 not in part.vectors:
-                vector = embedding_of(engine, pixels)
-                _thumbnail(pixels, part.folder / thumbnail_of(sha256))
-                part.add(sha256, vector)
-                looked_at += 1
-            items.append(
-                Item(file=file.relative_to(pictures).as_posix(), sha256=sha256, thumbnail=thumbnail_of(sha256))
-            )
+            vector = None if pixels is None or sha256 in part.vectors else embedding_of(engine, pixels)
         except OSError as error:
             broken.add(f"{file} cannot be read ({error.strerror}).")
+        except SourceError as error:
+            broken.add(str(error))
         except RequestError as error:
             broken.add(f"{file} cannot be used: {str(error)[:1].lower()}{str(error)[1:]}")
+        else:
+            if pixels is not None and vector is not None:
+                _thumbnail(pixels, part.folder / item.thumbnail)
+                part.add(sha256, vector)
+                looked_at += 1
+            items.append(item)
         if said is not None:
             said(number + 1, len(files))
-    part.keep()
-    if not items:
-        shutil.rmtree(part.folder)
-        raise SourceError(f"none of the {len(files):,} pictures of {pictures} can be used; {broken.named[0]}")
-    _finish(part, items, made, place)
-    return Indexed(folder=place, count=len(items), looked_at=looked_at, broken=broken)
+    return items, broken, looked_at
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _take_over(part: _Part, place: Path, made: dict[str, Any]) -> None:
@@ -211,7 +272,8 @@ def _finish(part: _Part, items: list[Item], made: dict[str, Any], place: Path) -
     folder = part.folder
     vectors_ND = np.stack([part.vectors[item.sha256] for item in items])
     np.save(folder / VECTORS, vectors_ND)
-    (folder / ITEMS).write_text(json.dumps([asdict(item) for item in items], ensure_ascii=False, indent=1))
+    listed = json.dumps([asdict(item) for item in items], ensure_ascii=False, indent=1)
+    (folder / ITEMS).write_text(listed, encoding="utf-8")
     used = {item.thumbnail for item in items}
     for file in (folder / "thumbs").iterdir():
         if f"thumbs/{file.name}" not in used:

@@ -35,6 +35,20 @@ def picture_files(folder: Path) -> list[Path]:
     return files
 
 
+def name_in(folder: Path, file: Path) -> str:
+    """What a picture of a folder is called in lists.
+
+    Raises:
+        SourceError: Its name is no text, so that no list could hold it.
+    """
+    name = file.relative_to(folder).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the name of {str(file)!r} is not UTF-8; rename it.") from None
+    return name
+
+
 def read_picture(file: Path) -> Array:
     """Its pixels as a browser's canvas gives them, uint8 RGBA `[H, W, 4]`, turned as its orientation tag says.
 
@@ -74,11 +88,10 @@ class Pictures(Source):
         number = 0
         for file in self._files:
             try:
-                pixels = read_picture(file)
+                name, pixels = name_in(self._root, file), read_picture(file)
             except SourceError as error:
                 self.broken.add(str(error))
                 continue
-            name = file.relative_to(self._root).as_posix()
             yield Frame(number=number, time_s=float(number), read=partial(_given, pixels), name=name)
             number += 1
         if number == 0:

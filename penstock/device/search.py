@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -28,6 +29,7 @@ EMBEDDING = "embedding"
 TOP = 5
 # Beyond those that are asked for, usearch gives so many: equals are put in their order here.
 MORE = 27
+_SHA256 = re.compile("[0-9a-f]{64}")
 # usearch adds in another order than we; what is nearer than this may change places.
 ROUNDING = 1e-5
 
@@ -165,7 +167,9 @@ def read_index(folder: Path) -> PictureIndex:
         made = {"model": str(described["model"]), "dim": int(described["dim"])}
         if vectors_ND.shape != (len(items), made["dim"]) or not items:
             raise ValueError(f"{len(items):,} items, vectors of shape {list(vectors_ND.shape)}")
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        if vectors_ND.dtype != np.float32 or not all(_SHA256.fullmatch(item.sha256) for item in items):
+            raise ValueError("vectors of another dtype, or no SHA-256")
+    except (OSError, OverflowError, ValueError, KeyError, TypeError, RuntimeError) as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
         raise PackCorrupt(
             f"the index {folder} cannot be read ({cause}); remove it and make it again with 'penstock index'."

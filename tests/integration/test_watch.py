@@ -55,6 +55,25 @@ def test_a_film_as_json_and_as_a_video(pack: Pack, tmp_path: Path) -> None:
     assert (tmp_path / "o.mp4").stat().st_size > 1000
 
 
+def test_what_is_watched_is_not_written_over(pack: Pack, tmp_path: Path) -> None:
+    film = video(tmp_path / "film.mp4", [flat(RED)] * 3)
+    before = film.read_bytes()
+    (tmp_path / "other.mp4").symlink_to(film)
+    for option in ("--out", "--json"):
+        said = refused(penstock("watch", pack.folder, "--source", film, option, tmp_path / "other.mp4"))
+        assert f"{option} is" in said
+        assert "the source itself; name another file." in said
+    assert film.read_bytes() == before
+
+
+@pytest.mark.parametrize(("option", "name"), [("--json", "full.jsonl"), ("--out", "full.mp4")])
+def test_a_full_disk_ends_in_a_sentence(pack: Pack, tmp_path: Path, option: str, name: str) -> None:
+    film = video(tmp_path / "film.mp4", [flat(RED)] * 40)
+    (tmp_path / name).symlink_to("/dev/full")
+    done = penstock("watch", pack.folder, "--source", film, "--every-frame", option, tmp_path / name)
+    assert refused(done) == f"penstock: {tmp_path / name} cannot be written (No space left on device)."
+
+
 def test_pictures_of_which_some_are_broken(pack: Pack, tmp_path: Path) -> None:
     root = picture_folder(tmp_path / "p", per_class=1, classes=("a", "b"))
     (root / "no.png").write_bytes(b"no")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.core import bundle as bundle_files
+from penstock.core import durable
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
 from penstock.core.errors import BundleError
 from tests.support.small import written
@@ -97,7 +98,7 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 def broken(step: int, number: int) -> Any:
     """A write that fails at its n-th step, as a full disk does."""
-    real = bundle_files._write_through
+    real = bundle_files.write_through
     steps = iter(range(10))
 
     def write(file: Path, data: bytes) -> None:
@@ -115,7 +116,7 @@ def test_a_full_disk_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, there_already: bool
 ) -> None:
     old = weights_of(written(tmp_path / "b").folder) if there_already else b""
-    monkeypatch.setattr(bundle_files, "_write_through", broken(step, errno.ENOSPC))
+    monkeypatch.setattr(bundle_files, "write_through", broken(step, errno.ENOSPC))
     with pytest.raises(BundleError, match=r"cannot be written \(No space left on device\)"):
         written(tmp_path / "b", seed=1)
     assert hidden(tmp_path) == []
@@ -132,24 +133,24 @@ from tests.support.small import written
 
 folder, moment = Path(sys.argv[1]), sys.argv[2]
 dead = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-if moment in ("_put", "_refuse_taken"):
+if moment in ("put_folder", "_refuse_taken"):
     setattr(bundle, moment, dead)
 elif moment == "rmtree":
     bundle.shutil.rmtree = dead
 else:
-    real, left = bundle._write_through, [int(moment)]
+    real, left = bundle.write_through, [int(moment)]
     def write(file, data):
         if left[0] == 0:
             file.write_bytes(data[:9])
             dead()
         left[0] -= 1
         real(file, data)
-    bundle._write_through = write
+    bundle.write_through = write
 written(folder, seed=1)
 """
 
 
-@pytest.mark.parametrize(("moment", "is_new"), [("1", False), ("_put", False), ("rmtree", True)])
+@pytest.mark.parametrize(("moment", "is_new"), [("1", False), ("put_folder", False), ("rmtree", True)])
 def test_a_killed_writer_leaves_the_old_bundle_or_the_new_one(tmp_path: Path, moment: str, is_new: bool) -> None:
     old = weights_of(written(tmp_path / "b", seed=0).folder)
     new = weights_of(written(tmp_path / "new", seed=1).folder)
@@ -175,7 +176,7 @@ def test_where_folders_cannot_be_exchanged_two_renames_do(
         raise missing
 
     old = weights_of(written(tmp_path / "b", seed=0).folder)
-    monkeypatch.setattr(bundle_files, "_exchange", refuse)
+    monkeypatch.setattr(durable, "_exchange", refuse)
     new = weights_of(written(tmp_path / "b", seed=1).folder)
     assert new != old
     assert hidden(tmp_path) == []

@@ -1,6 +1,9 @@
 """The index of a folder's pictures, and the search in it."""
 
+import errno
+import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -182,3 +185,68 @@ def test_packs_folders_and_pictures_that_cannot_be_indexed(engine: Engine, tmp_p
         read_index(tmp_path / "only")
     with pytest.raises(InvalidInput, match="its embedding has no direction"):
         embedding_of(engine, plain((0, 0, 0)))
+
+
+def test_a_picture_whose_name_is_no_text_is_left_out(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    shutil.copyfile(pictures / "cats" / "0.jpg", os.fsencode(pictures) + b"/caf\xe9.jpg")
+    made = index_folder(engine, pictures, tmp_path / "index")
+    assert made.count == 13
+    assert any("caf\\udce9.jpg' is not UTF-8; rename it." in said for said in made.broken.named)
+    read_index(tmp_path / "index")
+
+
+def test_a_full_disk_is_not_taken_for_broken_pictures(
+    engine: Engine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("penstock.device.index._thumbnail", full)
+    with pytest.raises(PackError, match=r"cannot be written \(No space left"):
+        index_folder(engine, pictures, tmp_path / "index")
+    monkeypatch.undo()
+    assert index_folder(engine, pictures, tmp_path / "index").count == 13
+
+
+def test_two_at_once_do_not_write_one_index(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    refused = list[str]()
+
+    def said(done: int, total: int) -> None:
+        if done == 1:
+            with pytest.raises(PackError, match="another 'penstock index' is at work") as caught:
+                index_folder(engine, pictures, tmp_path / "index")
+            refused.append(str(caught.value))
+
+    assert index_folder(engine, pictures, tmp_path / "index", said).count == 13
+    assert refused
+    assert not list(tmp_path.glob("index-*"))
+
+
+def test_an_index_goes_where_it_is_asked_for(
+    engine: Engine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    index_folder(engine, pictures, tmp_path / "real" / "index")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "index")
+    assert index_folder(engine, pictures, tmp_path / "link").looked_at == 0
+    assert (tmp_path / "link").is_symlink()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PackError, match="is there and is no index"):
+        index_folder(engine, pictures, Path("."))
+    (tmp_path / "only").mkdir()
+    (tmp_path / "real" / "index").rename(tmp_path / "only" / "index")
+    with pytest.raises(SourceError, match="no picture in it but those of the index"):
+        index_folder(engine, tmp_path / "only", tmp_path / "only" / "index")
+
+
+def test_an_index_that_names_other_files_is_refused(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    index_folder(engine, pictures, index)
+    listed = json.loads((index / "items.json").read_text())
+    listed[0]["sha256"] = "../../elsewhere"
+    (index / "items.json").write_text(json.dumps(listed))
+    described = json.loads((index / "index.json").read_text())
+    described["sha256"]["items.json"] = hashlib.sha256((index / "items.json").read_bytes()).hexdigest()
+    (index / "index.json").write_text(json.dumps(described))
+    with pytest.raises(PackCorrupt, match="no SHA-256"):
+        read_index(index)
