@@ -32,5 +32,5 @@ def images(
         raise ApplicationError(f"{file} exists; choose another name, or remove it.")
     text = application_file(data, file.stem, file=file.name, side=side, network=network)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     typer.echo(f"{file} declares {file.stem!r}. Train it: penstock train {file} --out runs/{file.stem}")

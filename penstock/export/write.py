@@ -213,8 +213,6 @@ def _copy_web(to: Path, application: Application) -> None:
     fields = json.loads(manifest.read_bytes())
     fields |= {"name": application.name, "short_name": application.name}
     fields["description"] = application.description or fields["description"]
-    # An id counts from the host's root, where all packs of a host would be one; without it the address is the id.
-    fields.pop("id", None)
     manifest.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -83,6 +84,9 @@ def find_pictures(root: str | Path) -> list[Picture]:
             f"{root} holds no pictures that have a label; put the pictures ({', '.join(SUFFIXES)}) of each class into "
             f"a folder of its own."
         )
+    # Python gives bytes of a name that are not UTF-8 as these characters, which no file of text can hold.
+    if broken := next((picture.name for picture in found if re.search("[\ud800-\udfff]", picture.name)), None):
+        raise TrainError(f"{root} has a picture of the name {broken!a}, which is no text; rename it.")
     return sorted(found, key=lambda picture: (picture.label, picture.name))
 
 

@@ -146,13 +146,7 @@ class Views(Examples):
         except MemoryError:
             raise
         except Exception as error:
-            # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
-            where = place.file if place.nbytes is None else place.name
-            raise BadExample(
-                f"{where} cannot be read ({type(error).__name__}: {error}).",
-                index=picture if index is None else index,
-                name=place.name,
-            ) from error
+            raise _bad(place, picture if index is None else index, error) from error
 
     def _smaller(self, image: Any) -> Any:
         from PIL import Image
@@ -178,12 +172,36 @@ def plain_view(image: Any, side: int) -> Array:
 
 
 def small_rgba(picture: Picture, most: int) -> Array:
-    """A whole picture as a browser has it, uint8 `[H, W, 4]`, its longer side of at most so many pixels."""
+    """A whole picture as a browser has it, uint8 `[H, W, 4]`, its longer side of at most so many pixels.
+
+    Raises:
+        BadExample: It cannot be read.
+    """
     from PIL import Image
 
-    image = plain_pixels(Image.open(io.BytesIO(picture.read()), formats=FORMATS), "RGB")
+    try:
+        image = plain_pixels(Image.open(io.BytesIO(picture.read()), formats=FORMATS), "RGB")
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _bad(picture, 0, error) from error
     image.thumbnail((most, most))
     return np.asarray(image.convert("RGBA"))
+
+
+def _bad(picture: Picture, index: int, error: Exception) -> BadExample:
+    from PIL import UnidentifiedImageError
+
+    where = picture.file if picture.nbytes is None else picture.name
+    # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
+    why = f"{type(error).__name__}: {error}"
+    if isinstance(error, UnidentifiedImageError):
+        why = "it is no picture"
+    return BadExample(
+        f"{where} cannot be read ({why}); mend or remove it, or let the recipe pass over such: bad_examples='skip'.",
+        index=index,
+        name=picture.name,
+    )
 
 
 def distorted(image: Any, side: int, distortion: Distortion, rng: np.random.Generator) -> Array:

@@ -133,6 +133,17 @@ def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
     expect(page.locator("#photo")).to_be_hidden()
 
 
+def test_neither_the_page_nor_its_worker_can_ask_anybody_else(browser: Browser, host: Host, tmp_path: Path) -> None:
+    (tmp_path / "asked").write_text("")
+    with Host(tmp_path, headers={"Access-Control-Allow-Origin": "*"}) as other:
+        device = Device(browser)
+        page = device.installed(host)
+        ask = "url => fetch(url).then(() => 'came', () => 'refused')"
+        assert [asker.evaluate(ask, f"{other.url}asked") for asker in (page, *page.workers)] == ["refused"] * 2
+        assert other.served == []
+        device.context.close()
+
+
 def test_of_two_photos_the_one_that_was_chosen_last_is_seen(page: Page, tmp_path: Path) -> None:
     for name, number in (("large.png", 0), ("small.png", 3)):
         Image.fromarray(picture_of(number)).save(tmp_path / name)

@@ -1,6 +1,7 @@
 """How things in pictures are learned: other views of them at every step, mixed, and a mean of the weights."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,11 @@ from torch.optim import AdamW, Optimizer
 from penstock.apps.images import photographs
 from penstock.apps.images.photographs import LABELS
 from penstock.apps.images.report import write_report
+from penstock.core.errors import BadExample
 from penstock.core.spec import Array
 from penstock.train.augment import cross_entropy, mixup
 from penstock.train.pictures import find_pictures, split_pictures
+from penstock.train.reading import OnBad
 from penstock.train.recipe import Data, Recipe, accuracy
 from penstock.train.schedules import warm_up_cosine
 from penstock.train.views import Distortion, Views, small_rgba
@@ -51,6 +54,7 @@ def images_recipe(
     rate: float = 3e-3,
     smoothing: float = 0.1,
     mixing: float = 0.2,
+    bad_examples: OnBad = "stop",
 ) -> Recipe:
     """AdamW with a warm-up and a cosine, mixup, smoothed labels and the running mean of the weights.
 
@@ -64,6 +68,7 @@ def images_recipe(
         rate: The highest learning rate.
         smoothing: The share of each target that is spread over all labels.
         mixing: Mixup's alpha: the larger, the more evenly are two pictures mixed.
+        bad_examples: At a picture that cannot be read, see `Recipe`.
     """
     return Recipe(
         data=data,
@@ -81,6 +86,7 @@ def images_recipe(
         validate_every_epochs=max(1.0, (epochs or 0) / VALIDATIONS),
         average_decay=0.99,
         average_warm_up=True,
+        bad_examples=bad_examples,
         finish=partial(write_report, labels=labels),
     )
 
@@ -107,10 +113,18 @@ def raw_pictures(folder: str | Path) -> list[Array]:
 
     Args:
         folder: See `penstock.train.pictures.find_pictures`.
+
+    Raises:
+        BadExample: None of them can be read.
     """
     held_out = split_pictures(find_pictures(folder))["validation"]
     chosen = held_out[:: max(1, len(held_out) // RAW_EXAMPLES)][:RAW_EXAMPLES]
-    return [small_rgba(picture, most=RAW_SIDE + index) for index, picture in enumerate(chosen)]
+    raws: list[Array] = []
+    for index, picture in enumerate(chosen):
+        # Whether those that cannot be read are passed over, the recipe has decided where they are learned from.
+        with suppress(BadExample):
+            raws.append(small_rgba(picture, most=RAW_SIDE + index))
+    return raws or [small_rgba(chosen[0], most=RAW_SIDE)]
 
 
 def adamw(parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:

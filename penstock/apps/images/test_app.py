@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,14 @@ from penstock.apps.images import photographs
 from penstock.apps.images.app import app
 from penstock.apps.images.model import network
 from penstock.apps.images.photographs import CHOSEN_BY, LABELS, LEARNED, PHOTOGRAPHS, SIDE, TESTED_ON
-from penstock.apps.images.recipe import recipe, top_accuracy
+from penstock.apps.images.recipe import raw_pictures, recipe, top_accuracy
 from penstock.apps.images.report import draw, report_of
 from penstock.apps.images.template import NETWORKS, application_file
 from penstock.core.application import find_application
-from penstock.core.errors import ApplicationError, TrainError
+from penstock.core.errors import ApplicationError, BadExample, TrainError
 from penstock.runtime.load import load
 from penstock.train.loop import train
+from penstock.train.pictures import find_pictures, split_pictures
 from penstock.train.recipe import Seen
 from penstock.train.views import Views, plain_view
 
@@ -167,6 +169,25 @@ def test_the_file_for_a_folder_declares_its_labels(folder: Path, tmp_path: Path,
         assert 4 * sum(parameter.numel() for parameter in made.parameters()) < 5e6
     assert found.recipe().epochs > 1000
     assert found.recipe().validate_every_epochs > 20
+
+
+def test_a_broken_picture_is_named_and_may_be_passed_over(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "pets")
+    held_out = split_pictures(find_pictures(tmp_path / "pets"))["validation"]
+    held_out[0].file.write_bytes(b"no picture")
+    views = Views(held_out, ("cat", "dog/pug", "dog/terrier"), 32)
+    with pytest.raises(BadExample) as bad:
+        views.read(np.arange(1), np.zeros(1, np.uint64), np.zeros((1, 32, 32, 3), np.uint8))
+    assert str(bad.value) == (
+        f"{held_out[0].file} cannot be read (it is no picture); mend or remove it, or let the recipe pass over such: "
+        f"bad_examples='skip'."
+    )
+    # Of a training that passes over such, the golden examples are made of the others.
+    assert len(raw_pictures(tmp_path / "pets")) == len(held_out) - 1
+    for picture in held_out:
+        picture.file.write_bytes(b"no picture")
+    with pytest.raises(BadExample, match="it is no picture"):
+        raw_pictures(tmp_path / "pets")
 
 
 @pytest.mark.slow

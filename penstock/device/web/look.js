@@ -100,6 +100,7 @@ export class Looking {
     this.stop();
     const turn = this.#turn;
     byId("photo-file").value = "";
+    this.#say(`Opening ${file.name}`);
     let bitmap;
     try {
       bitmap = await createImageBitmap(file, AS_IT_IS);

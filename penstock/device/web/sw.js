@@ -23,6 +23,8 @@ const TYPES = {
 };
 // What of the host's headers is kept: how a page may be isolated, and so use more than one thread.
 const HEADERS = ["content-security-policy", "cross-origin-embedder-policy", "cross-origin-opener-policy"];
+// Of workers, whose policy is that of their own file: the page's, in index.html, does not bind them.
+const SCRIPT_POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'";
 const NO_ROOM = "the browser has no room for it; free some space on this device, and try again.";
 
 self.addEventListener("install", (event) => event.waitUntil(install()));
@@ -135,6 +137,7 @@ async function keptBefore(path, hash) {
 async function keep(path, bytes, response, hash) {
   const headers = new Headers({ "content-type": type(path), "x-sha256": hash });
   for (const name of HEADERS) if (response.headers.has(name)) headers.set(name, response.headers.get(name));
+  if (/\.m?js$/.test(path)) headers.append("content-security-policy", SCRIPT_POLICY);
   const body = path.endsWith(".gzip") ? new Response(bytes).body.pipeThrough(new DecompressionStream("gzip")) : bytes;
   await (await caches.open(KEPT)).put(address(path), new Response(body, { headers }));
 }
