@@ -1,5 +1,9 @@
 """`penstock export`: a bundle into a pack that is carried on devices."""
 
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,16 +51,17 @@ def export(
     if bundle is not None:
         from penstock.export.write import export_pack
 
-        exported = export_pack(
-            bundle,
-            to,
-            app=app,
-            accept_changed=accept_changed_app,
-            licence=licence,
-            key=sign,
-            int8=int8,
-            validation=_validation,
-        )
+        with _ended_tidily():
+            exported = export_pack(
+                bundle,
+                to,
+                app=app,
+                accept_changed=accept_changed_app,
+                licence=licence,
+                key=sign,
+                int8=int8,
+                validation=_validation,
+            )
         pack = exported.pack
         allowed = f"{pack.tolerance:.3g} is allowed"
         typer.echo(f"Checked against the bundle: the largest difference is {exported.difference:.3g} ({allowed}).")
@@ -67,6 +72,20 @@ def export(
         from penstock.core.pack import read_pack
 
         _show(read_pack(to), port)
+
+
+@contextmanager
+def _ended_tidily() -> Generator[None]:
+    """SIGTERM ends it as Ctrl-C does: what was begun is taken away, and the exporter's process ends too."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _make_key(file: Path) -> None:

@@ -1,8 +1,9 @@
 """Ready-made parts of a `decode`: request bytes to one raw array, in bounded memory and time."""
 
 import io
+import threading
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -13,6 +14,36 @@ from penstock.core.spec import Array
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # Encoders write about ten.
 MOST_SCANS = 100
+
+
+@final
+class _Quiet:
+    """No warnings, while one thread or several are in it.
+
+    What each thread found and put back on its own would be another one's silence.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._warnings = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._warnings = warnings.catch_warnings()
+                self._warnings.__enter__()
+                warnings.simplefilter("ignore")
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._warnings.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()
 
 
 def decode_image(
@@ -37,9 +68,8 @@ def decode_image(
     """
     if mode not in ("L", "RGB", "RGBA"):
         raise ApplicationError(f"decode_image has mode {mode!r}; choose 'L', 'RGB' or 'RGBA'.")
-    with warnings.catch_warnings():
-        # Pillow warns of many a harmless oddity; the server's log is not the place for what a client sends.
-        warnings.simplefilter("ignore")
+    # Pillow warns of many a harmless oddity; the server's log is not the place for what a client sends.
+    with _QUIET:
         image = _opened(body, max_pixels)
         try:
             return np.asarray(_resized(plain_pixels(image, mode), size), np.uint8)

@@ -13,6 +13,7 @@ This module knows files and arrays; `penstock.export` makes packs and `penstock.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -39,6 +40,7 @@ WEB = "web"
 FP32, INT8 = "fp32", "int8"
 # The hash of pack.json is that of its bytes with zeros where the hash stands.
 _UNSEALED = "0" * 64
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 Kind = Literal["oneshot", "live"]
 
@@ -253,7 +255,15 @@ class Pack:
                 **{key: fields[key] for key in ("name", "description", "licence", "made", "kind")},
             )
             _check(pack)
-        except (ApplicationError, AttributeError, BundleCorrupt, KeyError, TypeError, ValueError) as error:
+        except (
+            ApplicationError,
+            AttributeError,
+            BundleCorrupt,
+            KeyError,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:
             cause = f"{type(error).__name__}: {error}".rstrip(".")
             raise PackCorrupt(f"{folder / DESCRIPTION} is not readable ({cause}); export the bundle again.") from None
         return pack
@@ -305,7 +315,7 @@ def _unsealed(file: Path, data: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise PackCorrupt(f"{file} is not JSON ({error}); copy the pack again.") from None
     seal = fields.get("sha256") if isinstance(fields, dict) else None
-    if not isinstance(seal, str) or len(seal) != len(_UNSEALED):
+    if not isinstance(seal, str) or not _SHA256.fullmatch(seal):
         raise PackCorrupt(f"{file} does not say its own SHA-256; copy the pack again.")
     if hashlib.sha256(data.replace(seal.encode(), _UNSEALED.encode())).hexdigest() != seal:
         raise PackCorrupt(f"{file} is not the file that was written ({len(data):,} bytes); copy the pack again.")
@@ -329,15 +339,18 @@ def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:
 
 
 def _verify(file: Path, sha256: str, size: int) -> None:
+    found = ""
     try:
-        with file.open("rb") as source:
-            found = hashlib.file_digest(source, "sha256").hexdigest()
-            bytes_found = source.tell()
+        bytes_found = file.stat().st_size
+        # Not where that is enough to tell: a link to a device would be read for ever.
+        if bytes_found == size:
+            with file.open("rb") as source:
+                found = hashlib.file_digest(source, "sha256").hexdigest()
     except FileNotFoundError:
         raise PackCorrupt(f"{file} is missing; copy the pack again.") from None
     except OSError as error:
         raise PackCorrupt(f"{file} cannot be read ({error.strerror}); copy the pack again.") from None
-    if (found, bytes_found) != (sha256, size):
+    if found != sha256:
         raise PackCorrupt(f"{file} is not the file that was written ({bytes_found:,} bytes); copy the pack again.")
 
 
@@ -365,9 +378,12 @@ def _check(pack: Pack) -> None:
         _check_live(pack.live)
     if not pack.outputs or FP32 not in pack.models or pack.golden_count < 1:
         raise ValueError("no output, no fp32 model or no golden example")
+    if pack.recognition is not None and pack.outputs[0].shape != (len(pack.recognition.labels),):
+        raise ValueError("the recognition has other labels than the first output")
     for path in pack.files:
         parts = PurePosixPath(path)
-        if parts.is_absolute() or ".." in parts.parts or "\\" in path or path in (DESCRIPTION, SIGNATURE):
+        foreign = parts.is_absolute() or ".." in parts.parts or "\\" in path or not path.isprintable()
+        if foreign or path in (DESCRIPTION, SIGNATURE):
             raise ValueError(f"the file {path!r} cannot be in a pack")
     for name in (GOLDEN, *(model.file for model in pack.models.values())):
         if name not in pack.files:

@@ -31,15 +31,15 @@ def new_key(file: Path) -> bytes:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    for place in (file, public_file(file)):
+        if place.exists():
+            raise PackError(f"{place} is there already, and a key is never overwritten; choose another name.")
     for place, data, mode in ((file, private, 0o600), (public_file(file), public, 0o644)):
         try:
-            descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError:
-            raise PackError(f"{place} is there already, and a key is never overwritten; choose another name.") from None
+            with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as sink:
+                sink.write(data)
         except OSError as error:
             raise PackError(f"{place} cannot be written ({error.strerror}); choose another place.") from None
-        with os.fdopen(descriptor, "wb") as sink:
-            sink.write(data)
     return _raw(key.public_key())
 
 

@@ -119,7 +119,7 @@ class VideoWriter:
         frame.pts, frame.time_base = self._last, Fraction(1, TICKS_A_SECOND)
         self._container.mux(stream.encode(frame))
 
-    def _unwritable(self, error: OSError) -> SourceError:
+    def _unwritable(self, error: av.error.FFmpegError | OSError) -> SourceError:
         return SourceError(f"{self._file} cannot be written ({error.strerror}).")
 
     def _begin(self, picture: Array) -> Any:

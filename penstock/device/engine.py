@@ -178,7 +178,15 @@ def session_of(pack: Pack, precision: str, threads: int) -> Any:
 
 def _check_golden(pack: Pack, answers: Iterator[Array]) -> None:
     golden = pack.golden()
-    for number, (answer, recorded) in enumerate(zip(answers, golden.outputs, strict=True)):
+    try:
+        found = list(answers)
+    except Exception as error:
+        # ONNX Runtime's own errors share no class but this.
+        raise PackCorrupt(
+            f"the graph of the pack {pack.name!r} is not what pack.json says ({' '.join(str(error).split())[:200]}); "
+            f"export the bundle again."
+        ) from error
+    for number, (answer, recorded) in enumerate(zip(found, golden.outputs, strict=True)):
         if answer.shape != recorded.shape:
             raise PackCorrupt(
                 f"the pack {pack.name!r} answers its example {number} with shape {list(answer.shape)}, where "

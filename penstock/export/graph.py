@@ -7,6 +7,7 @@ need not load torch. What it found out is put beside the graph as JSON, see `pen
 import argparse
 import json
 import logging
+import math
 import sys
 import warnings
 from dataclasses import replace
@@ -158,6 +159,10 @@ def _states(network: Streaming) -> tuple[PackState, ...]:
                 f"state {index} of the network begins with several numbers; a pack holds one for each tensor of it. "
                 f"Begin it with zeros and add the rest in `step`."
             )
+        if not math.isfinite(values[0]):
+            raise PackError(
+                f"state {index} of the network begins with {values[0]}, which JSON cannot say; begin it with a number."
+            )
         name = state_name(index), next_name(index)
         shape = tuple(leaf.shape)
         states.append(PackState(input=name[0], output=name[1], dtype=_dtype(leaf), shape=shape, initial=values[0]))
@@ -236,12 +241,14 @@ def main() -> None:
     try:
         predictor = load(given.bundle, app=given.app, accept_changed=given.accept_changed_app)
         described = write_graph(predictor, given.file)
+        given.file.with_suffix(".json").write_text(json.dumps(described.to_json()))
     except PenstockError as error:
         sys.exit(str(error))
+    except OSError as error:
+        sys.exit(f"the graph {given.file} cannot be written ({error.strerror or error}); mend that and export again.")
     except Exception as error:  # noqa: BLE001 - the exporter raises whatever it meets; this is the process's top
         print(first_cause(error), file=sys.stderr)
         sys.exit(NOT_EXPORTABLE)
-    given.file.with_suffix(".json").write_text(json.dumps(described.to_json()))
 
 
 if __name__ == "__main__":

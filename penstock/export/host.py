@@ -1,10 +1,11 @@
 """A pack on localhost, as a static host would show it: to look at it before it goes to one."""
 
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from penstock.core.errors import PackError
 from penstock.core.pack import DESCRIPTION, INDEX, SIGNATURE, WEB, Pack
@@ -59,9 +60,16 @@ def host_of(pack: Pack, port: int = 0) -> ThreadingHTTPServer:
         names = shown
 
     try:
-        return ThreadingHTTPServer((LOCALHOST, port), Handler)
+        return _Host((LOCALHOST, port), Handler)
     except OSError as error:
         raise PackError(f"port {port} is not to be had ({error.strerror}); choose another one with --port.") from None
+
+
+class _Host(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A page that is left in the middle of a download is nothing to tell of.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -89,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: a page asks for dozens of files."""
 
     def _answer(self, *, body: bool) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(self.path.partition("?")[0])
         if path in ("/", f"/{WEB}"):
             self.send_response(HTTPStatus.FOUND)
             self.send_header("Location", f"/{WEB}/")

@@ -113,6 +113,8 @@ def export_pack(
             (beside / SIGNATURE).write_bytes(sign(sealed(pack), key))
         read_pack(beside)
         _bring_to_disk(beside)
+        # Somebody may have made an index there meanwhile.
+        _refuse_taken(place)
         put_folder(beside, place)
         sync_folder(place.parent)
     except OSError as error:

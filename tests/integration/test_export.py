@@ -1,7 +1,12 @@
 """Bundles into packs: the same answers, whole or not at all, and a sentence where there is none."""
 
+import errno
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from penstock.core.application import find_application
 from penstock.core.errors import PackError
 from penstock.core.pack import DESCRIPTION, INT8, MODEL, Pack, read_pack
 from penstock.core.signature import new_key
+from penstock.export import graph
 from penstock.export.checked import check_live, check_oneshot
 from penstock.export.described import Described
 from penstock.export.packed import PackedNetwork, Validation, packed_session
@@ -241,6 +247,41 @@ def test_only_packs_are_replaced(exported: Exported, shapes_bundle: Path, tmp_pa
     with pytest.raises(PackError, match="cannot be read"):
         export_pack(shapes_bundle, tmp_path / "other", key=tmp_path / "none.pem")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["place"]
+
+
+def test_an_index_that_is_made_meanwhile_is_kept(exported: Exported, shapes_bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(exported.pack.folder, place)
+
+    def meanwhile(_: object) -> None:
+        (place / "index").mkdir()
+
+    with pytest.raises(PackError, match="holds an index"):
+        export_pack(shapes_bundle, place, int8=True, validation=meanwhile)
+    assert (place / "index").is_dir()
+
+
+def test_what_is_ended_leaves_nothing(shapes_bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", "export", str(shapes_bundle)]
+    with subprocess.Popen([*command, "--to", str(tmp_path / "pack")]) as exporting:
+        while not list(tmp_path.iterdir()):
+            assert exporting.poll() is None
+            time.sleep(0.01)
+        exporting.terminate()
+        assert exporting.wait(60) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(
+    shapes_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(graph, "write_graph", full)
+    monkeypatch.setattr(sys, "argv", ["graph", str(shapes_bundle), str(tmp_path / "model.onnx")])
+    with pytest.raises(SystemExit, match=r"cannot be written \(No space left on device\); mend that"):
+        graph.main()
 
 
 def test_a_network_that_onnx_cannot_say(tmp_path: Path) -> None:

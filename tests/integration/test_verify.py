@@ -1,7 +1,10 @@
 """One bundle in all its places at once, and a pack on localhost."""
 
 import json
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -53,6 +56,20 @@ def test_every_place_gives_the_same(pictures_pack: tuple[Pack, Path], tmp_path: 
         # The golden examples and the file.
         assert f" {pack.golden_count + 1} " in row
     assert "broken.png: " in said.stderr
+
+
+def test_a_page_that_is_left_is_nothing_to_tell_of(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for path in ("/web/vendor/ort-wasm-simd-threaded.wasm.gzip", "//[x"):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as page:
+            page.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert page.recv(12) == (b"HTTP/1.1 404" if "[" in path else b"HTTP/1.1 200")
+            # Closed like this, whoever still sends is told so at once.
+            page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # By then they were told.
+    for _ in range(3):
+        assert asked(port, "/pack.json")[0] == 200
+        time.sleep(0.05)
+    assert not capfd.readouterr().err
 
 
 def test_what_is_above_the_tolerance_ends_with_1(pictures_pack: tuple[Pack, Path]) -> None:

@@ -5,15 +5,18 @@ import io
 import random
 import resource
 import struct
+import threading
 import time
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.core.decode import decode_image
+from penstock.core.decode import decode_image, plain_pixels
 from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
 
 RNG = np.random.default_rng(0)
@@ -235,6 +238,31 @@ def test_much_packed_text_in_a_small_picture_is_refused() -> None:
     with pytest.raises(InvalidInput):
         decode_image(body, mode="L")
     assert time.process_time() - start_s < 1
+
+
+def test_threads_side_by_side_leave_warnings_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+
+    def slowly(image: Any, mode: str) -> Any:
+        if threading.current_thread().name.startswith("first"):
+            first_is_in.set()
+            assert second_is_in.wait(30)
+        else:
+            second_is_in.set()
+            assert first_is_out.wait(30)
+        warnings.warn("something odd in a picture", stacklevel=1)
+        return plain_pixels(image, mode)
+
+    monkeypatch.setattr("penstock.core.decode.plain_pixels", slowly)
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(1, "first") as first, ThreadPoolExecutor(1, "second") as second:
+        one = first.submit(decode_image, file_of(GREY), mode="L")
+        assert first_is_in.wait(30)
+        other = second.submit(decode_image, file_of(GREY), mode="L")
+        assert one.result(30).shape == GREY.shape
+        first_is_out.set()
+        assert other.result(30).shape == GREY.shape
+    assert warnings.filters == before
 
 
 def test_another_mode_is_the_applications_mistake() -> None:

@@ -1,5 +1,6 @@
 """Packs run by ONNX Runtime."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,15 @@ def test_what_is_no_graph_is_refused_in_a_sentence(tmp_path: Path) -> None:
     pack.model().write_bytes(b"nothing")
     with pytest.raises(PackError, match=r"ONNX Runtime .* cannot run .*model.onnx"):
         Engine(pack)
+
+
+@pytest.mark.parametrize("change", [{"input_name": "other"}, {"outputs": 0}])
+def test_a_graph_of_another_description_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    pack = colour_pack(tmp_path / "pack")
+    if "outputs" in change:
+        change = {"outputs": tuple(replace(output, name=f"my_{output.name}") for output in pack.outputs)}
+    with pytest.raises(PackCorrupt, match=r"the graph of the pack .* is not what pack\.json says \(.*\); export"):
+        Engine(replace(pack, **change))
 
 
 def test_live_and_one_shot_packs_are_not_mistaken(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from penstock.core.signature import new_key, public_file, read_public_key, sign
 from penstock.core.spec import TensorSpec
 
 LABELS = ("cat", "dog")
+NO_TEXT = json.dumps({"sha256": "\ud800" * 64})
 STATE = PackState(input="state_0", output="next_0", dtype="int64", shape=(1, 3), initial=2)
 
 
@@ -122,6 +123,14 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         read_pack(tmp_path)
 
 
+def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / MODEL).unlink()
+    (tmp_path / MODEL).symlink_to("/dev/zero")
+    with pytest.raises(PackCorrupt, match="is not the file that was written"):
+        read_pack(tmp_path)
+
+
 def test_no_pack(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="penstock export BUNDLE"):
         read_pack(tmp_path)
@@ -141,6 +150,10 @@ def test_no_pack(tmp_path: Path) -> None:
         (lambda fields: fields.update(name=3), "another type"),
         (lambda fields: fields.update(files=[]), "not readable"),
         (lambda fields: fields["input"].update(dtype="text"), "dtype"),
+        (lambda fields: fields["files"].update({"a\0b": {"sha256": "0", "bytes": 1}}), "cannot be in a pack"),
+        (lambda fields: fields["golden"].update(tolerance=int("1" * 400)), "too large"),
+        (lambda fields: fields["golden"].update(count=float("inf")), "infinity"),
+        (lambda fields: fields["recognition"].update(labels=["a", "b", "c"], groups=["a", "b", "c"]), "other labels"),
     ],
 )
 def test_a_description_that_is_none(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
@@ -162,7 +175,7 @@ def test_a_live_pack_that_cannot_be_run(tmp_path: Path, changes: dict[str, Any])
         read_pack(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sha256": 3}', "[" * 100_000, '{"sha256": "a"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sha256": 3}', "[" * 100_000, '{"sha256": "a"}', NO_TEXT])
 def test_a_description_that_is_no_json(tmp_path: Path, text: str) -> None:
     write(tmp_path)
     (tmp_path / DESCRIPTION).write_text(text)
@@ -197,6 +210,13 @@ def test_a_signature_of_something_else_is_refused(tmp_path: Path) -> None:
         (folder / SIGNATURE).write_text(text)
         with pytest.raises(PackCorrupt, match=SIGNATURE):
             read_pack(folder)
+
+
+def test_half_a_pair_of_keys_is_not_left(tmp_path: Path) -> None:
+    (tmp_path / "k.pub.pem").write_text("somebody's")
+    with pytest.raises(PackError, match=r"k\.pub\.pem is there already"):
+        new_key(tmp_path / "k.pem")
+    assert not (tmp_path / "k.pem").exists()
 
 
 def test_keys_that_are_none(tmp_path: Path) -> None:
