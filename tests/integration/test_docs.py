@@ -27,7 +27,7 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-INERT = {"text", "json", "toml", "yaml", "dockerfile"}
+INERT = {"text", "json", "toml", "yaml", "dockerfile", "javascript"}
 ANNOUNCEMENT = re.compile(r"Serving \S+ at (https?://127\.0\.0\.1:\d+)/")
 URL_IN_TEXT = "http://127.0.0.1:8000"
 TLS_URL_IN_TEXT = "https://127.0.0.1:8000"

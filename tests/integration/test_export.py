@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -279,6 +280,8 @@ def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(graph, "write_graph", full)
+    # It has a process of its own, which this one is not.
+    monkeypatch.setattr(logging, "disable", lambda level: None)
     monkeypatch.setattr(sys, "argv", ["graph", str(shapes_bundle), str(tmp_path / "model.onnx")])
     with pytest.raises(SystemExit, match=r"cannot be written \(No space left on device\); mend that"):
         graph.main()
