@@ -4,12 +4,9 @@ A process of its own, for the exporter's sake (see `penstock.runtime.export_grap
 need not load torch. What it found out is put beside the graph as JSON, see `penstock.export.described`.
 """
 
-import argparse
 import json
-import logging
 import math
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -27,7 +24,7 @@ from penstock.export.checked import check_live, check_oneshot
 from penstock.export.described import Described
 from penstock.export.joined import CHUNK, prepare_before
 from penstock.nn.streaming import Streaming, leaves
-from penstock.runtime.export_graph import first_cause, step_program
+from penstock.runtime.export_graph import exporter_asked, first_cause, step_program
 from penstock.runtime.exported_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 from penstock.runtime.graph import NOT_EXPORTABLE
 from penstock.runtime.load import Predictor, load, streaming_of
@@ -229,15 +226,7 @@ def _without_notes(model: Any) -> None:
 
 def main() -> None:
     """Write the graph, or say on standard error why not."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.export.graph", description=__doc__)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--app")
-    parser.add_argument("--accept-changed-app", action="store_true")
-    given = parser.parse_args()
-    # The exporter says much about itself; what counts is whether the graph gives the bundle's answers.
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+    given = exporter_asked("python -m penstock.export.graph", __doc__)
     try:
         predictor = load(given.bundle, app=given.app, accept_changed=given.accept_changed_app)
         described = write_graph(predictor, given.file)

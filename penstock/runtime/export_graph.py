@@ -199,15 +199,7 @@ def _export_served(predictor: Predictor, file: Path) -> None:
 
 def main() -> None:
     """Export, or say on standard error why not."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.runtime.export_graph", description=__doc__)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--app")
-    parser.add_argument("--accept-changed-app", action="store_true")
-    given = parser.parse_args()
-    # The exporter says much about itself; what counts is whether the graph gives the golden answers.
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+    given = exporter_asked("python -m penstock.runtime.export_graph", __doc__)
     try:
         predictor = load(given.bundle, app=given.app, accept_changed=given.accept_changed_app)
     except PenstockError as error:
@@ -217,6 +209,20 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the exporter raises whatever it meets; this is the process's top
         print(first_cause(error), file=sys.stderr)
         sys.exit(NOT_EXPORTABLE)
+
+
+def exporter_asked(program: str, description: str | None) -> argparse.Namespace:
+    """What an exporter's process is to do: of which bundle, to which file. It is quiet from now on."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--app")
+    parser.add_argument("--accept-changed-app", action="store_true")
+    given = parser.parse_args()
+    # The exporter says much about itself; what counts is whether the graph gives the bundle's answers.
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    return given
 
 
 def first_cause(error: BaseException) -> str:
