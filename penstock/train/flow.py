@@ -1,16 +1,17 @@
-"""Which linear layer's output goes where: a few examples are sent through a network and every operation is watched.
+"""What becomes of outputs and weights: a few examples are sent through a network and every operation is watched.
 
 What a layer gives may go through elementwise operations alone, or meet one that needs all of its features. The first
 may be computed on a part of the features, the second may not.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OUTPUT = "the network's output"
@@ -48,16 +49,35 @@ def seen_in(module: nn.Module, examples_B: Tensor) -> dict[str, LinearSeen]:
         examples_B: A few raw inputs, `[B, ...]`, where the network is.
     """
     watch = _Watch()
+    with _evaluated(module), watch.hooked(module), watch:
+        outputs = module(examples_B)
+    watch.meets(OUTPUT, (outputs,))
+    return watch.seen(len(examples_B))
+
+
+def uses_of_weights(module: nn.Module, examples_B: Tensor) -> dict[int, set[str]]:
+    """The names of the functions of torch that are given each parameter, by the parameter's `id`.
+
+    Args:
+        module: The network; it is run in evaluation mode and put back.
+        examples_B: A few raw inputs, `[B, ...]`, where the network is.
+    """
+    watch = _Uses(id(weight) for weight in module.parameters())
+    with _evaluated(module), watch:
+        module(examples_B)
+    return watch.seen
+
+
+@contextmanager
+def _evaluated(module: nn.Module) -> Generator[None]:
     before = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), watch.hooked(module), watch:
-            outputs = module(examples_B)
-        watch.meets(OUTPUT, (outputs,))
+        with torch.no_grad():
+            yield
     finally:
         for part, training in before.items():
             part.training = training
-    return watch.seen(len(examples_B))
 
 
 @final
@@ -148,6 +168,22 @@ class _Watch(TorchDispatchMode):
             self._marks[id(made)] = (made, frozenset({name}))
 
         return hook
+
+
+@final
+class _Uses(TorchFunctionMode):
+    """Notes which functions are given some tensors; what asks for a property (`shape`, `T`) has the property's name."""
+
+    def __init__(self, watched: Iterable[int]) -> None:
+        super().__init__()
+        self.seen: dict[int, set[str]] = {each: set() for each in watched}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        for tensor in _tensors_of((args, kwargs)):
+            if id(tensor) in self.seen:
+                self.seen[id(tensor)].add(name)
+        return func(*args, **(kwargs or {}))
 
 
 def _tensors_of(value: Any) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Gradients in flat memory, summed over the processes a bucket at a time, as soon as the backward pass filled it."""
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from penstock.train.world import World
 BUCKET_BYTES = 25_000_000
 LEAST_BUCKETS = 4
 
-Ready = Callable[[Sequence[nn.Parameter]], None]
+# Numbers after which the next gradient of a bucket begins, so that whole vectors of them can be read.
+ALIGNED = 64
+
+Ready = Callable[[Sequence[nn.Parameter], Sequence[Tensor]], None]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -38,6 +42,11 @@ class _Bucket:
         """Whether the backward pass has made all."""
         return self.made >= len(self.parameters)
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those of the parameters, when they are done."""
+        return [cast(Tensor, parameter.grad) for parameter in self.parameters]
+
 
 @final
 class _Travelling(_Bucket):
@@ -45,15 +54,18 @@ class _Travelling(_Bucket):
 
     Args:
         parameters: Whose.
-        wire_type: In which numbers travel; None for the parameters' own.
+        wire_type: In which numbers travel.
+        as_sent: Whether the sums are wanted as they travelled, and not as the parameters' `grad`.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], wire_type: torch.dtype | None) -> None:
+    def __init__(self, parameters: list[nn.Parameter], wire_type: torch.dtype, *, as_sent: bool) -> None:
         super().__init__(parameters=parameters)
         first = parameters[0].detach()
-        self._flat = first.new_zeros(sum(parameter.numel() for parameter in parameters))
-        self._wire = self._flat if wire_type is None else torch.zeros_like(self._flat, dtype=wire_type)
-        self._views, self._wire_views = _views(parameters, self._flat), _views(parameters, self._wire)
+        own_type = wire_type if as_sent else first.dtype
+        self._wire = first.new_zeros(sum(map(_room, parameters)), dtype=wire_type)
+        self._flat = self._wire if wire_type == own_type else torch.zeros_like(self._wire, dtype=own_type)
+        self._as_sent = as_sent
+        self._wire_views, self._sums = _views(parameters, self._wire), _views(parameters, self._flat)
         self._work: Any = None
 
     @property
@@ -61,21 +73,26 @@ class _Travelling(_Bucket):
         """As it travels."""
         return self._wire.numel() * self._wire.element_size()
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The sums."""
+        return self._sums
+
     @torch.no_grad()
     def send(self, world: World, name: str) -> None:
         """Begin to sum the gradients over the processes."""
-        filled: list[tuple[Tensor, Tensor]] = []
-        for parameter, view, wire_view in zip(self.parameters, self._views, self._wire_views, strict=True):
+        filled: defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter, wire_view, own in zip(self.parameters, self._wire_views, self._sums, strict=True):
             if parameter.grad is None:
                 wire_view.zero_()
             else:
-                filled.append((wire_view, parameter.grad))
-            parameter.grad = view
-        if filled:
+                filled[parameter.grad.dtype].append((wire_view, parameter.grad))
+            parameter.grad = None if self._as_sent else own
+        for pairs in filled.values():
             # All in one kernel.
-            cast(Any, torch)._foreach_copy_([view for view, _ in filled], [grad for _, grad in filled])
+            cast(Any, torch)._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
         with world.operation(name):
-            self._work = dist.all_reduce(self._wire, group=world.group, async_op=True)
+            self._work = dist.all_reduce(self._wire, group=world.beside, async_op=True)
 
     @torch.no_grad()
     def wait(self, world: World, name: str) -> None:
@@ -101,8 +118,10 @@ class Gradients:
         world: The processes.
         precision: In which gradients travel.
         bucket_bytes: How many bytes of gradients travel together.
-        ready: Called with parameters whose gradients are done, on a GPU in a stream beside that of the backward pass,
-            which goes on meanwhile. None where all are wanted together, after `finish`.
+        ready: Called with parameters and their gradients as soon as these are done, on a GPU in a stream beside that of
+            the backward pass, which goes on meanwhile. None where all are wanted together, after `finish`.
+        as_sent: Give `ready` the gradients as they were made or travelled, whatever the parameters' type; then they are
+            not the parameters' `grad`.
     """
 
     def __init__(
@@ -114,15 +133,20 @@ class Gradients:
         precision: Literal["fp32", "bf16"] = "fp32",
         bucket_bytes: int | None = None,
         ready: Ready | None = None,
+        as_sent: bool = False,
     ) -> None:
+        assert ready or not as_sent, "what is not given to anybody is wanted as the parameters' own"
         learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         self._world, self._ready = world, ready
         self._own = [parameter for name, parameter in learned.items() if name in cut]
         self._common = [parameter for name, parameter in learned.items() if name not in cut]
-        wire_type = torch.bfloat16 if precision == "bf16" else None
-        travel, stay = (self._common, self._own) if world.size > 1 else ([], [*self._common, *self._own])
-        self._travelling = [_Travelling(part, wire_type) for part in _parts(travel, bucket_bytes)]
-        self._staying = [_Bucket(parameters=part) for part in _parts(stay if ready else [], bucket_bytes)]
+        travel, self._stay = (self._common, self._own) if world.size > 1 else ([], [*self._common, *self._own])
+        self._travelling = [
+            _Travelling(part, _wire_type(part[0], precision, as_sent=as_sent), as_sent=as_sent)
+            for part in _parts(travel, bucket_bytes, mixed=as_sent)
+        ]
+        apart = _parts(self._stay if ready else [], bucket_bytes, mixed=as_sent)
+        self._staying = [_Bucket(parameters=part) for part in apart]
         self._sent = 0
         self._is_last = False
         self._beside = torch.cuda.Stream(world.device) if ready and world.device.type == "cuda" else None
@@ -171,7 +195,7 @@ class Gradients:
         """Sum what no backward pass has filled, and wait (on a GPU: let what comes next wait) for all."""
         while self._sent < len(self._travelling):
             self._send()
-        for parameter in (*self._common, *self._own):
+        for parameter in self._stay:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         for bucket in self._staying:
@@ -224,7 +248,7 @@ class Gradients:
         bucket.begun = True
         assert self._ready is not None
         with self._aside():
-            self._ready(bucket.parameters)
+            self._ready(bucket.parameters, bucket.gradients)
 
     @contextmanager
     def _aside(self) -> Generator[None]:
@@ -238,16 +262,16 @@ class Gradients:
             yield
 
 
-def _parts(parameters: Sequence[nn.Parameter], most_bytes: int | None) -> list[list[nn.Parameter]]:
-    """Parameters of one type, the last first as the backward pass makes them, in parts of about one size."""
+def _parts(parameters: Sequence[nn.Parameter], most_bytes: int | None, *, mixed: bool) -> list[list[nn.Parameter]]:
+    """Parameters of one type, or of mixed ones, the last first as the backward pass makes them, of about one size."""
     if most_bytes is None:
         whole = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         most_bytes = min(BUCKET_BYTES, whole // LEAST_BUCKETS)
     parts: list[list[nn.Parameter]] = []
     size = 0
     for parameter in reversed(parameters):
-        alike = bool(parts) and (parts[-1][0].dtype, parts[-1][0].device) == (parameter.dtype, parameter.device)
-        if not alike or size >= most_bytes:
+        alike = bool(parts) and (mixed or parts[-1][0].dtype == parameter.dtype)
+        if not alike or parts[-1][0].device != parameter.device or size >= most_bytes:
             parts.append([])
             size = 0
         parts[-1].append(parameter)
@@ -255,9 +279,20 @@ def _parts(parameters: Sequence[nn.Parameter], most_bytes: int | None) -> list[l
     return parts
 
 
+def _wire_type(parameter: nn.Parameter, precision: Literal["fp32", "bf16"], *, as_sent: bool) -> torch.dtype:
+    if precision == "bf16":
+        return torch.bfloat16
+    return torch.float32 if as_sent else parameter.dtype
+
+
+def _room(parameter: nn.Parameter) -> int:
+    """How many numbers of a bucket are a parameter's: whole vectors."""
+    return -(-parameter.numel() // ALIGNED) * ALIGNED
+
+
 def _views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
-    parts = flat.split([parameter.numel() for parameter in parameters])
-    return [_like(parameter, part) for parameter, part in zip(parameters, parts, strict=True)]
+    parts = flat.split([_room(parameter) for parameter in parameters])
+    return [_like(parameter, part[: parameter.numel()]) for parameter, part in zip(parameters, parts, strict=True)]
 
 
 def _like(parameter: nn.Parameter, flat: Tensor) -> Tensor:

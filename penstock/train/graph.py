@@ -17,6 +17,8 @@ from penstock.train.world import World
 
 # Libraries choose their algorithms and make their buffers, optimizers their state, and NCCL its connections.
 EAGER_STEPS = 3
+# Of the stream that a step is captured on: before what is done beside it, the steps of weights, and with collectives.
+PRIORITY = -1
 # How many steps the host is before the device; what they are fed with is on the device meanwhile.
 STEPS_AHEAD = 2
 
@@ -33,10 +35,18 @@ class Steps:
         world: The processes; all of them replay, or none.
         why_eager: Why no step can be captured, or None.
         say: Called with a sentence where steps are not captured.
+        settle: Called when a step was captured, before it is replayed.
     """
 
-    def __init__(self, compute: Compute, world: World, why_eager: str | None, say: Callable[[str], object]) -> None:
-        self._compute, self._world, self._say = compute, world, say
+    def __init__(
+        self,
+        compute: Compute,
+        world: World,
+        why_eager: str | None,
+        say: Callable[[str], object],
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._compute, self._world, self._say, self._settle = compute, world, say, settle
         self._on_gpu = world.device.type == "cuda"
         self._eager_left = EAGER_STEPS
         self._graph: _Graph | None = None
@@ -87,6 +97,7 @@ class Steps:
         stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
         try:
             self._graph = _Graph(self._compute, inputs_B, targets_B, constants, pool)
+            self._settle()
         except _OfTheHostError as error:
             why = str(error)
         except RuntimeError as error:
@@ -157,7 +168,8 @@ class _Graph:
         torch.cuda.synchronize()
         before = _chance_of_host()
         # Other threads, that of NCCL's watchdog say, may ask the device what they like meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        stream = torch.cuda.Stream(priority=PRIORITY)
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._made = compute(self._inputs, self._targets)
         if _chance_of_host() != before:
             raise _OfTheHostError(

@@ -92,8 +92,11 @@ def place(module: nn.Module, placements: Mapping[str, Placement], world: World, 
     return Placed(module=module, shards=shards, head=head)
 
 
-class _Part(nn.Module, ABC):
+class Part(nn.Module, ABC):
     """A linear layer of which each process has a part."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self, whole: nn.Linear, world: World, name: str, chunks: int, rows: Sequence[int], *, dim: int
@@ -115,7 +118,8 @@ class _Part(nn.Module, ABC):
             self.register_parameter("bias", None)
 
     @abstractmethod
-    def forward(self, given: Tensor) -> Tensor: ...
+    def forward(self, given: Tensor) -> Tensor:
+        """What the network has from it."""
 
     def _rows_of_all(self, own: int) -> tuple[int, ...]:
         """How many rows each process has where this one has so many; outside of training all have equally many."""
@@ -133,20 +137,12 @@ class _Part(nn.Module, ABC):
 
     def _own_outputs(self, own_MI: Tensor, rows: Sequence[int]) -> Tensor:
         """This process's outputs of all rows, each process's filled up to the most that one has."""
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
-        assert weight is not None, self.name
-        return gathered_linear(
-            self.world,
-            self.name,
-            self._chunks(),
-            padded(self._computed(own_MI), rows),
-            weight,
-            bias,
-        )
+        given = padded(self._computed(own_MI), rows)
+        return gathered_linear(self.world, self.name, self._chunks(), given, self.weight, self.bias)
 
 
 @final
-class Columns(_Part):
+class Columns(Part):
     """Takes each process's rows, gives this process's outputs of all rows."""
 
     def __init__(self, whole: nn.Linear, world: World, name: str, chunks: int, rows: Sequence[int]) -> None:
@@ -159,7 +155,7 @@ class Columns(_Part):
 
 
 @final
-class Rows(_Part):
+class Rows(Part):
     """Takes this process's inputs of all rows, gives all outputs of its own rows."""
 
     def __init__(self, whole: nn.Linear, world: World, name: str, chunks: int, rows: Sequence[int]) -> None:
@@ -167,19 +163,18 @@ class Rows(_Part):
 
     def forward(self, given: Tensor) -> Tensor:
         """`[N, ..., I / processes]` to `[M, ..., O]`."""
-        world, weight, bias = self.world, self._parameters["weight"], self._parameters["bias"]
-        assert weight is not None, self.name
+        world, bias = self.world, self.bias
         all_rows, examples = given.shape[0], sum(self.rows) if self.training else world.size
         times = all_rows // examples
         own = times * (self.rows[world.rank] if self.training else 1)
         rows = self._rows_of_all(own)
         whole_NI = padded_batch(self._computed(given), rows)
-        summed = scattered_linear(world, self.name, self._chunks(), whole_NI, weight)[:own]
+        summed = scattered_linear(world, self.name, self._chunks(), whole_NI, self.weight)[:own]
         return summed if bias is None else summed + self._computed(bias)
 
 
 @final
-class Model(_Part):
+class Model(Part):
     """Takes and gives each process's rows with all features, and has its part of the outputs in between."""
 
     def __init__(self, whole: nn.Linear, world: World, name: str, chunks: int, rows: Sequence[int]) -> None:
@@ -192,7 +187,7 @@ class Model(_Part):
 
 
 @final
-class Classes(_Part):
+class Classes(Part):
     """A last layer: while it trains, this process's classes of all rows, for a loss over classes."""
 
     def __init__(self, whole: nn.Linear, world: World, name: str, chunks: int, rows: Sequence[int]) -> None:
@@ -208,7 +203,7 @@ class Classes(_Part):
 
 def layers_that_wait(module: nn.Module) -> list[nn.Module]:
     """The layers of a network that wait for other processes."""
-    return [layer for layer in module.modules() if isinstance(layer, _Part | Sharded | SynchronisedBatchNorm)]
+    return [layer for layer in module.modules() if isinstance(layer, Part | Sharded | SynchronisedBatchNorm)]
 
 
 _LAYERS = {"columns": Columns, "rows": Rows, "model": Model, "classes": Classes}

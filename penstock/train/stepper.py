@@ -47,6 +47,7 @@ class Stepper:
 
     Attributes:
         why_eager: Why its steps cannot be captured, or None.
+        rates: The groups' learning rates on the device, where steps can be captured.
 
     Raises:
         TrainError: It has to leave steps out and cannot.
@@ -65,7 +66,7 @@ class Stepper:
             self._prepare(group, device, skips)
         captured = device.type == "cuda" and self.why_eager is None
         self._carried = [float(group["lr"]) for group in optimizer.param_groups] if captured else []
-        self._rates = [torch.tensor(rate, device=device) for rate in self._carried]
+        self.rates = [torch.tensor(rate, device=device) for rate in self._carried]
 
     def _prepare(self, group: dict[str, Any], device: torch.device, skips: bool) -> None:
         kind = type(self.optimizer)
@@ -93,10 +94,10 @@ class Stepper:
 
     def carry(self) -> None:
         """Bring learning rates that the schedule changed to the device. It is no part of a captured step."""
-        for index, group in enumerate(self.optimizer.param_groups if self._rates else []):
+        for index, group in enumerate(self.optimizer.param_groups if self.rates else []):
             if group["lr"] != self._carried[index]:
                 self._carried[index] = float(group["lr"])
-                self._rates[index].fill_(self._carried[index])
+                self.rates[index].fill_(self._carried[index])
 
     @property
     def steps_apart(self) -> bool:
@@ -113,12 +114,12 @@ class Stepper:
         if found_inf is not None:
             # As torch.amp.GradScaler tells it to fused optimizers.
             self.optimizer.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
-        if not self._rates and only is None:
+        if not self.rates and only is None:
             self.optimizer.step()
             return
         groups = self.optimizer.param_groups
         held = [{name: group[name] for name in ("lr", "params") if name in group} for group in groups]
-        for group, rate in zip(groups, self._rates, strict=bool(self._rates)):
+        for group, rate in zip(groups, self.rates, strict=bool(self.rates)):
             group["lr"] = rate
         if only is not None:
             chosen = {id(parameter) for parameter in only}

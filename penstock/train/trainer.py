@@ -20,7 +20,7 @@ from penstock.train.examples import Examples
 from penstock.train.feed import Feed, ReadFeed
 from penstock.train.gradients import Gradients
 from penstock.train.graph import Steps, generator_of
-from penstock.train.layout import cast_of, lay_out
+from penstock.train.layout import EXAMPLES_SEEN, cast_of, lay_out
 from penstock.train.losses import CrossEntropy, start_targets
 from penstock.train.pace import mfu_of_one
 from penstock.train.placed import layers_that_wait
@@ -43,6 +43,7 @@ from penstock.train.state import (
 )
 from penstock.train.stepper import Stepper
 from penstock.train.stored import Stored, read_whole
+from penstock.train.working import WorkingWeights, steps_copies
 from penstock.train.world import World
 
 # B examples of this process
@@ -111,12 +112,14 @@ class Trainer:
             self.optimizer, self.world.device, skips=self._scale is not None, sparse=_is_sparse(self.module)
         )
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
+        self._working = self._working_weights(inputs) if self._has_working_weights else None
         self.gradients = Gradients(
-            dict(self.module.named_parameters()),
+            self._working.leaves if self._working else dict(self.module.named_parameters()),
             list(self.placed.shards),
             self.world,
             precision=recipe.gradient_precision,
             ready=self._step_early if self._steps_early else None,
+            as_sent=self._working is not None,
         )
         self._statistics = RunningStatistics(self.module, self.world)
         self._average: Average | None = None
@@ -126,10 +129,11 @@ class Trainer:
         if recipe.compile:
             least_s = None if of_one is None else of_one * recipe.batch_size
             parted = worth_parting(self.gradients.travel_bytes, least_s)
-            firsts = self.gradients.first_of_buckets if parted else []
+            firsts = [self._weight_of(leaf) for leaf in self.gradients.first_of_buckets] if parted else []
             self._network = compiled(self.module, firsts, layers_that_wait(self.module))
         why_eager = self._stepper.why_eager if recipe.graph else "the recipe has graph=False"
-        self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence))
+        settle = self._working.settle if self._working else lambda: None
+        self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence), settle)
 
     @property
     def rows(self) -> slice:
@@ -189,8 +193,9 @@ class Trainer:
             if part == recipe.accumulate:
                 self.gradients.travel()
             # A mean over this process's examples; what is wanted is the mean over all processes' examples.
-            share = self._loss(inputs, targets) * (self.layout.rows[world.rank] / recipe.batch_size)
-            (share if self._scale is None else self._scale.scaled(share)).backward()
+            with self._working.entered() if self._working else nullcontext():
+                share = self._loss(inputs, targets) * (self.layout.rows[world.rank] / recipe.batch_size)
+                (share if self._scale is None else self._scale.scaled(share)).backward()
             losses.append(share.detach())
         self.gradients.finish()
         if self._scale is not None:
@@ -199,6 +204,9 @@ class Trainer:
             self.gradients.clip(recipe.clip_norm)
         if not self._steps_early:
             self._stepper.step(None if self._scale is None else self._scale.found_inf)
+        elif self._working is not None:
+            # Nothing is left to step; schedules want to know that it was done.
+            self._stepper.step(only=())
         if self._scale is not None:
             self._scale.move()
         self._statistics.average()
@@ -212,8 +220,25 @@ class Trainer:
         whole = self.recipe.clip_norm is not None or self._scale is not None
         return self.world.device.type == "cuda" and self._stepper.steps_apart and not whole
 
-    def _step_early(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._stepper.step(only=parameters)
+    @property
+    def _has_working_weights(self) -> bool:
+        """Whether the network computes with bf16 copies of its weights, which the optimizer's step writes."""
+        once = self.recipe.precision == "bf16" and self.recipe.accumulate == 1
+        return once and self._steps_early and bool(self._stepper.rates) and steps_copies(self.optimizer)
+
+    def _working_weights(self, inputs: Array) -> WorkingWeights:
+        examples_B = torch.from_numpy(inputs[:EXAMPLES_SEEN]).to(self.world.device)
+        with cast_of(self.recipe, self.world.device):
+            return WorkingWeights(self.module, self.optimizer, self._stepper.rates, examples_B)
+
+    def _weight_of(self, leaf: nn.Parameter) -> nn.Parameter:
+        return self._working.weight_of(leaf) if self._working else leaf
+
+    def _step_early(self, leaves: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+        if self._working is None:
+            self._stepper.step(only=leaves)
+        else:
+            self._working.step(leaves, gradients)
 
     def _loss(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
@@ -355,6 +380,8 @@ class Trainer:
         optimizer = optimizer | {"param_groups": self._stepper.flagged(read_whole(optimizer["param_groups"]))}
         load_optimizer(self.placed, self.world, self.optimizer, optimizer)
         self._stepper.settle()
+        if self._working is not None:
+            self._working.refresh()
         self.steps.restart()
         if self._scale is not None:
             self._scale.load_state_dict(read_whole(state["scale"]))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self, final
+from typing import Any, Self, final
 from weakref import WeakMethod
 
 import torch
@@ -70,6 +70,8 @@ class World:
         size: How many there are.
         device: Where this one computes.
         group: What joins them; None for one alone.
+        beside: What joins them for what travels beside all else, the sums of gradients: on GPUs it has a stream of its
+            own, so that no layer waits for these. By default the same group.
         timeout_s: How long one waits for the others.
         local_size: How many there are on this machine.
 
@@ -86,12 +88,14 @@ class World:
         group: dist.ProcessGroup | None = None,
         timeout_s: float = TIMEOUT_S,
         local_size: int = 1,
+        beside: dist.ProcessGroup | None = None,
     ) -> None:
         assert (size == 1) == (group is None), (size, group)
         self.rank = rank
         self.size = size
         self.device = device or torch.device("cpu")
         self.group = group
+        self.beside = beside or group
         self.timeout_s = timeout_s
         self.local_size = local_size
         self._held: list[WeakMethod[Callable[[], None]]] = []
@@ -267,17 +271,24 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             world_size=seat.size,
             timeout=timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
+            pg_options=_at_once(device),
         )
+        beside = dist.new_group(pg_options=_at_once(device)) if device.type == "cuda" else None
     except (RuntimeError, ValueError) as error:
         raise TrainError(
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
             f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
         ) from None
-    world = World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size)
+    world = World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size, beside)
     yield world
     # After an error the others may be gone, and leaving would wait for them; this process ends then.
     world.before_leaving()
     dist.destroy_process_group()
+
+
+def _at_once(device: torch.device) -> Any:
+    """How a group begins its work: on a GPU before all that is not waited for."""
+    return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if device.type == "cuda" else None
 
 
 @final

@@ -86,7 +86,12 @@ def test_gradients_of_several_processes_travel_in_buckets(
     parameters = dict(net.named_parameters()) | {f"unused.{name}": own for name, own in unused.named_parameters()}
     cut = ["3.weight", "3.bias"]
     gradients = Gradients(
-        parameters, cut, company(2), precision=precision, bucket_bytes=300, ready=None if at_once else ready.extend
+        parameters,
+        cut,
+        company(2),
+        precision=precision,
+        bucket_bytes=300,
+        ready=None if at_once else lambda done, _: ready.extend(done),
     )
     for _ in range(2):
         sent.clear()
@@ -122,7 +127,7 @@ def test_gradients_travel_while_others_are_made(monkeypatch: pytest.MonkeyPatch)
     first, last = nn.Linear(4, 4), nn.Linear(4, 4)
     net = nn.Sequential(first, last)
     gradients = Gradients(
-        dict(net.named_parameters()), [], company(2), bucket_bytes=60, ready=lambda _: seen.append("ready")
+        dict(net.named_parameters()), [], company(2), bucket_bytes=60, ready=lambda *_: seen.append("ready")
     )
     for parameter in first.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: seen.append("made"))

@@ -1,0 +1,5 @@
+"""An optimizer's step over many weights at once, which also writes the shorter copies that a network computes with."""
+
+from penstock.kernels.weight_step.dispatch import Weights
+
+__all__ = ["Weights"]

@@ -1,0 +1,164 @@
+"""Weights in two precisions: bf16 copies, in which the network computes, of fp32 weights, which the optimizer steps.
+
+Autocast turns weights to bf16 in every step and their gradients back to fp32: a third of the bytes that weights cost.
+Here the optimizer's step reads the bf16 gradients as the backward pass made them and writes the next step's bf16
+weights beside the fp32 ones (the "master copy" of Micikevicius et al. 2018, "Mixed Precision Training", section 3.1).
+The numbers are autocast's.
+"""
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from penstock.kernels.weight_step import Weights
+from penstock.nn.entry import EntryConv2d
+from penstock.train.flow import uses_of_weights
+from penstock.train.placed import Part
+
+# Layers that use weights in one way only, one that autocast computes in bf16.
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, EntryConv2d)
+_NAMES = ("weight", "bias")
+# The functions of torch by which they do so.
+_USES = {"linear", "conv1d", "conv2d", "conv3d"}
+
+
+def steps_copies(optimizer: Optimizer) -> bool:
+    """Whether there is a step of this optimizer that takes bf16 gradients and writes bf16 copies."""
+    hooked = any(getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+    plain = all(
+        not (group["dampening"] or group["maximize"] or group["differentiable"])
+        for group in (optimizer.param_groups if type(optimizer) is SGD else [])
+    )
+    return type(optimizer) is SGD and plain and not hooked
+
+
+@final
+class WorkingWeights:
+    """bf16 copies of a network's fp32 weights, and the optimizer's step over both.
+
+    A layer that is asked for its weight gives the copy while `entered`; parameters, state dicts and the optimizer have
+    the fp32 weights always.
+
+    Args:
+        module: The network, laid out, on its device.
+        optimizer: Of its parameters, as `steps_copies` lets it pass. Its state gets the momenta.
+        rates: The learning rate of each of its groups, on the device.
+        examples_B: A few raw inputs, `[B, ...]`, on the device, to see what uses the weights.
+
+    Attributes:
+        leaves: By name, that of which a backward pass gives the gradient: the copy, or the parameter where there is
+            none.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, rates: Sequence[Tensor], examples_B: Tensor) -> None:
+        self._optimizer, self._rates = optimizer, list(rates)
+        self._owners = _owners(module, examples_B)
+        self._copies: dict[nn.Parameter, nn.Parameter] = {
+            weight: nn.Parameter(weight.detach().to(torch.bfloat16), weight.requires_grad) for weight in self._owners
+        }
+        self.leaves: dict[str, nn.Parameter] = {
+            name: self._copies.get(weight, weight) for name, weight in module.named_parameters()
+        }
+        weight_of = {id(copy): weight for weight, copy in self._copies.items()}
+        self._weight_of = {id(leaf): weight_of.get(id(leaf), leaf) for leaf in self.leaves.values()}
+        self._group_of = {
+            id(weight): index for index, group in enumerate(optimizer.param_groups) for weight in group["params"]
+        }
+        self._stepped: dict[tuple[int, ...], Weights] = {}
+
+    def weight_of(self, leaf: nn.Parameter) -> nn.Parameter:
+        """The network's parameter that belongs to a leaf."""
+        return self._weight_of[id(leaf)]
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        """While it is entered, the network's layers have the copies for weights."""
+        # What lies in a module's own dictionary is found before its parameters.
+        places = [(layer, name, copy) for weight, copy in self._copies.items() for layer, name in self._owners[weight]]
+        for layer, name, copy in places:
+            layer.__dict__[name] = copy
+        try:
+            yield
+        finally:
+            for layer, name, _ in places:
+                del layer.__dict__[name]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The weights or the optimizer's state were replaced."""
+        for weight, copy in self._copies.items():
+            copy.copy_(weight)
+        self._stepped.clear()
+
+    @torch.no_grad()
+    def step(self, leaves: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+        """Step the weights of some leaves.
+
+        Args:
+            leaves: Which.
+            gradients: Theirs, in any precision.
+        """
+        alike: defaultdict[tuple[int, torch.dtype], list[int]] = defaultdict(list)
+        for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+            group = self._group_of.get(id(self.weight_of(leaf)))
+            # The optimizer need not have been given all.
+            if group is not None:
+                alike[group, gradient.dtype].append(place)
+        for (group, _), places in alike.items():
+            weights = [self.weight_of(leaves[place]) for place in places]
+            given = [_laid_as(weight, gradients[place]) for weight, place in zip(weights, places, strict=True)]
+            values: Mapping[str, Any] = self._optimizer.param_groups[group]
+            self._together(weights, values["momentum"]).sgd(
+                given,
+                self._rates[group],
+                momentum=values["momentum"],
+                decay=values["weight_decay"],
+                nesterov=values["nesterov"],
+            )
+
+    def settle(self) -> None:
+        """The steps that were taken since the last one were captured in a CUDA graph."""
+        for weights in self._stepped.values():
+            weights.settle()
+
+    def _together(self, weights: Sequence[nn.Parameter], momentum: float) -> Weights:
+        key = tuple(map(id, weights))
+        if key not in self._stepped:
+            momenta = [self._momentum_of(weight) for weight in weights] if momentum else []
+            self._stepped[key] = Weights(weights, momenta, [self._copies.get(weight) for weight in weights])
+        return self._stepped[key]
+
+    def _momentum_of(self, weight: nn.Parameter) -> Tensor:
+        state = self._optimizer.state[weight]
+        if state.get("momentum_buffer") is None:
+            # The first step's is the gradient, as torch has it.
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        return state["momentum_buffer"]
+
+
+def _laid_as(weight: Tensor, gradient: Tensor) -> Tensor:
+    if gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
+
+
+def _owners(module: nn.Module, examples_B: Tensor) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """The weights that may have copies, and under which names layers have them."""
+    uses = uses_of_weights(module, examples_B)
+    found: defaultdict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    kept: set[int] = set()
+    for layer in module.modules():
+        for name, weight in layer.named_parameters(recurse=False):
+            # Another function may belong to the layers around it, which a copy would give less precise a weight.
+            known = isinstance(layer, Part) or (type(layer) in _LAYERS and uses[id(weight)] <= _USES)
+            # A hook may make the weight anew.
+            hooked = bool(layer._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+            if not known or hooked or name not in _NAMES or weight.dtype != torch.float32:
+                kept.add(id(weight))
+            found[weight].append((layer, name))
+    return {weight: layers for weight, layers in found.items() if id(weight) not in kept}
