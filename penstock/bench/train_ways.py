@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -92,6 +93,8 @@ def _wrapped(case: Case, world: World, *, hook: bool) -> tuple[nn.Module, Optimi
     if world.size > 1:
         wrapped = DistributedDataParallel(
             network,
+            # As a user has it: Penstock's own groups go before other work.
+            process_group=dist.new_group() if bool(case.changes.get("plain_group", True)) else None,
             device_ids=[world.device.index] if on_gpu else None,
             gradient_as_bucket_view=True,
             static_graph=True,

@@ -1,9 +1,10 @@
 """Gradients in flat memory, summed over the processes a bucket at a time, as soon as the backward pass filled it."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast, final
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from penstock.kernels.copy_many import Copies
 from penstock.train.world import World
 
 # A bucket's worth of gradients; of small networks less, so that the first ones travel while the last ones are made.
@@ -31,16 +33,24 @@ class _Bucket:
         parameters: Whose, in the order in which the backward pass makes them.
         made: How many it has made.
         begun: Whether what comes when all are made has begun.
+        after: What must be full before: while the backward pass is among layers that wait for other processes, nothing
+            else takes their links and their memory.
     """
 
     parameters: list[nn.Parameter]
     made: int = 0
     begun: bool = False
+    after: list["_Bucket"] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
         """Whether the backward pass has made all."""
         return self.made >= len(self.parameters)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether what comes then may begin."""
+        return self.is_full and not self.begun and all(bucket.is_full for bucket in self.after)
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -66,6 +76,7 @@ class _Travelling(_Bucket):
         self._flat = self._wire if wire_type == own_type else torch.zeros_like(self._wire, dtype=own_type)
         self._as_sent = as_sent
         self._wire_views, self._sums = _views(parameters, self._wire), _views(parameters, self._flat)
+        self._copies: dict[tuple[int, ...], Copies] = {}
         self._work: Any = None
 
     @property
@@ -81,18 +92,25 @@ class _Travelling(_Bucket):
     @torch.no_grad()
     def send(self, world: World, name: str) -> None:
         """Begin to sum the gradients over the processes."""
-        filled: defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        for parameter, wire_view, own in zip(self.parameters, self._wire_views, self._sums, strict=True):
+        alike: defaultdict[torch.dtype, dict[int, Tensor]] = defaultdict(dict)
+        for place, parameter in enumerate(self.parameters):
             if parameter.grad is None:
-                wire_view.zero_()
+                self._wire_views[place].zero_()
             else:
-                filled[parameter.grad.dtype].append((wire_view, parameter.grad))
-            parameter.grad = None if self._as_sent else own
-        for pairs in filled.values():
-            # All in one kernel.
-            cast(Any, torch)._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
+                alike[parameter.grad.dtype][place] = parameter.grad
+            parameter.grad = None if self._as_sent else self._sums[place]
+        for grads in alike.values():
+            places = tuple(grads)
+            if places not in self._copies:
+                self._copies[places] = Copies([self._wire_views[place] for place in places])
+            self._copies[places].fill(list(grads.values()))
         with world.operation(name):
             self._work = dist.all_reduce(self._wire, group=world.beside, async_op=True)
+
+    def settle(self) -> None:
+        """It was sent while a CUDA graph was captured."""
+        for copies in self._copies.values():
+            copies.settle()
 
     @torch.no_grad()
     def wait(self, world: World, name: str) -> None:
@@ -147,6 +165,8 @@ class Gradients:
         ]
         apart = _parts(self._stay if ready else [], bucket_bytes, mixed=as_sent)
         self._staying = [_Bucket(parameters=part) for part in apart]
+        if world.size > 1:
+            _hold([*reversed(learned.values())], self._travelling, self._staying)
         self._sent = 0
         self._is_last = False
         self._beside = torch.cuda.Stream(world.device) if ready and world.device.type == "cuda" else None
@@ -207,6 +227,11 @@ class Gradients:
         if self._beside is not None:
             torch.cuda.current_stream().wait_stream(self._beside)
 
+    def settle(self) -> None:
+        """A step was captured in a CUDA graph."""
+        for bucket in self._travelling:
+            bucket.settle()
+
     def norm(self) -> Tensor:
         """The Euclidean norm of the whole gradient: what every process has counted once, all parts of what is cut."""
         common, own = (_square(part, self._world.device) for part in (self._common, self._own))
@@ -225,11 +250,12 @@ class Gradients:
                 return
             assert not bucket.begun, "a gradient was made again after it had been sent"
             bucket.made += 1
-            if bucket.is_full and not isinstance(bucket, _Travelling):
-                self._done(bucket)
             # In one order everywhere, whatever the order in which they are made: collectives pair up by their order.
-            while self._sent < len(self._travelling) and self._travelling[self._sent].is_full:
+            while self._sent < len(self._travelling) and self._travelling[self._sent].is_due:
                 self._send()
+            for waiting in self._staying:
+                if waiting.is_due:
+                    self._done(waiting)
 
         return hook
 
@@ -277,6 +303,22 @@ def _parts(parameters: Sequence[nn.Parameter], most_bytes: int | None, *, mixed:
         parts[-1].append(parameter)
         size += parameter.numel() * parameter.element_size()
     return parts
+
+
+def _hold(made: Sequence[nn.Parameter], travelling: Sequence[_Bucket], staying: Sequence[_Bucket]) -> None:
+    """Let buckets wait for layers that lie between them and the next ones.
+
+    Args:
+        made: All parameters, in the order in which the backward pass makes them.
+        travelling: What is summed when it is full.
+        staying: Of layers that wait for other processes.
+    """
+    place = {id(parameter): index for index, parameter in enumerate(made)}
+    for bucket, following in itertools.pairwise(travelling):
+        first, last = (place[id(each.parameters[-1])] for each in (bucket, following))
+        bucket.after = [each for each in staying if first < place[id(each.parameters[0])] < last]
+    for bucket, following in itertools.pairwise(staying):
+        bucket.after = [following]
 
 
 def _wire_type(parameter: nn.Parameter, precision: Literal["fp32", "bf16"], *, as_sent: bool) -> torch.dtype:

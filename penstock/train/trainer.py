@@ -132,8 +132,7 @@ class Trainer:
             firsts = [self._weight_of(leaf) for leaf in self.gradients.first_of_buckets] if parted else []
             self._network = compiled(self.module, firsts, layers_that_wait(self.module))
         why_eager = self._stepper.why_eager if recipe.graph else "the recipe has graph=False"
-        settle = self._working.settle if self._working else lambda: None
-        self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence), settle)
+        self.steps = Steps(self._compute, self.world, why_eager, lambda sentence: self.say(sentence), self._settle)
 
     @property
     def rows(self) -> slice:
@@ -230,6 +229,12 @@ class Trainer:
         examples_B = torch.from_numpy(inputs[:EXAMPLES_SEEN]).to(self.world.device)
         with cast_of(self.recipe, self.world.device):
             return WorkingWeights(self.module, self.optimizer, self._stepper.rates, examples_B)
+
+    def _settle(self) -> None:
+        """The step was captured."""
+        self.gradients.settle()
+        if self._working is not None:
+            self._working.settle()
 
     def _weight_of(self, leaf: nn.Parameter) -> nn.Parameter:
         return self._working.weight_of(leaf) if self._working else leaf

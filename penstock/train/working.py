@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from penstock.kernels.addresses import is_laid_as
 from penstock.kernels.weight_step import Weights
 from penstock.nn.entry import EntryConv2d
 from penstock.train.flow import uses_of_weights
@@ -25,6 +26,8 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, EntryConv2d)
 _NAMES = ("weight", "bias")
 # The functions of torch by which they do so.
 _USES = {"linear", "conv1d", "conv2d", "conv3d"}
+# Which fills its weights up with zeros first.
+_USES_OF_ENTRY = _USES | {"pad"}
 
 
 def steps_copies(optimizer: Optimizer) -> bool:
@@ -142,7 +145,7 @@ class WorkingWeights:
 
 
 def _laid_as(weight: Tensor, gradient: Tensor) -> Tensor:
-    if gradient.stride() == weight.stride():
+    if is_laid_as(gradient, weight):
         return gradient
     return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 
@@ -155,7 +158,8 @@ def _owners(module: nn.Module, examples_B: Tensor) -> dict[nn.Parameter, list[tu
     for layer in module.modules():
         for name, weight in layer.named_parameters(recurse=False):
             # Another function may belong to the layers around it, which a copy would give less precise a weight.
-            known = isinstance(layer, Part) or (type(layer) in _LAYERS and uses[id(weight)] <= _USES)
+            rightly = uses[id(weight)] <= (_USES_OF_ENTRY if isinstance(layer, EntryConv2d) else _USES)
+            known = isinstance(layer, Part) or (type(layer) in _LAYERS and rightly)
             # A hook may make the weight anew.
             hooked = bool(layer._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
             if not known or hooked or name not in _NAMES or weight.dtype != torch.float32:

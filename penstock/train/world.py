@@ -271,9 +271,9 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             world_size=seat.size,
             timeout=timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
-            pg_options=_at_once(device),
+            pg_options=_at_once(device, timeout_s),
         )
-        beside = dist.new_group(pg_options=_at_once(device)) if device.type == "cuda" else None
+        beside = dist.new_group(pg_options=_at_once(device, timeout_s)) if device.type == "cuda" else None
     except (RuntimeError, ValueError) as error:
         raise TrainError(
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
@@ -286,9 +286,13 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
     dist.destroy_process_group()
 
 
-def _at_once(device: torch.device) -> Any:
+def _at_once(device: torch.device, timeout_s: float) -> Any:
     """How a group begins its work: on a GPU before all that is not waited for."""
-    return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timedelta(seconds=timeout_s)  # pyright: ignore[reportPrivateUsage]
+    return options
 
 
 @final

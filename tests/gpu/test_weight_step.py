@@ -12,11 +12,10 @@ from penstock.kernels.weight_step.shapes import SHAPES
 pytestmark = pytest.mark.gpu
 
 RATE = 0.05
+Shapes = tuple[tuple[int, ...], ...]
 
 
-def made(
-    shapes: tuple[tuple[int, ...], ...], momentum: float
-) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+def made(shapes: Shapes, momentum: float) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
     torch.manual_seed(len(shapes))
     weights = [torch.randn(shape, device="cuda") for shape in shapes]
     momenta = [torch.randn_like(weight) for weight in weights] if momentum else []

@@ -140,6 +140,49 @@ def test_gradients_travel_while_others_are_made(monkeypatch: pytest.MonkeyPatch)
     assert [parameter is last.weight for parameter in gradients.first_of_buckets] == [True]
 
 
+def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(5)))
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+
+    def sent(*_: Any, **__: Any) -> Any:
+        seen.append("sent")
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(gradients_module.dist, "all_reduce", sent)
+    gradients = Gradients(
+        dict(net.named_parameters()),
+        ["2.weight", "3.weight"],
+        company(2),
+        bucket_bytes=60,
+        ready=lambda done, _: seen.extend(f"stepped {names[id(each)]}" for each in done),
+    )
+    for layer in net:
+        layer.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(f"made {names[id(parameter)]}"))
+    for _ in range(2):
+        seen.clear()
+        gradients.start()
+        gradients.travel()
+        net(torch.randn(2, 4)).sum().backward()
+        gradients.finish()
+        # Each hook of this test comes behind that of the gradients.
+        assert seen == [
+            "made 4.weight",
+            "made 3.weight",
+            "sent",
+            "stepped 4.weight",
+            "stepped 3.weight",
+            "stepped 2.weight",
+            "made 2.weight",
+            "sent",
+            "stepped 1.weight",
+            "made 1.weight",
+            "sent",
+            "stepped 0.weight",
+            "made 0.weight",
+        ]
+
+
 def test_the_norm_and_clipping_are_torchs() -> None:
     net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
     gradients = Gradients(dict(net.named_parameters()), ["1.weight"], World(), bucket_bytes=100)

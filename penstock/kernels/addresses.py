@@ -1,0 +1,75 @@
+"""Where tensors lie in a device's memory, as a table there: for a kernel that works on many of them by one launch."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import final
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = find_spec("triton") is not None
+# What a program reads at once begins at such an address.
+ALIGNED_BYTES = 16
+
+# In which kernels read and write.
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+
+# T tensors, C columns, P programs
+
+
+def is_laid_as(tensor: Tensor, other: Tensor) -> bool:
+    """Whether a kernel can go through both at once, from the first address to the last."""
+    return tensor.stride() == other.stride() and tensor.data_ptr() % ALIGNED_BYTES == 0 and tensor.dtype in PRECISIONS
+
+
+@final
+class Addresses:
+    """A table with a row for each of some tensors and what goes with them, of equal shapes.
+
+    Args:
+        counts: How many numbers each tensor has.
+        block: How many of them a program handles.
+        device: Where the table is.
+
+    Attributes:
+        parts_P2: int32, of each program the tensor and which part of it.
+    """
+
+    def __init__(self, counts: Sequence[int], block: int, device: torch.device) -> None:
+        parts = [(index, part) for index, count in enumerate(counts) for part in range(-(-count // block))]
+        self._counts = list(counts)
+        self.parts_P2 = torch.tensor(parts, dtype=torch.int32).to(device)
+        self._table: Tensor | None = None
+        self._later: Tensor | None = None
+
+    def of(self, columns: Sequence[Sequence[Tensor | None]]) -> Tensor:
+        """The table, int64 `[T, C + 1]`: addresses, 0 for none, and counts.
+
+        While a CUDA graph is captured, it is that of the call before: it is right when the graph is replayed, after
+        `settle`.
+
+        Args:
+            columns: For each, a tensor or none a row.
+        """
+        rows = [
+            [*(0 if tensor is None else tensor.data_ptr() for tensor in row), count]
+            for row, count in zip(zip(*columns, strict=True), self._counts, strict=True)
+        ]
+        assert not any(address % ALIGNED_BYTES for row in rows for address in row[:-1]), "a tensor is not aligned"
+        table = torch.tensor(rows, dtype=torch.int64)
+        if self._table is None:
+            self._table = torch.empty_like(table, device=self.parts_P2.device)
+        if torch.cuda.is_current_stream_capturing():
+            # The graph's memory stays where it is.
+            self._later = table
+        else:
+            self._later = None
+            # Page-locked, so that the host does not wait.
+            self._table.copy_(table.pin_memory(), non_blocking=True)
+        return self._table
+
+    def settle(self) -> None:
+        """A CUDA graph was captured: tell its kernels where the tensors are that it was captured with."""
+        if self._later is not None and self._table is not None:
+            self._table.copy_(self._later)
+            self._later = None
