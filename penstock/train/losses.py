@@ -123,7 +123,8 @@ class _OverClasses(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        logits_grad = class_gradient(*ctx.saved_tensors, grad / ctx.rows, ctx.even, ctx.wanted)
+        logits_NC, own, most_N, of_all_N = ctx.saved_tensors
+        logits_grad = class_gradient(logits_NC, own, most_N, of_all_N, grad / ctx.rows, ctx.even, ctx.wanted)
         return None, logits_grad, None, None, None
 
 

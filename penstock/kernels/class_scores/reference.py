@@ -9,8 +9,8 @@ from torch import Tensor
 def class_sums(logits_NC: Tensor, targets: Tensor) -> Tensor:
     """Five numbers of every row, `[5, N]`, in float32, or in float64 where the logits are.
 
-    They are the largest logit; the sum of exponents; the score that is wanted; the sum of scores; and how much of what is
-    wanted is here. Scores are logits less the row's largest.
+    They are the largest logit; the sum of exponents of scores, which are logits less the largest one; the score that is
+    wanted; the sum of scores; and how much of what is wanted is here.
 
     Args:
         logits_NC: Of this process's classes. A row of nothing but -inf has the lowest finite number for its largest.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 # N rows, C classes of this process, P parts of a row
 
-# Numbers a program handles, and a warp of it: enough loads on their way at once, and still several programs a processor.
+# Numbers a program handles, and a warp of it: enough loads on their way, and several programs a multiprocessor.
 BLOCK = 8192
 OF_WARP = 1024
 # Below it there is nothing but -inf, whose scores cannot be relative to itself.
