@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from penstock.core.errors import TrainError
+from penstock.kernels.class_scores import class_gradient, class_sums
 from penstock.train.collectives import Waited, once_differentiable, padded, start_gather, whole_batch
 from penstock.train.world import World
 
@@ -97,66 +98,36 @@ class _OverClasses(Function):
     ) -> Tensor:
         classes = logits_NC.shape[1]
         own = _own_targets(targets_N, world.rank * classes, classes)
-        own_most_N = logits_NC.amax(1).to(torch.promote_types(logits_NC.dtype, torch.float32))
-        scores_NC = logits_NC - own_most_N[:, None]
-        share_N, wanted_N = own.shares(scores_NC)
-        sum_N = scores_NC.sum(1)
-        chances_NC = scores_NC.exp_()
-        own_5N = torch.stack([own_most_N, chances_NC.sum(1), wanted_N, sum_N, share_N])
+        own_5N = class_sums(logits_NC, own)
         of_ranks_R5N = start_gather(world, "the sums over all classes", own_5N)()
         most_RN, part_RN, wanted_RN, sum_RN, share_RN = of_ranks_R5N.unbind(1)
         # All is relative to each rank's own largest score; now to that of all ranks.
         below_RN = most_RN - most_RN.amax(0)
         whole_N = (part_RN * below_RN.exp()).sum(0)
         wanted_N = (wanted_RN + share_RN * below_RN).sum(0)
-        sum_N = (sum_RN + classes * below_RN).sum(0)
         share_N = share_RN.sum(0)
         if not targets_N.is_floating_point():
             # A label that is nobody's: the host finds the loss not finite, without having looked at labels.
             share_N = share_N.masked_fill(share_N == 0, torch.nan)
         weight_N = (1 - smoothing) * share_N + smoothing
-        loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N - smoothing / (classes * world.size) * sum_N
+        loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N
+        ctx.even = smoothing / (classes * world.size)
+        if smoothing:
+            loss_N -= ctx.even * (sum_RN + classes * below_RN).sum(0)
         of_all_N = weight_N * below_RN[world.rank].exp() / whole_N
-        ctx.save_for_backward(chances_NC.mul_(of_all_N[:, None]), *own.tensors)
-        ctx.rows, ctx.classes = rows[world.rank], classes * world.size
-        ctx.smoothing, ctx.dtype = smoothing, logits_NC.dtype
+        ctx.save_for_backward(logits_NC, own, own_5N[0], of_all_N)
+        ctx.rows, ctx.wanted = rows[world.rank], 1 - smoothing
         first = sum(rows[: world.rank])
         return loss_N[first : first + rows[world.rank]].mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        chances_NC, *own = ctx.saved_tensors
-        logits_grad = chances_NC - ctx.smoothing / ctx.classes
-        _OwnTargets(tuple(own)).add_to(logits_grad, ctx.smoothing - 1)
-        return None, logits_grad.mul_(grad / ctx.rows).to(ctx.dtype), None, None, None
+        logits_NC, own, most_N, of_all_N = ctx.saved_tensors
+        logits_grad = class_gradient(logits_NC, own, most_N, of_all_N, grad / ctx.rows, ctx.even, ctx.wanted)
+        return None, logits_grad, None, None, None
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnTargets:
-    """What is wanted of this rank's classes: `[N]` labels and whether they are its own, or `[N, C]` shares."""
-
-    tensors: tuple[Tensor, ...]
-
-    def shares(self, scores_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """How much of each target is of these classes, and the scores weighed by it."""
-        if len(self.tensors) == 1:
-            shares_NC = self.tensors[0].to(scores_NC)
-            return shares_NC.sum(1), (shares_NC * scores_NC).sum(1)
-        own_N, mine_N = self.tensors
-        return mine_N.to(scores_NC), scores_NC.gather(1, own_N[:, None])[:, 0] * mine_N
-
-    def add_to(self, grad_NC: Tensor, times: float) -> None:
-        """Add so many times the targets."""
-        if len(self.tensors) == 1:
-            grad_NC.add_(self.tensors[0].to(grad_NC), alpha=times)
-            return
-        own_N, mine_N = self.tensors
-        grad_NC.scatter_add_(1, own_N[:, None], (times * mine_N).to(grad_NC)[:, None])
-
-
-def _own_targets(targets_N: Tensor, first: int, classes: int) -> _OwnTargets:
-    if targets_N.is_floating_point():
-        return _OwnTargets((targets_N[:, first : first + classes],))
-    own_N = targets_N.long() - first
-    return _OwnTargets((own_N.clamp(0, classes - 1), (own_N >= 0) & (own_N < classes)))
+def _own_targets(targets_N: Tensor, first: int, classes: int) -> Tensor:
+    """What is wanted of this rank's classes: labels counted from its first, or shares `[N, C]`."""
+    return targets_N[:, first : first + classes] if targets_N.is_floating_point() else targets_N.long() - first
