@@ -9,11 +9,11 @@ The numbers are autocast's.
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from penstock.kernels.addresses import is_laid_as
 from penstock.kernels.weight_step import Weights
@@ -30,14 +30,15 @@ _USES = {"linear", "conv1d", "conv2d", "conv3d"}
 _USES_OF_ENTRY = _USES | {"pad"}
 
 
+# What a group of theirs may not ask for.
+_REFUSED = ("dampening", "maximize", "differentiable", "amsgrad")
+
+
 def steps_copies(optimizer: Optimizer) -> bool:
     """Whether there is a step of this optimizer that takes bf16 gradients and writes bf16 copies."""
     hooked = any(getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
-    plain = all(
-        not (group["dampening"] or group["maximize"] or group["differentiable"])
-        for group in (optimizer.param_groups if type(optimizer) is SGD else [])
-    )
-    return type(optimizer) is SGD and plain and not hooked
+    plain = all(not group.get(name) for group in optimizer.param_groups for name in _REFUSED)
+    return type(optimizer) in (SGD, Adam, AdamW) and plain and not hooked
 
 
 @final
@@ -115,33 +116,55 @@ class WorkingWeights:
         for (group, _), places in alike.items():
             weights = [self.weight_of(leaves[place]) for place in places]
             given = [_laid_as(weight, gradients[place]) for weight, place in zip(weights, places, strict=True)]
-            values: Mapping[str, Any] = self._optimizer.param_groups[group]
-            self._together(weights, values["momentum"]).sgd(
-                given,
-                self._rates[group],
-                momentum=values["momentum"],
-                decay=values["weight_decay"],
-                nesterov=values["nesterov"],
-            )
+            self._step(weights, given, group)
 
     def settle(self) -> None:
         """The steps that were taken since the last one were captured in a CUDA graph."""
         for weights in self._stepped.values():
             weights.settle()
 
-    def _together(self, weights: Sequence[nn.Parameter], momentum: float) -> Weights:
+    def _step(self, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor], group: int) -> None:
+        """Step weights of one group."""
         key = tuple(map(id, weights))
         if key not in self._stepped:
-            momenta = [self._momentum_of(weight) for weight in weights] if momentum else []
-            self._stepped[key] = Weights(weights, momenta, [self._copies.get(weight) for weight in weights])
-        return self._stepped[key]
+            self._stepped[key] = Weights(weights, [self._copies.get(weight) for weight in weights])
+        together, rate = self._stepped[key], self._rates[group]
+        values: Mapping[str, Any] = self._optimizer.param_groups[group]
+        if isinstance(self._optimizer, SGD):
+            momentum = values["momentum"]
+            together.sgd(
+                gradients,
+                # The first step's is the gradient, as torch has it.
+                self._state("momentum_buffer", weights) if momentum else [],
+                rate,
+                momentum=momentum,
+                decay=values["weight_decay"],
+                nesterov=values["nesterov"],
+            )
+            return
+        steps = self._state("step", weights)
+        cast(Any, torch)._foreach_add_(steps, 1)
+        together.adam(
+            gradients,
+            self._state("exp_avg", weights),
+            self._state("exp_avg_sq", weights),
+            steps,
+            rate,
+            betas=values["betas"],
+            eps=values["eps"],
+            decay=values["weight_decay"],
+            decoupled=isinstance(self._optimizer, AdamW) or bool(values.get("decoupled_weight_decay")),
+        )
 
-    def _momentum_of(self, weight: nn.Parameter) -> Tensor:
-        state = self._optimizer.state[weight]
-        if state.get("momentum_buffer") is None:
-            # The first step's is the gradient, as torch has it.
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        return state["momentum_buffer"]
+    def _state(self, name: str, weights: Sequence[nn.Parameter]) -> list[Tensor]:
+        """What the optimizer keeps of weights, by torch's name; nothing before the first step."""
+        found: list[Tensor] = []
+        for weight in weights:
+            state = self._optimizer.state[weight]
+            if state.get(name) is None:
+                state[name] = weight.new_zeros(()) if name == "step" else torch.zeros_like(weight)
+            found.append(state[name])
+        return found
 
 
 def _laid_as(weight: Tensor, gradient: Tensor) -> Tensor:

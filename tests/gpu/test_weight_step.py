@@ -15,12 +15,13 @@ RATE = 0.05
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def made(shapes: Shapes, momentum: float) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+def made(shapes: Shapes) -> tuple[list[Tensor], list[Tensor | None], list[Tensor], list[Tensor], list[Tensor]]:
+    """Weights, copies, and what an optimizer may keep of them."""
     torch.manual_seed(len(shapes))
     weights = [torch.randn(shape, device="cuda") for shape in shapes]
-    momenta = [torch.randn_like(weight) for weight in weights] if momentum else []
     copies = [weight.to(torch.bfloat16) if index % 3 != 1 else None for index, weight in enumerate(weights)]
-    return weights, momenta, copies
+    steps = [torch.zeros((), device="cuda") for _ in shapes]
+    return weights, copies, [torch.randn_like(each) for each in weights], [each.square() for each in weights], steps
 
 
 @pytest.mark.parametrize("gradient_type", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -30,57 +31,91 @@ def test_the_kernel_takes_the_references_steps(
     shapes: Shapes, settings: tuple[float, float, bool], gradient_type: torch.dtype
 ) -> None:
     values: dict[str, Any] = dict(zip(("momentum", "decay", "nesterov"), settings, strict=True))
-    ours, theirs = made(shapes, settings[0]), made(shapes, settings[0])
+    ours, theirs = made(shapes), made(shapes)
     rate = torch.tensor(RATE, device="cuda")
-    together = Weights(*ours)
+    together = Weights(*ours[:2])
+    momenta = [each[2] if settings[0] else [] for each in (ours, theirs)]
     for _ in range(3):
         gradients = [torch.randn(shape, device="cuda").to(gradient_type) for shape in shapes]
-        together.sgd(gradients, rate, **values)
-        reference.sgd(*theirs[:1], gradients, *theirs[1:], rate, **values)
-    for mine, right in zip(ours[0], theirs[0], strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
-    for weight, copy in zip(ours[0], ours[2], strict=True):
+        together.sgd(gradients, momenta[0], rate, **values)
+        reference.sgd(*theirs[:2], gradients, momenta[1], rate, **values)
+    _check(ours, theirs)
+
+
+@pytest.mark.parametrize("gradient_type", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_the_kernel_takes_the_references_steps_of_adam(
+    shapes: Shapes, gradient_type: torch.dtype, *, decoupled: bool
+) -> None:
+    ours, theirs = made(shapes), made(shapes)
+    rate = torch.tensor(RATE, device="cuda")
+    together = Weights(*ours[:2])
+    values: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "decay": 0.01, "decoupled": decoupled}
+    for _ in range(3):
+        gradients = [torch.randn(shape, device="cuda").to(gradient_type) for shape in shapes]
+        for step in ours[4] + theirs[4]:
+            step.add_(1)
+        together.adam(gradients, *ours[2:], rate, **values)
+        reference.adam(*theirs[:2], gradients, *theirs[2:], rate, **values)
+    _check(ours, theirs)
+
+
+def _check(ours: Any, theirs: Any) -> None:
+    for which in (0, 2, 3):
+        for mine, right in zip(ours[which], theirs[which], strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+    for weight, copy in zip(ours[0], ours[1], strict=True):
         assert copy is None or torch.equal(copy, weight.to(torch.bfloat16))
 
 
 def test_a_captured_step_is_the_launched_one() -> None:
     shapes = SHAPES[2]
-    launched, captured = made(shapes, 0.9), made(shapes, 0.9)
+    launched, captured = made(shapes), made(shapes)
     rate = torch.tensor(RATE, device="cuda")
-    one, other = Weights(*launched), Weights(*captured)
+    one, other = Weights(*launched[:2]), Weights(*captured[:2])
     source = [torch.randn(shape, device="cuda") for shape in shapes]
     values: dict[str, Any] = {"momentum": 0.9, "decay": 1e-3, "nesterov": False}
-    for together in (one, other):
-        together.sgd([tensor.to(torch.bfloat16) for tensor in source], rate, **values)
+    for together, state in ((one, launched), (other, captured)):
+        together.sgd([tensor.to(torch.bfloat16) for tensor in source], state[2], rate, **values)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        other.sgd([(2 * tensor).to(torch.bfloat16) for tensor in source], rate, **values)
+        other.sgd([(2 * tensor).to(torch.bfloat16) for tensor in source], captured[2], rate, **values)
     other.settle()
     for factor in (0.5, 1.0):
         rate.fill_(RATE * factor)
-        one.sgd([(2 * tensor).to(torch.bfloat16) for tensor in source], rate, **values)
+        one.sgd([(2 * tensor).to(torch.bfloat16) for tensor in source], launched[2], rate, **values)
         graph.replay()
-        for mine, right in zip(launched[0] + launched[1], captured[0] + captured[1], strict=True):
+        for mine, right in zip(launched[0] + launched[2], captured[0] + captured[2], strict=True):
             assert torch.equal(mine, right)
 
 
 def test_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    weights, momenta, copies = made(((8192, 8192), (64, 64, 3, 3), (64,)), 0.9)
+    weights, copies, momenta, squares, steps = made(((8192, 8192), (64, 64, 3, 3), (64,)))
     gradients = [torch.randn_like(weight, dtype=torch.bfloat16) for weight in weights]
-    together = Weights(weights, momenta, copies)
     rate = torch.tensor(RATE, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    together.sgd(gradients, rate, momentum=0.9, decay=1e-4, nesterov=False)
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            together.sgd(gradients, rate, momentum=0.9, decay=1e-4, nesterov=False)
-    together.settle()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    seconds = begin.elapsed_time(end) / 1e3 / 10
-    with capsys.disabled():
-        print(f" {20 * 8192 * 8192 / seconds / 1e12:.2f} TB/s", end="")
+
+    def sgd(together: Weights) -> None:
+        together.sgd(gradients, momenta, rate, momentum=0.9, decay=1e-4, nesterov=False)
+
+    def adam(together: Weights) -> None:
+        betas = 0.9, 0.999
+        together.adam(gradients, momenta, squares, steps, rate, betas=betas, eps=1e-8, decay=0.1, decoupled=True)
+
+    # Read and written of each number: gradient, weight, copy, state.
+    for step, bytes_of_one in ((sgd, 20), (adam, 28)):
+        together, graph = Weights(weights, copies), torch.cuda.CUDAGraph()
+        step(together)
+        with torch.cuda.graph(graph):
+            for _ in range(10):
+                step(together)
+        together.settle()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        seconds = begin.elapsed_time(end) / 1e3 / 10
+        with capsys.disabled():
+            print(f" {step.__name__} {bytes_of_one * 8192 * 8192 / seconds / 1e12:.2f} TB/s", end="")

@@ -1,11 +1,13 @@
 """bf16 copies of weights: a network computes with them what autocast makes of its fp32 weights."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from penstock.nn.entry import EntryConv2d
 from penstock.train.gradients import Gradients
@@ -39,11 +41,15 @@ def autocast() -> Any:
     return torch.autocast("cpu", torch.bfloat16)
 
 
-def made(**changes: Any) -> tuple[Net, SGD, WorkingWeights]:
+def sgd(parameters: Any, **changes: Any) -> SGD:
+    settings: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3}
+    return SGD(parameters, **settings | changes)
+
+
+def made(make: Callable[[Any], Optimizer] = sgd) -> tuple[Net, Optimizer, WorkingWeights]:
     torch.manual_seed(0)
     net = Net()
-    settings: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3} | changes
-    optimizer = SGD(net.parameters(), **settings)
+    optimizer = make(net.parameters())
     with autocast():
         return net, optimizer, WorkingWeights(net, optimizer, [torch.tensor(0.01)], torch.randn(2, 3, 9, 9))
 
@@ -65,11 +71,21 @@ def test_only_weights_that_are_used_in_bf16_alone_have_copies() -> None:
     assert working.weight_of(net.norm.weight) is net.norm.weight
 
 
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": sgd,
+    "plain sgd": partial(sgd, momentum=0.0),
+    "nesterov": partial(sgd, nesterov=True),
+    # With a large eps, so that what is next to nothing does not become a step of full length.
+    "adam": partial(Adam, lr=0.01, weight_decay=1e-3, eps=0.01),
+    "adamw": partial(AdamW, lr=0.01, weight_decay=0.1, betas=(0.8, 0.99), eps=0.01),
+}
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"momentum": 0.0}, {"nesterov": True}], ids=str)
-def test_training_with_copies_is_training_under_autocast(changes: dict[str, Any], *, compiled: bool) -> None:
-    ours, optimizer, working = made(**changes)
-    theirs, their_optimizer, _ = made(**changes)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_with_copies_is_training_under_autocast(make: Callable[[Any], Optimizer], *, compiled: bool) -> None:
+    ours, optimizer, working = made(make)
+    theirs, their_optimizer, _ = made(make)
     assert steps_copies(optimizer)
     gradients = Gradients(working.leaves, [], World(), ready=working.step, as_sent=True)
     run: Any = torch.compile(ours, backend="eager", fullgraph=True) if compiled else ours
@@ -97,8 +113,11 @@ def test_training_with_copies_is_training_under_autocast(changes: dict[str, Any]
             torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5, msg=name)
             leaf = working.leaves[name]
             assert leaf is mine or torch.equal(leaf, mine.to(torch.bfloat16)), name
-    state = optimizer.state_dict()["state"]
-    assert len(state) == (0 if changes.get("momentum") == 0.0 else sum(p.requires_grad for p in ours.parameters()))
+    state, right_state = optimizer.state_dict()["state"], their_optimizer.state_dict()["state"]
+    for index, values in right_state.items():
+        for name, value in values.items():
+            if value is not None:
+                torch.testing.assert_close(state[index][name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_replaced_weights_are_copied_anew() -> None:
@@ -117,7 +136,9 @@ def test_what_has_other_steps_has_no_copies() -> None:
     assert steps_copies(SGD(parameters, lr=0.1))
     assert not steps_copies(SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5))
     assert not steps_copies(SGD(parameters, lr=0.1, maximize=True))
-    assert not steps_copies(AdamW(parameters))
+    assert steps_copies(AdamW(parameters))
+    assert not steps_copies(AdamW(parameters, amsgrad=True))
+    assert not steps_copies(RMSprop(parameters))
     hooked = SGD(parameters, lr=0.1)
     hooked.register_step_post_hook(lambda *_: None)
     assert not steps_copies(hooked)

@@ -1,7 +1,9 @@
 """The same by one launch for all weights: each number is read and written once.
 
-The kernel is given a table of addresses instead of tensors, and a list of which part of which tensor each program has.
+The kernels are given a table of addresses instead of tensors, and a list of which part of which one each program has.
 """
+
+import math
 
 import torch
 import triton
@@ -15,7 +17,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def sgd(
-    table_T5: Tensor,
+    table: Tensor,
     parts_P2: Tensor,
     gradient_type: torch.dtype,
     copy_type: torch.dtype,
@@ -28,19 +30,53 @@ def sgd(
     """Step all weights.
 
     Args:
-        table_T5: int64, of each tensor the addresses of gradient, weight, momentum and copy (0 for none), and how many
-            numbers it has.
+        table: int64, of each tensor the addresses of gradient, weight and copy (0 for none), of its momentum where
+            there are some, and how many numbers it has.
         parts_P2: int32, of each program the tensor and the part of it.
         gradient_type: Of all gradients.
         copy_type: Of all copies.
-        rate: The learning rate.
-        momentum: 0 for none; then there are no momenta.
-        decay: See `reference.sgd`.
+        rate: See `reference.sgd`.
+        momentum: See there; 0 where the table has no momenta.
+        decay: See there.
         nesterov: See there.
     """
     _sgd[(len(parts_P2),)](
-        table_T5, parts_P2, rate, momentum, decay, momentum != 0.0, nesterov, _TYPES[gradient_type], _TYPES[copy_type],
-        BLOCK, num_warps=WARPS,
+        table, parts_P2, rate, momentum, decay, table.shape[1] == 5, nesterov, _TYPES[gradient_type],
+        _TYPES[copy_type], BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def adam(
+    table: Tensor,
+    parts_P2: Tensor,
+    gradient_type: torch.dtype,
+    copy_type: torch.dtype,
+    rate: Tensor,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> None:
+    """Step all weights.
+
+    Args:
+        table: int64, of each tensor the addresses of gradient, weight, copy (0 for none), mean, square and step, and
+            how many numbers it has.
+        parts_P2: As of `sgd`.
+        gradient_type: As of `sgd`.
+        copy_type: As of `sgd`.
+        rate: See `reference.adam`.
+        betas: See there.
+        eps: See there.
+        decay: See there.
+        decoupled: See there.
+    """
+    first, second = betas
+    _adam[(len(parts_P2),)](
+        table, parts_P2, rate, first, 1 - first, math.log(first) if first else -1e9, second, 1 - second,
+        math.log(second) if second else -1e9, eps, decay, decoupled, _TYPES[gradient_type], _TYPES[copy_type], BLOCK,
+        num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -50,30 +86,28 @@ def _sgd(
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, GRADIENT: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    row = table + tl.load(parts + 2 * program) * 5
+    WIDTH: tl.constexpr = 5 if MOMENTUM else 4
+    row = table + tl.load(parts + 2 * program) * WIDTH
     first = tl.load(parts + 2 * program + 1).to(tl.int64) * BLOCK
-    gradients = tl.multiple_of(tl.load(row).to(tl.pointer_type(GRADIENT)), 16)
-    weights = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16)
-    momenta = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16)
-    copy_at = tl.load(row + 3)
-    copies = tl.multiple_of(copy_at.to(tl.pointer_type(COPY)), 16)
-    left = tl.load(row + 4) - first
+    gradients, weights, copies, copy_at = _common(row, first, GRADIENT, COPY)
+    momenta = weights
+    if MOMENTUM:
+        momenta = _numbers(row + 3, first)
+    left = tl.load(row + WIDTH - 1) - first
     by = tl.load(rate)
     if left >= BLOCK:
         # Without a mask whole vectors are read and written.
-        _part(
-            gradients + first, weights + first, momenta + first, copies + first, copy_at, by, momentum, decay, 0,
-            MOMENTUM, NESTEROV, False, BLOCK,
-        )  # fmt: skip
+        _sgd_part(
+            gradients, weights, momenta, copies, copy_at, by, momentum, decay, left, MOMENTUM, NESTEROV, False, BLOCK
+        )
     else:
-        _part(
-            gradients + first, weights + first, momenta + first, copies + first, copy_at, by, momentum, decay, left,
-            MOMENTUM, NESTEROV, True, BLOCK,
-        )  # fmt: skip
+        _sgd_part(
+            gradients, weights, momenta, copies, copy_at, by, momentum, decay, left, MOMENTUM, NESTEROV, True, BLOCK
+        )
 
 
 @triton.jit
-def _part(
+def _sgd_part(
     gradients, weights, momenta, copies, copy_at, rate, momentum, decay, left,
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +121,76 @@ def _part(
         moved = momentum * tl.load(momenta + offset, mask) + step
         tl.store(momenta + offset, moved, mask)
         step = step + momentum * moved if NESTEROV else moved
-    weight -= rate * step
+    _write(weights, copies, copy_at, weight - rate * step, offset, mask)
+
+
+@triton.jit
+def _adam(
+    table, parts, rate, beta1, rest1, log1, beta2, rest2, log2, eps, decay,
+    DECOUPLED: tl.constexpr, GRADIENT: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    row = table + tl.load(parts + 2 * program) * 7
+    first = tl.load(parts + 2 * program + 1).to(tl.int64) * BLOCK
+    gradients, weights, copies, copy_at = _common(row, first, GRADIENT, COPY)
+    means, squares = _numbers(row + 3, first), _numbers(row + 4, first)
+    count = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
+    # Of numbers near 1: in 64 bits, or little is left of the difference.
+    full1 = (1.0 - tl.exp((count * log1).to(tl.float64))).to(tl.float32)
+    full2 = (1.0 - tl.exp((count * log2).to(tl.float64))).to(tl.float32)
+    left = tl.load(row + 6) - first
+    by = tl.load(rate)
+    if left >= BLOCK:
+        _adam_part(
+            gradients, weights, means, squares, copies, copy_at, by, by / full1, tl.sqrt(full2), beta1, rest1, beta2,
+            rest2, eps, decay, left, DECOUPLED, False, BLOCK,
+        )  # fmt: skip
+    else:
+        _adam_part(
+            gradients, weights, means, squares, copies, copy_at, by, by / full1, tl.sqrt(full2), beta1, rest1, beta2,
+            rest2, eps, decay, left, DECOUPLED, True, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _adam_part(
+    gradients, weights, means, squares, copies, copy_at, rate, rate1, root2, beta1, rest1, beta2, rest2, eps, decay,
+    left, DECOUPLED: tl.constexpr, ENDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    offset = tl.arange(0, BLOCK)
+    mask = None
+    if ENDS:
+        mask = offset < left
+    weight = tl.load(weights + offset, mask)
+    step = tl.load(gradients + offset, mask).to(tl.float32)
+    if DECOUPLED:
+        weight -= rate * decay * weight
+    else:
+        step += decay * weight
+    mean = beta1 * tl.load(means + offset, mask) + rest1 * step
+    square = beta2 * tl.load(squares + offset, mask) + rest2 * step * step
+    tl.store(means + offset, mean, mask)
+    tl.store(squares + offset, square, mask)
+    moved = weight - rate1 * mean / (tl.sqrt(square) / root2 + eps)
+    _write(weights, copies, copy_at, moved, offset, mask)
+
+
+@triton.jit
+def _common(row, first, GRADIENT: tl.constexpr, COPY: tl.constexpr):
+    """Where a program's gradients, weights and copies are; and 0 for the last where there are none."""
+    gradients = tl.multiple_of(tl.load(row).to(tl.pointer_type(GRADIENT)), 16) + first
+    copy_at = tl.load(row + 2)
+    copies = tl.multiple_of(copy_at.to(tl.pointer_type(COPY)), 16) + first
+    return gradients, _numbers(row + 1, first), copies, copy_at
+
+
+@triton.jit
+def _numbers(place, first):
+    return tl.multiple_of(tl.load(place).to(tl.pointer_type(tl.float32)), 16) + first
+
+
+@triton.jit
+def _write(weights, copies, copy_at, weight, offset, mask):
     tl.store(weights + offset, weight, mask)
     if copy_at != 0:
         tl.store(copies + offset, weight.to(copies.dtype.element_ty), mask)
