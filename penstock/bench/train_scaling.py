@@ -159,7 +159,8 @@ class _Group:
                 process.stdout.close()
         for errors in self._errors:
             errors.seek(0)
-            self._said.append([line for line in errors.read().splitlines() if line.strip()])
+            # What NCCL warns of at its end is no reason.
+            self._said.append([line for line in errors.read().splitlines() if line.strip() and "Warning: " not in line])
             errors.close()
 
     def why(self) -> str:

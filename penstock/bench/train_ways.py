@@ -8,6 +8,7 @@ side stream, eleven steps before the capture, NCCL's error handling off.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -93,8 +94,7 @@ def _wrapped(case: Case, world: World, *, hook: bool) -> tuple[nn.Module, Optimi
     if world.size > 1:
         wrapped = DistributedDataParallel(
             network,
-            # As a user has it: Penstock's own groups go before other work.
-            process_group=dist.new_group() if bool(case.changes.get("plain_group", True)) else None,
+            process_group=_plain_group(),
             device_ids=[world.device.index] if on_gpu else None,
             gradient_as_bucket_view=True,
             static_graph=True,
@@ -106,6 +106,14 @@ def _wrapped(case: Case, world: World, *, hook: bool) -> tuple[nn.Module, Optimi
         network = cast(nn.Module, torch.compile(wrapped, dynamic=False)) if case.compiled and outside else wrapped
     optimizer = SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
     return network, optimizer
+
+
+@cache
+def _plain_group() -> dist.ProcessGroup:
+    """A group as a user has it: Penstock's own go before other work, which makes a captured DDP slower."""
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _plain(network: nn.Module, optimizer: Optimizer, device: torch.device) -> Step:
