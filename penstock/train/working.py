@@ -181,8 +181,8 @@ def _owners(module: nn.Module, examples_B: Tensor) -> dict[nn.Parameter, list[tu
     for layer in module.modules():
         for name, weight in layer.named_parameters(recurse=False):
             # Another function may belong to the layers around it, which a copy would give less precise a weight.
-            rightly = uses[id(weight)] <= (_USES_OF_ENTRY if isinstance(layer, EntryConv2d) else _USES)
-            known = isinstance(layer, Part) or (type(layer) in _LAYERS and rightly)
+            used, may = uses[id(weight)], _USES_OF_ENTRY if isinstance(layer, EntryConv2d) else _USES
+            known = isinstance(layer, Part) or (type(layer) in _LAYERS and bool(used) and used <= may)
             # A hook may make the weight anew.
             hooked = bool(layer._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
             if not known or hooked or name not in _NAMES or weight.dtype != torch.float32:
