@@ -273,7 +273,7 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
             device_id=device if device.type == "cuda" else None,
             pg_options=_at_once(device, timeout_s),
         )
-        beside = dist.new_group(pg_options=_at_once(device, timeout_s)) if device.type == "cuda" else None
+        beside: Any = dist.new_group(pg_options=_at_once(device, timeout_s)) if device.type == "cuda" else None
     except (RuntimeError, ValueError) as error:
         raise TrainError(
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
