@@ -46,10 +46,11 @@ def explained(recipe: Recipe, world: World) -> Generator[None]:
 def _of_memory(said: str, recipe: Recipe, world: World) -> str:
     asked = _ASKED.search(said)
     who = "a step" if world.size == 1 else world.named
+    more = f" (it asked for {asked[1]} more)" if asked else ""
     return (
-        f"{who} needs more memory than {_where(world)} has{f' (it asked for {asked[1]} more)' if asked else ''}; lower "
-        f"the batch size (batch_size={recipe.batch_size:,}), compute it in more parts (accumulate={recipe.accumulate}), "
-        f"or in fewer bits (precision={recipe.precision!r})."
+        f"{who} needs more memory than {_where(world)} has{more}; lower the batch size "
+        f"(batch_size={recipe.batch_size:,}), compute it in more parts (accumulate={recipe.accumulate}), or in fewer "
+        f"bits (precision={recipe.precision!r})."
     )
 
 

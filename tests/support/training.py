@@ -1,6 +1,7 @@
 """A small network that several processes train, and its runs from the command line."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 COMMAND = [sys.executable, "-m", "penstock"]
 LIMIT_S = 240
+ROOT = Path(__file__).parents[2]
 # Nothing in it depends on how many processes there are but the rounding of sums.
 APPLICATION = '''"""A small network for trying several processes."""
 
@@ -78,9 +80,17 @@ app = Application(
 '''
 
 
-def penstock_run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def penstock_run(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A command, in some folder."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )
 
 

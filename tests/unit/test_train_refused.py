@@ -33,9 +33,7 @@ class Greedy(nn.Linear):
     """Wants its memory when it is trained, and not when it is looked at."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.training:
-            input = input + torch.empty(TOO_MUCH)[0]
-        return super().forward(input)
+        return super().forward(input + torch.empty(TOO_MUCH)[0] if self.training else input)
 
 
 class Scattered(nn.Linear):
