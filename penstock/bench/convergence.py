@@ -93,4 +93,12 @@ def main(rank: int, size: int, port: int, layout: str, precision: str, device: s
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), *sys.argv[4:7], seed=int(sys.argv[7]), folder=Path(sys.argv[8]))
+    own_layout, own_precision, kind = sys.argv[4:7]
+    main(
+        *map(int, sys.argv[1:4]),
+        layout=own_layout,
+        precision=own_precision,
+        device=kind,
+        seed=int(sys.argv[7]),
+        folder=Path(sys.argv[8]),
+    )

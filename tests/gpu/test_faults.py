@@ -19,7 +19,7 @@ GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.gpu
 two = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 
-TIMEOUT_S = 8
+TIMEOUT_S = 12
 LAUNCHED = "operation by operation"
 # No validation comes between: all that processes wait for each other in are steps and looks at their losses.
 QUIET = APPLICATION.replace("validate_every_epochs=3", "validate_every_epochs=1000")

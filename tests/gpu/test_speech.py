@@ -16,7 +16,8 @@ from penstock.models.speech import SpeechNet
 
 # B signals, T samples, U frames, V symbols, L symbols of a signal, S states: the symbols with blanks between and around
 
-pytestmark = pytest.mark.gpu
+# A warning of cuDNN is shown and is no failure.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE = "cuda"
 LAUNCHED = "operation by operation"
