@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.bench import demo_time, digits, drain, images, keywords, leaks, resume, startup, tick
 from penstock.bench.report import read_targets
@@ -95,6 +96,27 @@ def converged(layout: str) -> Figure:
     )
 
 
+def learned_in(precision: str, metric: Literal["test_loss", "test_accuracy"]) -> Figure:
+    """How well the digits are learned on a GPU in some precision."""
+
+    def measure() -> list[float]:
+        from penstock.bench.convergence import on_gpu
+
+        return on_gpu(precision, metric)
+
+    said, unit = {
+        "test_loss": ("test loss (smoothed cross-entropy)", "nats"),
+        "test_accuracy": ("test accuracy", "fraction"),
+    }[metric]
+    return Figure(
+        measure=measure,
+        workload=f"penstock train digits, seeds 0 to 3, one GPU, {precision}; the fixed third that is never chosen by",
+        metric=said,
+        unit=unit,
+    )
+
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 TRAINING: dict[str, Figure] = {
     "train.convergence.one": converged("one process"),
     "train.convergence.data": converged("data-parallel"),
@@ -114,6 +136,9 @@ TRAINING: dict[str, Figure] = {
         "gradient against one process in float64",
         unit="rel",
     ),
+    # Last: where there is no GPU, all others are measured before that is said.
+    **{f"train.precision.{each}": learned_in(each, "test_loss") for each in PRECISIONS},
+    **{f"train.precision.{each}.accuracy": learned_in(each, "test_accuracy") for each in PRECISIONS},
 }
 
 

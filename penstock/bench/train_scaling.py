@@ -115,6 +115,9 @@ class _Group:
         port, asked = free_port(), json.dumps([asdict(case) for case in cases])
         # As torch's notes on capturing DistributedDataParallel ask for it.
         environment = os.environ | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+        if any(case.changes.get("deterministic") for case in cases):
+            # cuBLAS is deterministic only with a workspace of its own, which it looks for before its first product.
+            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         words = [sys.executable, "-m", "penstock.bench.train_worker"]
         self._errors = [open(os.memfd_create("errors"), "w+") for _ in range(processes)]  # noqa: SIM115
         self._processes = [

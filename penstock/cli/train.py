@@ -65,6 +65,9 @@ def train(
     clip_norm: Annotated[float | None, typer.Option(help="The norm down to which longer gradients are scaled.")] = None,
     compile: Annotated[bool | None, typer.Option(help="Have torch compile the network, or not.")] = None,
     graph: Annotated[bool | None, typer.Option(help="Capture the step in a CUDA graph, or not.")] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option(help="Compute the same bits each time, or by whatever algorithm is the fastest.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that read examples ahead of the steps.")] = None,
     bad_examples: Annotated[
         str | None, typer.Option(help="At damaged examples stop, or skip them and learn from others in their place.")
@@ -99,6 +102,7 @@ def train(
         "clip_norm": clip_norm,
         "compile": compile,
         "graph": graph,
+        "deterministic": deterministic,
         "workers": workers,
         "bad_examples": bad_examples,
         "checkpoint_every_steps": checkpoint_every_steps,

@@ -24,6 +24,7 @@ from penstock.train.numerics import numerics
 from penstock.train.pace import Rate, pace_of
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Loss, Recipe, accuracy
+from penstock.train.refused import explained
 from penstock.train.report import RUN_FILE, Log, draw_curves, read_metrics
 from penstock.train.run_folder import described, write_json
 from penstock.train.runs import read_run
@@ -115,12 +116,12 @@ def fit(
     held_out = None if validation is None else examples_of(validation, "validation", network)
     where = _device(device)
     made = _recipe(recipe, learned, held_out, loss, optimizer, epochs, batch_size, where)
-    with torch.cuda.device(where) if where.type == "cuda" else nullcontext():
+    world = World(device=where)
+    with torch.cuda.device(where) if where.type == "cuda" else nullcontext(), explained(made, world):
         network.to(where)
         check_fit(network, learned, made.loss, "train")
         if held_out is not None:
             check_fit(network, held_out, made.loss, "validation")
-        world = World(device=where)
         return _fit(network, learned, held_out, made, world, None if out is None else Path(out), quiet=quiet)
 
 

@@ -28,6 +28,7 @@ from penstock.train.pace import Pace, Rate, pace_of
 from penstock.train.profiling import Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
+from penstock.train.refused import explained
 from penstock.train.report import RUN_FILE
 from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers
 from penstock.train.saver import Saver
@@ -96,7 +97,7 @@ def train(
     data = recipe.data()
     _check_inputs(found.application, data)
     total = recipe.total_steps(len(data.train))
-    with numerics(recipe), Watchdog(world, parent) as watchdog:
+    with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         looked_at = first_inputs(data.train, EXAMPLES_SEEN, on_bad=recipe.bad_examples)
         module = found.model()
         pace, sentences = pace_of(module, looked_at, recipe, world)

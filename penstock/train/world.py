@@ -263,21 +263,25 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
     if seat is None or seat.size == 1:
         yield World(device=device, timeout_s=timeout_s)
         return
+    gives_up_s = _longest_s(timeout_s) if device.type == "cuda" else timeout_s
+    waits = timedelta(seconds=gives_up_s)
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             init_method=f"tcp://{seat.address}:{seat.port}",
             rank=seat.rank,
             world_size=seat.size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=waits,
             device_id=device if device.type == "cuda" else None,
-            pg_options=_at_once(device, timeout_s),
+            pg_options=_at_once(device, waits),
         )
-        beside: Any = dist.new_group(pg_options=_at_once(device, timeout_s)) if device.type == "cuda" else None
+        beside: Any = None
+        if device.type == "cuda":
+            beside = dist.new_group(timeout=waits, pg_options=_at_once(device, waits))
     except (RuntimeError, ValueError) as error:
         raise TrainError(
             f"rank {seat.rank} of {seat.size} did not find the others at {seat.address}:{seat.port} within "
-            f"{timeout_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
+            f"{gives_up_s:g} s ({' '.join(str(error).split())[:200]}); see that all were started, and reach that place."
         ) from None
     world = World(seat.rank, seat.size, device, dist.group.WORLD, timeout_s, seat.local_size, beside)
     yield world
@@ -286,13 +290,18 @@ def joined(seat: Seat | None, device: torch.device, timeout_s: float = TIMEOUT_S
     dist.destroy_process_group()
 
 
-def _at_once(device: torch.device, timeout_s: float) -> Any:
+def _at_once(device: torch.device, waits: timedelta) -> Any:
     """How a group begins its work: on a GPU before all that is not waited for."""
     if device.type != "cuda":
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = timedelta(seconds=timeout_s)  # pyright: ignore[reportPrivateUsage]
+    options._timeout = waits  # pyright: ignore[reportPrivateUsage]
     return options
+
+
+def _longest_s(timeout_s: float) -> float:
+    """How long the later one of the watchdog and what joins the processes waits, so that the other one is first."""
+    return 1.25 * timeout_s + 2 * LOOK_S
 
 
 @final
@@ -309,8 +318,9 @@ class Watchdog:
     def __init__(self, world: World, parent: int | None = None) -> None:
         self._world = world
         self._parent = parent
-        # Gloo gives up after the timeout by itself, with an error that is better than an end.
-        self._limit_s = 1.25 * world.timeout_s + 2 * LOOK_S
+        # Gloo gives up after the timeout by itself, with an error that is better than an end; NCCL aborts the process
+        # without a word of where it was, and not at all in a captured step.
+        self._limit_s = world.timeout_s if world.device.type == "cuda" else _longest_s(world.timeout_s)
         self._waits = True
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

@@ -174,6 +174,21 @@ def test_each_operation_that_ends_is_getting_on_and_who_is_alone_is_left_alone(
     assert ended == [3]
 
 
+@pytest.mark.parametrize(("device", "ends"), [("cuda", True), ("cpu", False)])
+def test_on_gpus_the_watchdog_is_before_nccl_and_on_cpus_behind_gloo(
+    device: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, ended = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(os, "_exit", ended.append)
+    group: Any = object()
+    watchdog = Watchdog(World(0, 2, torch.device(device), group=group, timeout_s=10))
+    watchdog.beat("step 8")
+    now_s[0] = 111.0
+    watchdog.look()
+    assert bool(ended) == ends
+
+
 @pytest.mark.parametrize(("rank", "size", "local"), [(-1, 2, 0), (2, 2, 0), (0, 2, 1), (0, 1, 0)])
 def test_a_seat_that_cannot_be_is_refused(rank: int, size: int, local: int) -> None:
     with pytest.raises(TrainError, match="ranks begin at 0 and stay below the counts"):

@@ -1,0 +1,116 @@
+"""A small network that several processes train, and its runs from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "penstock"]
+LIMIT_S = 240
+ROOT = Path(__file__).parents[2]
+# Nothing in it depends on how many processes there are but the rounding of sums.
+APPLICATION = '''"""A small network for trying several processes."""
+
+import os
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock import Application, Recipe, TensorSpec
+from penstock.train.losses import CrossEntropy
+from penstock.train.placements import Placement
+from penstock.train.recipe import ArraySet, Data, accuracy
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 4)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 8)).astype(np.float32)
+    y = (x[:, 0] > 0) * 2 + (x[:, 1] * x[:, 2] > 0)
+    return Data(train=ArraySet(inputs=x[:200], targets=y[:200]), validation=ArraySet(inputs=x[200:], targets=y[200:]))
+
+
+def slowed(x, y, generator):
+    # So that there is time to disturb it.
+    time.sleep(0.03 * os.path.exists(os.path.join(os.path.dirname(__file__), "slow")))
+    return x, y
+
+
+recipe = Recipe(
+    data=data,
+    loss=CrossEntropy(0.1),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    schedule=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps + 1),
+    metrics={"accuracy": accuracy},
+    augment=slowed,
+    batch_size=30,
+    steps=60,
+    validate_every_epochs=3,
+    clip_norm=0.5,
+    threads=1,
+    placements={
+        "layers.0": Placement(kind="sharded"),
+        "layers.2": Placement(kind="columns"),
+        "layers.4": Placement(kind="rows"),
+        "layers.6": Placement(kind="classes"),
+    },
+)
+
+app = Application(
+    name="together",
+    input=TensorSpec(dtype="float32", shape=(8,), meaning="eight numbers"),
+    output=TensorSpec(dtype="float32", shape=(4,), meaning="four logits", name="logits"),
+    model=":Net",
+    recipe=":recipe",
+)
+'''
+
+
+def penstock_run(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A command, in some folder."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def fields(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())
+
+
+def losses(run: Path) -> list[tuple[int, float, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["train_loss"], line["validation_loss"]) for line in lines]
+
+
+def workers_of(process: "subprocess.Popen[str]") -> dict[int, int]:
+    """The processes that train, by rank."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (entry / "environ").read_bytes().split(b"\0") if parent == process.pid else []
+        except OSError:
+            continue
+        found |= {int(text.removeprefix(b"RANK=")): int(entry.name) for text in variables if text.startswith(b"RANK=")}
+    return found

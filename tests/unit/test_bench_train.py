@@ -1,0 +1,66 @@
+"""What `penstock bench train` and `penstock bench training` are asked to measure is what is trained."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.bench.convergence import on_gpu
+from penstock.bench.figures import TRAINING, measure_figures
+from penstock.bench.results import ROOT
+from penstock.bench.train_case import read_cases
+from penstock.bench.train_scaling import Measured, lines_of
+from penstock.bench.train_ways import recipe_of, settings
+from penstock.core.errors import BenchError
+from penstock.train.world import World
+
+CASES = sorted((ROOT / "benchmarks" / "cases").glob("train_*.json"))
+
+
+@pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
+def test_every_case_that_is_kept_can_be_told_from_the_others(file: Path) -> None:
+    cases = read_cases(file)
+    found = [Measured(case=case, processes=1, rates=[1.0], losses=[1.0, 1.0]) for case in cases]
+    rates = [line.workload for line in lines_of(found, "penstock bench train", "GPUs") if line.unit == "images/s"]
+    assert len(set(rates)) == len(rates)
+
+
+def test_a_choice_is_what_is_trained_with() -> None:
+    cases = read_cases(ROOT / "benchmarks" / "cases" / "train_choices.json")
+    seen = {}
+    for case in cases[:6]:
+        recipe = recipe_of(case)
+        with settings(case, World()):
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            assert deterministic == recipe.deterministic != torch.backends.cudnn.benchmark
+            assert torch.backends.cudnn.allow_tf32 == (recipe.precision == "tf32")
+        seen[case.label] = recipe.precision, deterministic, recipe.graph, recipe.compile
+    assert seen == {
+        "penstock, compiled": ("bf16", False, True, True),
+        "penstock, compiled, deterministic=True": ("bf16", True, True, True),
+        "penstock, compiled, graph=False": ("bf16", False, False, True),
+        "penstock, compiled, precision=fp32": ("fp32", False, True, True),
+        "penstock, compiled, precision=tf32": ("tf32", False, True, True),
+        "penstock, compiled, precision=fp16": ("fp16", False, True, True),
+    }
+    assert [case.label for case in cases[6:]] == list(seen)
+
+
+def test_precisions_are_measured_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BenchError, match="bf16 is measured on a GPU, and torch sees none"):
+        measure_figures(TRAINING, "training", ["train.precision.bf16"], record=False, say=pytest.fail)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked: list[str] = []
+
+    def trained(precision: str, device: str) -> list[dict[str, float]]:
+        asked.append(f"{precision} on {device}")
+        return [{"test_loss": seed, "test_accuracy": 1 - seed} for seed in np.arange(4) / 10]
+
+    monkeypatch.setattr("penstock.bench.convergence.side_by_side", trained)
+    assert on_gpu("fp16", "test_accuracy") == pytest.approx([1, 0.9, 0.8, 0.7])
+    said: list[str] = []
+    measure_figures(TRAINING, "training", ["train.precision.tf32"], record=False, say=said.append)
+    assert said == ["train.precision.tf32: median 0.15 nats (0.03 to 0.27, 4 runs)"]
+    assert asked == ["fp16 on cuda", "tf32 on cuda"]
