@@ -33,6 +33,7 @@ app = Application(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4),
         batch_size=256,
         steps=400,
+        validate_every_epochs=100,
         precision="bf16",
         gradient_precision="bf16",
         deterministic=False,

@@ -42,8 +42,14 @@ def compiled(
     left = list(eager)
     for layer in left:
         layer.forward = torch.compiler.disable(layer.forward)
-    for chain, cuts in _cuts(module, firsts, left).items():
+    cut = _cuts(module, firsts, left)
+    for chain, cuts in cut.items():
         chain.forward = cast(Any, torch.compiler.disable(_Chain(chain, cuts, left, backend)))
+    # Only here: to import it takes seconds.
+    from torch._dynamo import config
+
+    # Parts share their forward, of which torch compiles only so many: as many more as there are.
+    config.recompile_limit = max(config.recompile_limit, 2 * sum(len(cuts) + 1 for cuts in cut.values()))
     return torch.compile(module, dynamic=False, backend=backend)
 
 
@@ -71,12 +77,16 @@ def _outermost_chains(module: nn.Module) -> list[nn.Sequential]:
 
 @final
 class _Chain:
-    """Layers one after the other, compiled in parts."""
+    """Layers one after the other, compiled in parts while they are trained.
+
+    What is validated comes in batches of other sizes, each of which would be compiled anew.
+    """
 
     def __init__(self, chain: nn.Sequential, cuts: set[int], eager: Sequence[nn.Module], backend: Any) -> None:
         left = {id(layer) for layer in eager}
         layers = list(chain)
         places = sorted({0, len(layers), *cuts} & set(range(len(layers) + 1)))
+        self._chain = chain
         self._parts: list[Callable[[Any], Any]] = []
         for begin, end in itertools.pairwise(places):
             part = layers[begin:end]
@@ -84,7 +94,7 @@ class _Chain:
             self._parts.append(part[0] if alone else torch.compile(_Part(part), dynamic=False, backend=backend))
 
     def __call__(self, given: Any) -> Any:
-        for part in self._parts:
+        for part in self._parts if self._chain.training else self._chain:
             given = part(given)
         return given
 

@@ -140,7 +140,11 @@ def _leave_capture(device: torch.device, stream: torch.cuda.Stream, pool: Any) -
     index = index_of(device)
     # There is no other way to the allocator.
     ended, released = (getattr(torch._C, name) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))  # pyright: ignore[reportPrivateUsage]
-    ended(index, pool)
+    try:
+        ended(index, pool)
+    except RuntimeError:
+        # The device captured all that it was given, and gave the pool back: it was torch or the network that refused.
+        return
     released(index, pool)
 
 

@@ -94,7 +94,11 @@ class ResidentFeed(Feed):
 
     def _next(self) -> Batch:
         examples = self._examples
-        rows = torch.from_numpy(self._without_damaged(next(self._order))).to(examples.device)
+        indices_B = torch.from_numpy(self._without_damaged(next(self._order)))
+        if examples.device.type == "cuda":
+            # From pageable memory a copy waits for the steps before, and the host would never be ahead of the device.
+            indices_B = indices_B.pin_memory()
+        rows = indices_B.to(examples.device, non_blocking=True)
         return Batch(examples.inputs.index_select(0, rows), examples.targets.index_select(0, rows))
 
     def _without_damaged(self, places: Places) -> Indices:

@@ -195,10 +195,20 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path: Any) -> None:
     assert torch.equal(found, whole)
 
 
+class Refuses(nn.BatchNorm2d):
+    """Raises where it is captured, before the device is asked for what it cannot do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("it is not to be captured")
+        return super().forward(input)
+
+
 @pytest.mark.parametrize(
     ("changes", "norm", "why"),
     [
         ({"graph": False}, nn.BatchNorm2d, ""),
+        ({}, Refuses, "it is not to be captured"),
         ({}, lambda channels: nn.BatchNorm2d(channels, momentum=None), "captur"),
         (
             {"schedule": lambda optimizer, steps: OneCycleLR(optimizer, 0.1, total_steps=steps)},

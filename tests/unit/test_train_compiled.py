@@ -79,6 +79,23 @@ def test_gradients_leave_each_part_when_it_has_made_them() -> None:
     assert sorted(counted.graphs) == [1, 1, 2, 2, 2]
 
 
+def test_what_is_validated_is_not_compiled() -> None:
+    net, counted = Net(), Counted()
+    compiled(net, [weight_of(net.middle)], [net.waits], backend=counted)
+    net.eval()
+    for count in (2, 3, 5):
+        assert net(torch.randn(count, 4)).shape == (count, 3)
+    assert not counted.graphs
+
+
+def test_many_parts_are_all_compiled() -> None:
+    layers, counted = [nn.Linear(4, 4) for _ in range(12)], Counted()
+    net = nn.Sequential(*layers)
+    found = compiled(net, [weight_of(layer) for layer in layers], [], backend=counted)(torch.randn(2, 4))
+    assert found.shape == (2, 4)
+    assert counted.graphs == [1] * 12
+
+
 def test_a_network_without_chains_is_compiled_as_one() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
