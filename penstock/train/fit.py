@@ -19,6 +19,7 @@ from penstock.train.arrays import check_fit, examples_of, first_of
 from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.examples import ArraySet, Examples
 from penstock.train.interrupt import Interrupt
+from penstock.train.layout import check_trainable
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.pace import Rate, pace_of
@@ -109,8 +110,7 @@ def fit(
     if train is None:
         raise TrainError("there is nothing to learn from; give train=(X, y), or train=Examples.")
     network = deepcopy(module).cpu()
-    if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise TrainError("the network has no parameters that can be trained; see that some require gradients.")
+    check_trainable(network)
     learned = examples_of(train, "train", network)
     held_out = None if validation is None else examples_of(validation, "validation", network)
     where = _device(device)

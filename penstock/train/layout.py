@@ -35,6 +35,25 @@ class Layout:
     sentences: list[str]
 
 
+def check_trainable(module: nn.Module) -> None:
+    """See that a network has weights to train, and such that small steps do not get lost in them.
+
+    Raises:
+        TrainError: None of its parameters requires gradients, or one that does is of half precision.
+    """
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    if not trained:
+        raise TrainError("the network has no parameters that can be trained; see that some require gradients.")
+    for name, weight in trained.items():
+        if weight.dtype in (torch.bfloat16, torch.float16):
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise TrainError(
+                f"the parameter {name!r} is {kind}, in which most steps of an optimizer are too small to change it; "
+                f"give the network in float32 (network.float()) and the recipe precision='bf16', which computes in "
+                f"bf16 with weights of float32."
+            )
+
+
 def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
     """How many examples each process computes at once.
 
@@ -65,8 +84,10 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
         examples_B: Some raw inputs, `[B, ...]`, by which is found which layer feeds which.
 
     Raises:
-        TrainError: A placement does not fit the network, the batch or the processes.
+        TrainError: The network's weights cannot be trained, or a placement does not fit the network, the batch or the
+            processes.
     """
+    check_trainable(module)
     rows = rows_of(recipe, world)
     module.to(world.device)
     if world.device.type == "cuda":

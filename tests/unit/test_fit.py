@@ -126,6 +126,8 @@ class Pair(nn.Module):
     [
         (None, (X, Y), {}, "the network is a NoneType; give a torch.nn.Module"),
         (nn.ReLU(), (X, Y), {}, "no parameters that can be trained"),
+        (network().bfloat16(), (X, Y), {}, "'0.weight' is bfloat16, in which most.*network.float.*'bf16'"),
+        (network().half(), (X, Y), {}, "'0.weight' is float16"),
         (network(), None, {}, r"nothing to learn from; give train=\(X, y\)"),
         (network(), X, {}, r"train is a ndarray of shape \[300, 8\]; give a pair"),
         (network(), (X, Y[:299]), {}, "X of train has 300 examples and y has 299"),
