@@ -31,6 +31,7 @@ from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
 from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers
 from penstock.train.saver import Saver
+from penstock.train.schedules import check_schedule
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
 
@@ -178,6 +179,9 @@ class Loop:
         write: Called with the figures of each validation.
         go_on: How one goes on who stopped here, as a sentence.
         profile: Watches some steps; None for none.
+
+    Raises:
+        TrainError: The schedule moves by what a step does not know.
     """
 
     def __init__(
@@ -194,6 +198,7 @@ class Loop:
         go_on: str,
         profile: Profile | None = None,
     ) -> None:
+        check_schedule(trainer.schedule)
         self.trainer, self.history, self.watchdog, self.pace = trainer, history, watchdog, pace
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
         self._write, self._go_on, self._profile = write, go_on, profile

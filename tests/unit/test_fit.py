@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 import penstock
 from penstock.core.errors import TrainError
@@ -121,6 +122,10 @@ class Pair(nn.Module):
         return self.layer(x), x
 
 
+def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    return ReduceLROnPlateau(optimizer)
+
+
 @pytest.mark.parametrize(
     ("module", "train", "changes", "sentence"),
     [
@@ -146,6 +151,7 @@ class Pair(nn.Module):
         (network(), (X, Y), {"learning_rate": 1}, "there is no 'learning_rate' to give; of a recipe there are"),
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
+        (network(), (X, Y), {"schedule": plateau}, "ReduceLROnPlateau, which moves by a metric.*Take warm_up_cosine"),
         (network(), (X, Y), {"precision": "fp8"}, "precision 'fp8'"),
         (network(), (X, Y), {"device": "tpu"}, "the device is 'tpu'"),
         (network(), (X, Y), {"device": "meta"}, "trained on 'cpu' or 'cuda'"),
