@@ -66,6 +66,9 @@ class Fitted:
     parameter_hash: str
 
 
+# Whoever calls it may be in a block where nothing is learned, `torch.no_grad()` say.
+@torch.inference_mode(mode=False)
+@torch.enable_grad()
 def fit(
     module: nn.Module,
     train: Any = None,

@@ -102,6 +102,18 @@ def test_it_works_in_a_thread_as_in_a_notebook() -> None:
     assert found[0].metrics.keys() == {"train_loss"}
 
 
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[torch.inference_mode]) -> None:
+    expected = fit(network(), (X, Y), epochs=1)
+    with block():
+        # Its weights and inputs are of inference alone, too.
+        module, inputs = network(), torch.from_numpy(X) * 1
+        fitted = fit(module, (inputs, Y), epochs=1)
+        assert not torch.is_grad_enabled()
+    assert fitted.parameter_hash == expected.parameter_hash
+    assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
+
+
 def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     fit(network(), (X, Y), epochs=1, quiet=False)
     said = capsys.readouterr().out
