@@ -48,16 +48,24 @@ def seen_in(module: nn.Module, examples_B: Tensor) -> dict[str, LinearSeen]:
         examples_B: A few raw inputs, `[B, ...]`, where the network is.
     """
     watch = _Watch()
+    with evaluating(module):
+        with watch.hooked(module), watch:
+            outputs = module(examples_B)
+        watch.meets(OUTPUT, (outputs,))
+    return watch.seen(len(examples_B))
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """While it is entered, a network is in evaluation mode and computes no gradients; its parts' modes come back."""
     before = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), watch.hooked(module), watch:
-            outputs = module(examples_B)
-        watch.meets(OUTPUT, (outputs,))
+        with torch.no_grad():
+            yield
     finally:
         for part, training in before.items():
             part.training = training
-    return watch.seen(len(examples_B))
 
 
 @final

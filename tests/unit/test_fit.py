@@ -121,6 +121,13 @@ def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "samples/s" in said
 
 
+def test_a_batch_norm_over_a_picture_takes_one_example() -> None:
+    module = nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(18, 2)
+    )
+    assert fit(module, (X, Y), epochs=None, steps=2, batch_size=1).best_step == 2
+
+
 HOLES = X.copy()
 HOLES[[17, 40], 3] = np.nan
 
@@ -164,6 +171,8 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
         (network(), (X, Y), {"schedule": plateau}, "ReduceLROnPlateau, which moves by a metric.*Take warm_up_cosine"),
+        (network(), (X, Y), {"batch_size": 1}, "of 1 gives the batch norm '1' one.*a batch size of 2 or more.$"),
+        (network(), (X, Y), {"batch_size": 4, "accumulate": 4}, "of 4 in 4 parts gives.*a batch size of 8 or more.$"),
         (network(), (X, Y), {"precision": "fp8"}, "precision 'fp8'"),
         (network(), (X, Y), {"device": "tpu"}, "the device is 'tpu'"),
         (network(), (X, Y), {"device": "meta"}, "trained on 'cpu' or 'cuda'"),

@@ -317,6 +317,13 @@ def test_a_synchronised_batch_norm_has_the_same_state_and_answers_when_served() 
     torch.testing.assert_close(net(inputs), expected)
 
 
+def test_a_batch_norm_with_one_example_in_a_process_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    with pytest.raises(TrainError, match=r"a batch of 3 over 2 processes .*'1'.* of 4 or more, or batch_norm='sync"):
+        lay_out(net, recipe(batch_size=3), company(2), torch.randn(2, 4))
+    assert net[1].training
+
+
 @pytest.mark.parametrize(
     ("norm", "sentence"),
     [
