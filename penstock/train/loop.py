@@ -25,7 +25,7 @@ from penstock.train.layout import EXAMPLES_SEEN
 from penstock.train.looks import Looks
 from penstock.train.numerics import numerics
 from penstock.train.pace import Pace, Rate, pace_of
-from penstock.train.profiling import Profile
+from penstock.train.profiling import NoProfile, Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
@@ -289,10 +289,13 @@ class Loop:
         with profile.step():
             share = self.trainer.step(batch, self.history.step)
         began_s = time.monotonic()
-        receipt = profile.taken()
+        try:
+            receipt = profile.taken()
+            if receipt is not None:
+                progress.say(receipt.describe())
+        except NoProfile as error:
+            progress.say(f"No profile: {error}")
         self.pace.leave_out(time.monotonic() - began_s)
-        if receipt is not None:
-            progress.say(receipt.describe())
         if profile.is_done:
             self._profile = None
         return share
