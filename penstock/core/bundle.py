@@ -26,6 +26,7 @@ from penstock.core.application import Application, FoundApplication, find_applic
 from penstock.core.durable import put_folder, sync_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
+from penstock.core.parts import reading, verify_part
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 
@@ -354,28 +355,15 @@ def _manifest(file: Path) -> Manifest:
 
 
 def _read(file: Path) -> bytes:
-    try:
+    with reading(file, BundleCorrupt, "bundle"):
         return file.read_bytes()
-    except FileNotFoundError:
-        raise BundleCorrupt(f"{file} is missing; copy the bundle again.") from None
-    except OSError as error:
-        raise BundleCorrupt(f"{file} cannot be read ({error.strerror}); copy the bundle again.") from None
 
 
 def _verify(file: Path, manifest: Manifest) -> None:
     sha256 = manifest.files.get(file.name)
     if sha256 is None:
         raise BundleCorrupt(f"{file.parent / MANIFEST} does not name {file.name}; write the bundle again.")
-    try:
-        with file.open("rb") as source:
-            found = hashlib.file_digest(source, "sha256").hexdigest()
-            size = source.tell()
-    except FileNotFoundError:
-        raise BundleCorrupt(f"{file} is missing; copy the bundle again.") from None
-    except OSError as error:
-        raise BundleCorrupt(f"{file} cannot be read ({error.strerror}); copy the bundle again.") from None
-    if found != sha256:
-        raise BundleCorrupt(f"{file} is not the file that was written ({size:,} bytes); copy the bundle again.")
+    verify_part(file, sha256, BundleCorrupt, "bundle")
 
 
 def _golden(file: Path, manifest: Manifest) -> Golden:
