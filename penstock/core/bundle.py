@@ -12,8 +12,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +21,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
-from penstock.core.durable import put_folder, sync_folder, write_through
+from penstock.core.durable import folder_beside, put_folder, sync_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
 from penstock.core.parts import reading, verify_part
@@ -297,17 +295,12 @@ def write_bundle(
     contents[MANIFEST] = _sealed(fields)
     try:
         _refuse_taken(place)
-        beside = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.mkdir()
+        with folder_beside(place) as beside:
             for name, data in contents.items():
                 write_through(beside / name, data)
             sync_folder(beside)
             put_folder(beside, place)
             sync_folder(place.parent)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
         raise BundleError(
             f"{folder} cannot be written ({error.strerror or error}); mend that or choose another place."
