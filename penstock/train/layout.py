@@ -62,8 +62,9 @@ def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
     """
     shares = split_rows(recipe.batch_size, world.size)
     if min(shares) < recipe.accumulate:
+        parts = f" in {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
         raise TrainError(
-            f"a batch of {recipe.batch_size:,} in {recipe.accumulate} parts is less than an example for each of "
+            f"a batch of {recipe.batch_size:,}{parts} is less than an example for each of "
             f"{world.size} processes; give a larger batch, or fewer processes."
         )
     if any(share % recipe.accumulate for share in shares):

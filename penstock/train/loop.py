@@ -87,12 +87,12 @@ def train(
             receipt.json and timeline.svg too.
 
     Raises:
-        TrainError: The loss is not finite, a checkpoint is damaged, another process is lost, or the run is shorter than
-            what is to be profiled.
+        TrainError: The folder cannot be made, the loss is not finite, a checkpoint is damaged, another process is lost,
+            or the run is shorter than what is to be profiled.
         KeyboardInterrupt: The user asked to stop; a checkpoint was written.
     """
     world = world or World()
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     check_raw_examples(found, recipe)
     data = recipe.data()
     _check_inputs(found.application, data)
@@ -250,7 +250,7 @@ class Loop:
                 saver.check()
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
-            _check_finite(seen.losses, history.step)
+            _check_finite(seen.losses, history.step, kept=saver is not None)
             self.pace.taken(len(seen.losses) * recipe.batch_size)
             rate = self.pace.turn(time.monotonic()) if validates else self.pace.rate(time.monotonic())
             for loss in seen.losses:
@@ -345,18 +345,26 @@ class Loop:
         return last_hash, dict(history.best_metrics)
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainError(f"{folder} cannot be made ({error.strerror}); choose another folder for the run.") from None
+
+
 def _restored(trainer: Trainer, folder: Path) -> History:
     """From the newest checkpoint, whose files are let go of."""
     checkpoint = newest_checkpoint(folder, trainer.world)
     return trainer.restore(checkpoint) if checkpoint else History()
 
 
-def _check_finite(losses: list[float], step: int) -> None:
+def _check_finite(losses: list[float], step: int, *, kept: bool) -> None:
     """See that the losses of the steps up to one are numbers."""
     for index, loss in enumerate(losses):
         if not math.isfinite(loss):
             at = step - len(losses) + 1 + index
-            raise TrainError(f"the loss is {loss} at step {at}; lower the learning rate or check the data.")
+            of_before = " The last checkpoint is kept." if kept else ""
+            raise TrainError(f"the loss is {loss} at step {at}; lower the learning rate or check the data.{of_before}")
 
 
 def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Progress) -> None:

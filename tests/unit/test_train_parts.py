@@ -168,7 +168,7 @@ def test_accumulated_parts_give_the_step_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("changes", "size", "sentence"),
     [
-        ({"batch_size": 3}, 4, "a batch of 3 in 1 parts is less than an example for each of 4 processes"),
+        ({"batch_size": 3}, 4, "a batch of 3 is less than an example for each of 4 processes"),
         ({"batch_size": 8, "accumulate": 3}, 1, "8 to 8 examples each, which are not accumulated in 3 equal parts"),
         ({"batch_size": 10, "accumulate": 2}, 4, "2 to 3 examples each"),
     ],
