@@ -26,7 +26,7 @@ from penstock.train.pace import Rate, pace_of
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Loss, Recipe, accuracy
 from penstock.train.report import RUN_FILE, Log, draw_curves, read_metrics
-from penstock.train.run_folder import described, write_json
+from penstock.train.run_folder import described, make_folder, write_json
 from penstock.train.runs import read_run
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
@@ -196,7 +196,7 @@ class _Kept:
             digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
             digest.update(np.ascontiguousarray(train.targets).data)
             self._learned["sha256"] = digest.hexdigest()
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         if (out / RUN_FILE).exists():
             self._check(out)
         checkpoint = newest_checkpoint(out / "checkpoints")

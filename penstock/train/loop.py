@@ -29,7 +29,7 @@ from penstock.train.profiling import NoProfile, Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report import RUN_FILE
-from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers
+from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers, make_folder
 from penstock.train.saver import Saver
 from penstock.train.schedules import check_schedule
 from penstock.train.trainer import History, Trainer
@@ -92,7 +92,7 @@ def train(
         KeyboardInterrupt: The user asked to stop; a checkpoint was written.
     """
     world = world or World()
-    _make(folder)
+    make_folder(folder)
     check_raw_examples(found, recipe)
     data = recipe.data()
     _check_inputs(found.application, data)
@@ -343,13 +343,6 @@ class Loop:
         last_hash = state_hash(trainer.whole_state())
         trainer.module.load_state_dict(history.best_weights)
         return last_hash, dict(history.best_metrics)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainError(f"{folder} cannot be made ({error.strerror}); choose another folder for the run.") from None
 
 
 def _restored(trainer: Trainer, folder: Path) -> History:

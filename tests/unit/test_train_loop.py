@@ -20,6 +20,7 @@ from penstock.train.looks import Looks
 from penstock.train.loop import RunResult, train
 from penstock.train.recipe import ArraySet, Recipe, Seen, accuracy
 from penstock.train.report import read_metrics
+from penstock.train.runs import read_run
 from penstock.train.saver import Saver
 
 STEPS = 40
@@ -145,6 +146,27 @@ def test_a_folder_that_cannot_be_made_is_said(found: FoundApplication, tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainError, match=r"file cannot be made \(File exists\); choose another folder"):
         run(found, tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_written_is_said(found: FoundApplication, tmp_path: Path) -> None:
+    (tmp_path / "begun" / ".metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(TrainError, match=r"begun cannot be written \(Is a directory\); make room or mend the folder"):
+        run(found, tmp_path / "begun")
+
+    def full(outputs: Tensor, targets: Tensor) -> float:
+        (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
+        (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+        return 1.0
+
+    with pytest.raises(TrainError, match=r"run cannot be written \(No space left on device\)"):
+        run(found, tmp_path / "run", metrics={"q": full})
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("")
+    for name in ("app.py", "missing", "."):
+        with pytest.raises(TrainError, match=r"holds no run \(no run.json\)"):
+            read_run(tmp_path / name)
 
 
 def test_metrics_may_be_numpys_numbers(found: FoundApplication, tmp_path: Path) -> None:
