@@ -35,8 +35,8 @@ from penstock.train.schedules import check_schedule
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
 
-# Of a run's time; more than this is worth saying.
-WAITED_SHARE = 0.1
+# Of a run's time, and all in all; more than this is worth saying.
+WAITED_SHARE, WAITED_S = 0.1, 5.0
 BAD_NAMED = 5
 
 
@@ -367,7 +367,7 @@ def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Prog
             f"{len(bad):,} bad examples or files were replaced, {sum(bad.values()):,} times in all: {names}. "
             f"{RUN_FILE} has all of them."
         )
-    if feed.waited_s > WAITED_SHARE * seconds:
+    if feed.waited_s > max(WAITED_SHARE * seconds, WAITED_S):
         progress.say(
             f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
             f"decode them beforehand ('penstock shard'), or give the recipe more workers."
