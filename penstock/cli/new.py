@@ -7,6 +7,9 @@ import typer
 
 from penstock.core.errors import ApplicationError
 
+# Of pictures that cannot be read.
+NAMED = 5
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -23,6 +26,7 @@ def images(
 ) -> None:
     """Declare a classifier of the pictures in a folder; the labels are written into the file."""
     from penstock.apps.images.template import application_file
+    from penstock.train.pictures import find_pictures, labels_of, unreadable
 
     if file.suffix != ".py":
         raise ApplicationError(f"{file} is to be a Python file; give it a name that ends in .py.")
@@ -33,4 +37,11 @@ def images(
     text = application_file(data, file.stem, file=file.name, side=side, network=network)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+    pictures = find_pictures(data)
+    typer.echo(f"{data} holds {len(pictures):,} pictures of {len(labels_of(pictures)):,} labels.")
+    if broken := unreadable(pictures):
+        named = ", ".join(broken[:NAMED]) + (", ..." if len(broken) > NAMED else "")
+        typer.echo(
+            f"{len(broken):,} of them cannot be read: {named}. Mend or remove them, or train with --bad-examples skip."
+        )
     typer.echo(f"{file} declares {file.stem!r}. Train it: penstock train {file} --out runs/{file.stem}")

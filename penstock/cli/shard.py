@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import BadExample, TrainError
 
 if TYPE_CHECKING:
     from penstock.train.image_folder import ImageFolder
@@ -73,15 +73,18 @@ def _write(pictures: "ImageFolder", out: Path, shard_mb: int, workers: int | Non
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("Decoding", total=len(pictures))
-        left_out = write_shards(
-            pictures,
-            out,
-            classes=pictures.classes,
-            shard_bytes=shard_mb << 20,
-            workers=workers,
-            on_bad="skip" if skip_bad else "stop",
-            progress=lambda seen: bar.update(task, completed=seen),
-        )
+        try:
+            left_out = write_shards(
+                pictures,
+                out,
+                classes=pictures.classes,
+                shard_bytes=shard_mb << 20,
+                workers=workers,
+                on_bad="skip" if skip_bad else "stop",
+                progress=lambda seen: bar.update(task, completed=seen),
+            )
+        except BadExample as error:
+            raise TrainError(f"{error} Mend or remove it, or leave such out with --skip-bad.") from None
     for error in left_out[:NAMED]:
         console.print(f"Left out: {error}")
     if len(left_out) > NAMED:

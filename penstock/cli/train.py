@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # A table that goes into a file or another program is not folded to a terminal's width.
 WIDE = 200
 WAITED_S = 600.0
+# Processes on a machine; each loads torch and waits in memory for the others.
+MOST_PER_CORE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +257,12 @@ def _company(gpus: int | None, processes: int | None, timeout_s: float | None) -
     count = gpus if gpus is not None else processes
     if count is not None and count < 1:
         raise TrainError(f"{count} processes are asked for; give at least 1.")
+    most = MOST_PER_CORE * (os.cpu_count() or 1)
+    if count is not None and count > most:
+        raise TrainError(
+            f"{count:,} processes are asked for, which would bring this machine of {os.cpu_count()} cores to a stop; "
+            f"give {most} at most."
+        )
     if timeout_s is not None and not timeout_s > 0:
         raise TrainError(f"--timeout-s is {timeout_s:g}; it must be above 0.")
     seat = _seat()

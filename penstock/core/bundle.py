@@ -12,8 +12,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,9 +21,10 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
-from penstock.core.durable import put_folder, sync_folder, write_through
+from penstock.core.durable import folder_beside, put_folder, sync_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
+from penstock.core.parts import reading, verify_part
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 
@@ -296,17 +295,12 @@ def write_bundle(
     contents[MANIFEST] = _sealed(fields)
     try:
         _refuse_taken(place)
-        beside = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.mkdir()
+        with folder_beside(place) as beside:
             for name, data in contents.items():
                 write_through(beside / name, data)
             sync_folder(beside)
             put_folder(beside, place)
             sync_folder(place.parent)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
         raise BundleError(
             f"{folder} cannot be written ({error.strerror or error}); mend that or choose another place."
@@ -354,28 +348,15 @@ def _manifest(file: Path) -> Manifest:
 
 
 def _read(file: Path) -> bytes:
-    try:
+    with reading(file, BundleCorrupt, "bundle"):
         return file.read_bytes()
-    except FileNotFoundError:
-        raise BundleCorrupt(f"{file} is missing; copy the bundle again.") from None
-    except OSError as error:
-        raise BundleCorrupt(f"{file} cannot be read ({error.strerror}); copy the bundle again.") from None
 
 
 def _verify(file: Path, manifest: Manifest) -> None:
     sha256 = manifest.files.get(file.name)
     if sha256 is None:
         raise BundleCorrupt(f"{file.parent / MANIFEST} does not name {file.name}; write the bundle again.")
-    try:
-        with file.open("rb") as source:
-            found = hashlib.file_digest(source, "sha256").hexdigest()
-            size = source.tell()
-    except FileNotFoundError:
-        raise BundleCorrupt(f"{file} is missing; copy the bundle again.") from None
-    except OSError as error:
-        raise BundleCorrupt(f"{file} cannot be read ({error.strerror}); copy the bundle again.") from None
-    if found != sha256:
-        raise BundleCorrupt(f"{file} is not the file that was written ({size:,} bytes); copy the bundle again.")
+    verify_part(file, sha256, BundleCorrupt, "bundle")
 
 
 def _golden(file: Path, manifest: Manifest) -> Golden:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
+from penstock.core.parts import reading, verify_part
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.signature import key_in_words, signer
@@ -290,7 +291,7 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
     fields = _unsealed(folder / DESCRIPTION, data)
     pack = Pack.from_json(folder, fields)
     for path, (sha256, size) in pack.files.items():
-        _verify(folder / path, sha256, size)
+        verify_part(folder / path, sha256, PackCorrupt, "pack", size)
     object.__setattr__(pack, "signed_by", signed_by)
     return pack
 
@@ -339,29 +340,9 @@ def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:
     return public
 
 
-def _verify(file: Path, sha256: str, size: int) -> None:
-    found = ""
-    try:
-        bytes_found = file.stat().st_size
-        # Not where that is enough to tell: a link to a device would be read for ever.
-        if bytes_found == size:
-            with file.open("rb") as source:
-                found = hashlib.file_digest(source, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise PackCorrupt(f"{file} is missing; copy the pack again.") from None
-    except OSError as error:
-        raise PackCorrupt(f"{file} cannot be read ({error.strerror}); copy the pack again.") from None
-    if found != sha256:
-        raise PackCorrupt(f"{file} is not the file that was written ({bytes_found:,} bytes); copy the pack again.")
-
-
 def _read(file: Path) -> bytes:
-    try:
+    with reading(file, PackCorrupt, "pack"):
         return file.read_bytes()
-    except FileNotFoundError:
-        raise PackCorrupt(f"{file} is missing; copy the pack again.") from None
-    except OSError as error:
-        raise PackCorrupt(f"{file} cannot be read ({error.strerror}); copy the pack again.") from None
 
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar, cast, final
+from typing import Any, Generic, Protocol, Self, TypeVar, cast, final
 
 from penstock.core.errors import SourceError
 from penstock.device.inbox import Inbox, Pace, Timed
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Piece)
 
 @final
 class Feed(Generic[T]):
-    """Reads ahead of what is taken.
+    """Reads ahead of what is taken, as long as it is entered.
 
     Args:
         pieces: What the source gives, in its order: frozen records.
@@ -37,6 +37,7 @@ class Feed(Generic[T]):
         paced: Whether pieces are to come no earlier than their time, as of a recording.
         stall_s: After so many seconds without a piece the source is taken for dead.
         name: Of the source.
+        close: Closes the source.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Feed(Generic[T]):
         paced: bool,
         stall_s: float,
         name: str,
+        close: Callable[[], object],
     ) -> None:
         self.pace = Pace()
         self._pieces = pieces
@@ -56,6 +58,7 @@ class Feed(Generic[T]):
         self._paced = paced
         self._stall_s = stall_s
         self._name = name
+        self._close = close
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._ended = False
@@ -65,20 +68,18 @@ class Feed(Generic[T]):
         # A read that never returns must not keep the process.
         self._thread = threading.Thread(target=self._run, name="source", daemon=True)
 
-    def start(self) -> None:
-        """Begin to read."""
+    def __enter__(self) -> Self:
         self._asked_s = self._clock()
         self._thread.start()
+        return self
 
-    def leave(self) -> None:
-        """Stop reading, as soon as the source gives its next piece."""
+    def __exit__(self, *error: object) -> None:
+        """Stop reading, as soon as the source gives its next piece, and close it."""
         self._stopped.set()
         self._thread.join(LEAVE_S)
-
-    @property
-    def reading(self) -> bool:
-        """Whether the thread is still in the source, which must not be closed then."""
-        return self._thread.is_alive()
+        # What the thread still reads from must stay: it goes with the process.
+        if not self._thread.is_alive():
+            self._close()
 
     def __iter__(self) -> Iterator[T]:
         """What came, until the source ends.

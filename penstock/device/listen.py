@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -102,20 +103,22 @@ class Listen:
         self._feed: Feed[Chunk] | None = None
         if real_time or not sound.recorded:
             self._feed = Feed(
-                sound.chunks(), self._inbox, clock=clock, paced=sound.recorded, stall_s=stall_s, name=sound.name
+                sound.chunks(),
+                self._inbox,
+                clock=clock,
+                paced=sound.recorded,
+                stall_s=stall_s,
+                name=sound.name,
+                close=sound.close,
             )
+        self._held = self._feed or closing(sound)
 
     def __enter__(self) -> Self:
-        if self._feed is not None:
-            self._feed.start()
+        self._held.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._feed is not None:
-            self._feed.leave()
-        # What a thread still reads from must stay: it goes with the process.
-        if self._feed is None or not self._feed.reading:
-            self._sound.close()
+        self._held.__exit__(*error)
 
     def __iter__(self) -> Iterator[HeardChunk]:
         """What is heard in each chunk, until the sound ends.

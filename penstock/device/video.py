@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast, final
 
 import av
@@ -78,6 +79,34 @@ def _without_password(address: str) -> str:
 
 
 @final
+class _Pipe:
+    """A named pipe, read by Python: FFmpeg would wait for who writes to it, and not hear Ctrl-C.
+
+    Args:
+        path: Where it is.
+
+    Attributes:
+        interrupted: Whether Ctrl-C was heard; then the pipe is at its end.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self.interrupted = False
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - it is open as long as the video
+
+    def read(self, size: int) -> bytes:
+        try:
+            return b"" if self.interrupted else self._file.read(size) or b""
+        except KeyboardInterrupt:
+            # No error comes through FFmpeg.
+            self.interrupted = True
+            return b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@final
 class Video(Source):
     """A camera, a video file or a stream.
 
@@ -96,7 +125,8 @@ class Video(Source):
         self.apart = False
         self.broken = Broken()
         self._opening = opening
-        self._container = _opened(opening, read_s)
+        self._pipe: _Pipe | None = None
+        self._container = self._opened(read_s)
         streams = self._container.streams.video
         real = [stream for stream in streams if not stream.disposition & Disposition.attached_pic]
         if not real:
@@ -136,6 +166,7 @@ class Video(Source):
         while True:
             try:
                 packet = next(packets, None)
+                self._check_interrupted()
                 if packet is None:
                     return
                 frames = packet.decode()
@@ -153,17 +184,28 @@ class Video(Source):
     def close(self) -> None:
         """Let go of the device or file."""
         self._container.close()
+        if self._pipe is not None:
+            self._pipe.close()
 
+    def _opened(self, read_s: float) -> Any:
+        opening = self._opening
+        path = Path(opening.url.removeprefix("file:"))
+        if opening.kind == "file" and os.path.isdir(path):
+            raise SourceError(f"{opening.name} is a folder; only folders of pictures are watched.")
+        # A file is read however long that takes; what plays it notices a stall itself.
+        timeout = None if opening.kind == "file" else (read_s, read_s)
+        try:
+            if opening.kind == "file" and path.is_fifo():
+                self._pipe = _Pipe(str(path))
+            asked: Any = self._pipe or opening.url
+            return av.open(asked, format=opening.format, options=dict(opening.options or {}), timeout=timeout)
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            self._check_interrupted()
+            raise _at_opening(opening, error) from None
 
-def _opened(opening: Opening, read_s: float) -> Any:
-    if opening.kind == "file" and os.path.isdir(opening.url.removeprefix("file:")):
-        raise SourceError(f"{opening.name} is a folder; only folders of pictures are watched.")
-    # A file is read however long that takes; what plays it notices a stall itself.
-    timeout = None if opening.kind == "file" else (read_s, read_s)
-    try:
-        return av.open(opening.url, format=opening.format, options=dict(opening.options or {}), timeout=timeout)
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise _at_opening(opening, error) from None
+    def _check_interrupted(self) -> None:
+        if self._pipe is not None and self._pipe.interrupted:
+            raise KeyboardInterrupt
 
 
 def _at_opening(opening: Opening, error: Exception) -> SourceError:

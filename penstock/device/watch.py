@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -143,20 +144,22 @@ class Watch:
         self._feed: Feed[Frame] | None = None
         if not (source.apart or (every_frame and source.recorded)):
             self._feed = Feed(
-                source.frames(), self._inbox, clock=clock, paced=source.recorded, stall_s=stall_s, name=source.name
+                source.frames(),
+                self._inbox,
+                clock=clock,
+                paced=source.recorded,
+                stall_s=stall_s,
+                name=source.name,
+                close=source.close,
             )
+        self._held = self._feed or closing(source)
 
     def __enter__(self) -> Self:
-        if self._feed is not None:
-            self._feed.start()
+        self._held.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._feed is not None:
-            self._feed.leave()
-        # What a thread still reads from must stay: it goes with the process.
-        if self._feed is None or not self._feed.reading:
-            self._source.close()
+        self._held.__exit__(*error)
 
     def __iter__(self) -> Iterator[Seen]:
         """What is seen in each frame that is looked at, until the source ends.

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, found_for, read_bundle
-from penstock.core.durable import put_folder, sync_folder, write_through
+from penstock.core.durable import folder_beside, put_folder, sync_folder, write_through
 from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.pack import (
     DESCRIPTION,
@@ -93,36 +92,32 @@ def export_pack(
         sign(b"", key)
     place = Path(os.path.realpath(to))
     _refuse_taken(place)
-    beside = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
     options = [f"--app={app}"] * (app is not None) + ["--accept-changed-app"] * accept_changed
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        described = _write_graph(files, beside / MODEL, options)
-        golden = PackGolden(
-            inputs=files.golden.raws or tuple(files.golden.inputs),
-            outputs=files.golden.outputs,
-            tolerance=files.golden.tolerance,
-        )
-        models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
-        (beside / GOLDEN).write_bytes(_golden(files))
-        _copy_web(beside / WEB, found.application)
-        pack = _pack(files, found.application, described, models, beside, licence)
-        (beside / DESCRIPTION).write_bytes(sealed(pack))
-        if key is not None:
-            (beside / SIGNATURE).write_bytes(sign(sealed(pack), key))
-        read_pack(beside)
-        _bring_to_disk(beside)
-        # Somebody may have made an index there meanwhile.
-        _refuse_taken(place)
-        put_folder(beside, place)
-        sync_folder(place.parent)
+        with folder_beside(place) as beside:
+            described = _write_graph(files, beside / MODEL, options)
+            golden = PackGolden(
+                inputs=files.golden.raws or tuple(files.golden.inputs),
+                outputs=files.golden.outputs,
+                tolerance=files.golden.tolerance,
+            )
+            models, became = _models(described, beside / MODEL, golden, validation(found) if int8 else None, int8)
+            (beside / GOLDEN).write_bytes(_golden(files))
+            _copy_web(beside / WEB, found.application)
+            pack = _pack(files, found.application, described, models, beside, licence)
+            (beside / DESCRIPTION).write_bytes(sealed(pack))
+            if key is not None:
+                (beside / SIGNATURE).write_bytes(sign(sealed(pack), key))
+            read_pack(beside)
+            _bring_to_disk(beside)
+            # Somebody may have made an index there meanwhile.
+            _refuse_taken(place)
+            put_folder(beside, place)
+            sync_folder(place.parent)
     except OSError as error:
         raise PackError(
             f"{to} cannot be written ({error.strerror or error}); mend that or choose another place."
         ) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return Exported(pack=read_pack(place), difference=described.difference, int8=became)
 
 

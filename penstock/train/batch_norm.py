@@ -1,6 +1,6 @@
 """Batch norm over several processes: by each one's own examples, or by all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
 from penstock.train.collectives import gather_rows
+from penstock.train.flow import evaluating
 from penstock.train.world import World
 
 # B examples, C channels, R ranks
@@ -99,6 +100,35 @@ def synchronise(module: nn.Module, world: World, rows: Sequence[int]) -> None:
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether a network's outputs depend on which examples are in a batch together."""
     return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronisedBatchNorm) for layer in module.modules())
+
+
+def norm_without_spread(module: nn.Module, example_B: Tensor) -> str | None:
+    """The first batch norm that gets a single number a channel of one example; None where there is none.
+
+    Args:
+        module: The network; it is run in evaluation mode and put back.
+        example_B: One raw input, `[1, ...]`, where the network is.
+    """
+    lonely: list[str] = []
+
+    def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+            if given[0].numel() == given[0].shape[1]:
+                lonely.append(name)
+
+        return hook
+
+    norms = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+    if not norms:
+        return None
+    handles = [layer.register_forward_pre_hook(look(name)) for name, layer in norms]
+    try:
+        with evaluating(module):
+            module(example_B)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return lonely[0] if lonely else None
 
 
 def running_statistics(

@@ -19,6 +19,7 @@ from penstock.train.arrays import check_fit, examples_of, first_of
 from penstock.train.checkpoint import newest_checkpoint
 from penstock.train.examples import ArraySet, Examples
 from penstock.train.interrupt import Interrupt
+from penstock.train.layout import check_trainable
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.pace import Rate, pace_of
@@ -26,7 +27,7 @@ from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Loss, Recipe, accuracy
 from penstock.train.refused import explained
 from penstock.train.report import RUN_FILE, Log, draw_curves, read_metrics
-from penstock.train.run_folder import described, write_json
+from penstock.train.run_folder import described, make_folder, write_json
 from penstock.train.runs import read_run
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
@@ -66,6 +67,9 @@ class Fitted:
     parameter_hash: str
 
 
+# Whoever calls it may be in a block where nothing is learned, `torch.no_grad()` say.
+@torch.inference_mode(mode=False)
+@torch.enable_grad()
 def fit(
     module: nn.Module,
     train: Any = None,
@@ -110,8 +114,7 @@ def fit(
     if train is None:
         raise TrainError("there is nothing to learn from; give train=(X, y), or train=Examples.")
     network = deepcopy(module).cpu()
-    if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise TrainError("the network has no parameters that can be trained; see that some require gradients.")
+    check_trainable(network)
     learned = examples_of(train, "train", network)
     held_out = None if validation is None else examples_of(validation, "validation", network)
     where = _device(device)
@@ -194,7 +197,7 @@ class _Kept:
             digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
             digest.update(np.ascontiguousarray(train.targets).data)
             self._learned["sha256"] = digest.hexdigest()
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         if (out / RUN_FILE).exists():
             self._check(out)
         checkpoint = newest_checkpoint(out / "checkpoints")

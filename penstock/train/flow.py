@@ -49,7 +49,7 @@ def seen_in(module: nn.Module, examples_B: Tensor) -> dict[str, LinearSeen]:
         examples_B: A few raw inputs, `[B, ...]`, where the network is.
     """
     watch = _Watch()
-    with _evaluated(module), watch.hooked(module), watch:
+    with evaluating(module), watch.hooked(module), watch:
         outputs = module(examples_B)
     watch.meets(OUTPUT, (outputs,))
     return watch.seen(len(examples_B))
@@ -63,13 +63,14 @@ def uses_of_weights(module: nn.Module, examples_B: Tensor) -> dict[int, set[str]
         examples_B: A few raw inputs, `[B, ...]`, where the network is.
     """
     watch = _Uses(id(weight) for weight in module.parameters())
-    with _evaluated(module), watch:
+    with evaluating(module), watch:
         module(examples_B)
     return watch.seen
 
 
 @contextmanager
-def _evaluated(module: nn.Module) -> Generator[None]:
+def evaluating(module: nn.Module) -> Generator[None]:
+    """While it is entered, a network is in evaluation mode and computes no gradients; its parts' modes come back."""
     before = {part: part.training for part in module.modules()}
     module.eval()
     try:

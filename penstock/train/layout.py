@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
-from penstock.train.batch_norm import has_batch_norm, synchronise
+from penstock.train.batch_norm import has_batch_norm, norm_without_spread, synchronise
 from penstock.train.flow import seen_in
 from penstock.train.placed import Placed, place
 from penstock.train.placements import Placement, check, choose, named_layers
@@ -35,6 +35,25 @@ class Layout:
     sentences: list[str]
 
 
+def check_trainable(module: nn.Module) -> None:
+    """See that a network has weights to train, and such that small steps do not get lost in them.
+
+    Raises:
+        TrainError: None of its parameters requires gradients, or one that does is of half precision.
+    """
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    if not trained:
+        raise TrainError("the network has no parameters that can be trained; see that some require gradients.")
+    for name, weight in trained.items():
+        if weight.dtype in (torch.bfloat16, torch.float16):
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise TrainError(
+                f"the parameter {name!r} is {kind}, in which most steps of an optimizer are too small to change it; "
+                f"give the network in float32 (network.float()) and the recipe precision='bf16', which computes in "
+                f"bf16 with weights of float32."
+            )
+
+
 def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
     """How many examples each process computes at once.
 
@@ -43,8 +62,9 @@ def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
     """
     shares = split_rows(recipe.batch_size, world.size)
     if min(shares) < recipe.accumulate:
+        parts = f" in {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
         raise TrainError(
-            f"a batch of {recipe.batch_size:,} in {recipe.accumulate} parts is less than an example for each of "
+            f"a batch of {recipe.batch_size:,}{parts} is less than an example for each of "
             f"{world.size} processes; give a larger batch, or fewer processes."
         )
     if any(share % recipe.accumulate for share in shares):
@@ -65,13 +85,17 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
         examples_B: Some raw inputs, `[B, ...]`, by which is found which layer feeds which.
 
     Raises:
-        TrainError: A placement does not fit the network, the batch or the processes.
+        TrainError: The network's weights cannot be trained, a placement does not fit the network, the batch or the
+            processes, or a batch norm would see one number at once.
     """
+    check_trainable(module)
     rows = rows_of(recipe, world)
     module.to(world.device)
     if world.device.type == "cuda":
         # As its convolutions want them; else they turn them around in every step.
         module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if min(rows) == 1 and not (recipe.batch_norm == "synchronised" and world.size > 1):
+        _check_spread(module, recipe, world, examples_B[:1].to(world.device))
     world.same([*module.parameters(), *module.buffers()], "the first weights")
     sentences: list[str] = []
     placements: dict[str, Placement] = {}
@@ -89,6 +113,20 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
         sentences.append(_batch_norm(module, recipe, world, rows))
     placed = place(module, placements, world, rows)
     return Layout(placed=placed, placements=placements, rows=rows, sentences=sentences)
+
+
+def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Tensor) -> None:
+    name = norm_without_spread(module, example_B)
+    if name is None:
+        return
+    of = f"{recipe.batch_size:,}"
+    of += f" over {world.size} processes" if world.size > 1 else ""
+    of += f" in {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
+    or_else = ", or batch_norm='synchronised'" if world.size > 1 else ""
+    raise TrainError(
+        f"a batch of {of} gives the batch norm {name!r} one example at once, of which it has a single number a channel "
+        f"and no spread to normalise by; give a batch size of {2 * world.size * recipe.accumulate:,} or more{or_else}."
+    )
 
 
 def _batch_norm(module: nn.Module, recipe: Recipe, world: World, rows: Sequence[int]) -> str:

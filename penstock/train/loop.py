@@ -25,18 +25,19 @@ from penstock.train.layout import EXAMPLES_SEEN
 from penstock.train.looks import Looks
 from penstock.train.numerics import numerics
 from penstock.train.pace import Pace, Rate, pace_of
-from penstock.train.profiling import Profile
+from penstock.train.profiling import NoProfile, Profile
 from penstock.train.progress import Progress
 from penstock.train.recipe import Data, Recipe
 from penstock.train.refused import explained
 from penstock.train.report import RUN_FILE
-from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers
+from penstock.train.run_folder import RunFolder, check_raw_examples, fitted_buffers, make_folder
 from penstock.train.saver import Saver
+from penstock.train.schedules import check_schedule
 from penstock.train.trainer import History, Trainer
 from penstock.train.world import Watchdog, World
 
-# Of a run's time; more than this is worth saying.
-WAITED_SHARE = 0.1
+# Of a run's time, and all in all; more than this is worth saying.
+WAITED_SHARE, WAITED_S = 0.1, 5.0
 BAD_NAMED = 5
 
 
@@ -87,12 +88,12 @@ def train(
             receipt.json and timeline.svg too.
 
     Raises:
-        TrainError: The loss is not finite, a checkpoint is damaged, another process is lost, or the run is shorter than
-            what is to be profiled.
+        TrainError: The folder cannot be made, the loss is not finite, a checkpoint is damaged, another process is lost,
+            or the run is shorter than what is to be profiled.
         KeyboardInterrupt: The user asked to stop; a checkpoint was written.
     """
     world = world or World()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     check_raw_examples(found, recipe)
     data = recipe.data()
     _check_inputs(found.application, data)
@@ -179,6 +180,9 @@ class Loop:
         write: Called with the figures of each validation.
         go_on: How one goes on who stopped here, as a sentence.
         profile: Watches some steps; None for none.
+
+    Raises:
+        TrainError: The schedule moves by what a step does not know.
     """
 
     def __init__(
@@ -195,6 +199,7 @@ class Loop:
         go_on: str,
         profile: Profile | None = None,
     ) -> None:
+        check_schedule(trainer.schedule)
         self.trainer, self.history, self.watchdog, self.pace = trainer, history, watchdog, pace
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
         self._write, self._go_on, self._profile = write, go_on, profile
@@ -246,7 +251,7 @@ class Loop:
                 saver.check()
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
-            _check_finite(seen.losses, history.step)
+            _check_finite(seen.losses, history.step, kept=saver is not None)
             self.pace.taken(len(seen.losses) * recipe.batch_size)
             rate = self.pace.turn(time.monotonic()) if validates else self.pace.rate(time.monotonic())
             for loss in seen.losses:
@@ -285,10 +290,13 @@ class Loop:
         with profile.step():
             share = self.trainer.step(batch, self.history.step)
         began_s = time.monotonic()
-        receipt = profile.taken()
+        try:
+            receipt = profile.taken()
+            if receipt is not None:
+                progress.say(receipt.describe())
+        except NoProfile as error:
+            progress.say(f"No profile: {error}")
         self.pace.leave_out(time.monotonic() - began_s)
-        if receipt is not None:
-            progress.say(receipt.describe())
         if profile.is_done:
             self._profile = None
         return share
@@ -344,12 +352,13 @@ def _restored(trainer: Trainer, folder: Path) -> History:
     return trainer.restore(checkpoint) if checkpoint else History()
 
 
-def _check_finite(losses: list[float], step: int) -> None:
+def _check_finite(losses: list[float], step: int, *, kept: bool) -> None:
     """See that the losses of the steps up to one are numbers."""
     for index, loss in enumerate(losses):
         if not math.isfinite(loss):
             at = step - len(losses) + 1 + index
-            raise TrainError(f"the loss is {loss} at step {at}; lower the learning rate or check the data.")
+            of_before = " The last checkpoint is kept." if kept else ""
+            raise TrainError(f"the loss is {loss} at step {at}; lower the learning rate or check the data.{of_before}")
 
 
 def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Progress) -> None:
@@ -359,7 +368,7 @@ def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Prog
             f"{len(bad):,} bad examples or files were replaced, {sum(bad.values()):,} times in all: {names}. "
             f"{RUN_FILE} has all of them."
         )
-    if feed.waited_s > WAITED_SHARE * seconds:
+    if feed.waited_s > max(WAITED_SHARE * seconds, WAITED_S):
         progress.say(
             f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
             f"decode them beforehand ('penstock shard'), or give the recipe more workers."

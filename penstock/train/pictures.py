@@ -1,11 +1,12 @@
 """Finding labelled pictures on disk: class folders, Hugging Face's imagefolder, WebDataset's tar files.
 
-Nothing is decoded here. A label is a class (`cat`), or a general class and the kind within it (`dog/terrier`), as the
+No pixel is decoded here. A label is a class (`cat`), or a general class and the kind within it (`dog/terrier`), as the
 folders say: `dog/terrier/1.jpg` or `dog__terrier/1.jpg`.
 """
 
 import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from penstock.core.decode import FORMATS
 from penstock.core.errors import TrainError
 from penstock.train.image_folder import SUFFIXES
 
@@ -73,7 +75,7 @@ def find_pictures(root: str | Path) -> list[Picture]:
             holds a name or the number of a line of `classes.txt`, or beside `key.json` with a `label`).
 
     Raises:
-        TrainError: There are none, or one has no label.
+        TrainError: There are none, one has no label, or a class none.
     """
     root = Path(root)
     if not root.is_dir():
@@ -125,6 +127,21 @@ def split_pictures(pictures: list[Picture]) -> dict[str, list[Picture]]:
     return {"train": learned, **parts}
 
 
+def unreadable(pictures: list[Picture]) -> list[str]:
+    """The names of those files that do not begin as a picture does; no pixel is decoded."""
+    from PIL import Image
+
+    found: list[str] = []
+    for picture in pictures:
+        try:
+            with picture.file.open("rb") as file:
+                own = file if picture.nbytes is None else io.BytesIO(picture.read())
+                Image.open(own, formats=FORMATS).close()
+        except Exception:  # noqa: BLE001 - each of Pillow's decoders has its own errors for damaged files
+            found.append(picture.name)
+    return found
+
+
 def labels_of(pictures: list[Picture]) -> tuple[str, ...]:
     """The labels that occur, sorted."""
     return tuple(sorted({picture.label for picture in pictures}))
@@ -168,7 +185,11 @@ def _found(root: Path, split: str) -> Iterator[Picture]:
             yield from _found(place, SPLITS[place.name.lower()])
         return
     for place in folders:
-        yield from _of_class(root, place, split)
+        pictures = list(_of_class(root, place, split))
+        # Of a part of the set, a class may be missing.
+        if not pictures and not split:
+            raise TrainError(f"{place} holds no picture ({', '.join(SUFFIXES)}); remove it or fill it.")
+        yield from pictures
 
 
 def _of_class(root: Path, folder: Path, split: str) -> Iterator[Picture]:

@@ -28,6 +28,11 @@ TRACE_FILE, RECEIPT_FILE, PICTURE_FILE = "trace.json", "receipt.json", "timeline
 
 
 @final
+class NoProfile(TrainError):
+    """A profile could not be made; the steps were taken all the same."""
+
+
+@final
 class Profile:
     """Watches a training: after a warm-up, some steps without the profiler, for comparison, and as many with it.
 
@@ -62,6 +67,7 @@ class Profile:
         self._taken = 0
         self._aside_s = self._started_s = 0.0
         self._undisturbed_ms: float | None = None
+        self._failed: str | None = None
         activities = [ProfilerActivity.CPU]
         if world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -94,6 +100,9 @@ class Profile:
 
         Returns:
             The receipt, in the first process after the last step; None else.
+
+        Raises:
+            NoProfile: After the last step, the profiler or what is made of its trace failed in a process.
         """
         self._taken += 1
         if self._taken == WARM_UP_STEPS:
@@ -103,13 +112,22 @@ class Profile:
             self._meet()
             spent_s = time.perf_counter() - self._started_s - self._aside_s
             self._undisturbed_ms = spent_s * 1000 / self._steps
-            self._profiler.start()
+            with self._own_part():
+                self._profiler.start()
             self._meet()
         elif self._taken == self.steps_needed:
             self._meet()
-            self._profiler.stop()
             return self._finish()
         return None
+
+    @contextmanager
+    def _own_part(self) -> Generator[None]:
+        """What fails inside is kept, to be said when all processes have met: no training ends for its profile."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - neither the profiler nor what draws names its errors
+            said = " ".join(str(error).split())[:300].removesuffix(".")
+            self._failed = self._failed or f"{self._world.named}: {said or type(error).__name__}"
 
     def _meet(self) -> None:
         """All processes are done with the same step."""
@@ -118,15 +136,34 @@ class Profile:
             torch.cuda.synchronize(self._world.device)
 
     def _finish(self) -> Receipt | None:
+        own: dict[str, str] = {}
+        with self._own_part():
+            own["trace"] = as_text(self._own_trace())
+        all_own = [json.loads(text) for text in self._world.texts(json.dumps({"failed": self._failed} | own))]
+        self._failed = next((one["failed"] for one in all_own if one["failed"]), None)
+        receipt: Receipt | None = None
+        if self._world.is_first and self._failed is None:
+            with self._own_part():
+                receipt = self._receipt([from_text(one["trace"]) for one in all_own])
+        if self._failed is not None:
+            raise NoProfile(f"the steps were taken, and no profile was made of them ({self._failed}).")
+        return receipt
+
+    def _own_trace(self) -> Trace:
         rank = self._world.rank
+        self._profiler.stop()
         with ExitStack() as stack:
             folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             file = folder / (TRACE_FILE if rank == 0 else f"trace-{rank}.json")
+            # One that cannot be written torch passes over, and one of before would be taken for it.
+            file.unlink(missing_ok=True)
             self._profiler.export_chrome_trace(str(file))
+            try:
+                written = json.loads(file.read_bytes())
+            except ValueError:
+                raise TrainError(f"{file} is not whole; see that its disk has room.") from None
             on_gpu = self._world.device.type == "cuda"
-            own = read_trace(json.loads(file.read_bytes()), rank, on_gpu=on_gpu, before=LEAD_IN_STEPS)
-        traces = [from_text(text) for text in self._world.texts(as_text(own))]
-        return self._receipt(traces) if self._world.is_first else None
+            return read_trace(written, rank, on_gpu=on_gpu, before=LEAD_IN_STEPS)
 
     def _receipt(self, traces: list[Trace]) -> Receipt:
         receipt = receipt_of(
@@ -157,7 +194,7 @@ def profiled(
         Where the time went, in the first process; None in the others.
 
     Raises:
-        TrainError: The processes did not take the same steps, or the profiler sees nothing.
+        NoProfile: The processes did not take the same steps, the profiler sees nothing, or the files cannot be written.
     """
     watch = Profile(trainer.world, steps, trainer.recipe.batch_size, folder)
     receipt: Receipt | None = None

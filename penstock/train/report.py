@@ -1,11 +1,34 @@
 """What a run writes of itself: metrics.jsonl, TensorBoard events, a picture of its curves."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+from penstock.core.errors import TrainError
+
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+
+
+@contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """While it is entered, what a run says of itself is written.
+
+    Args:
+        folder: RUN.
+
+    Raises:
+        TrainError: It cannot be, since the disk is full, say.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TrainError(
+            f"{folder} cannot be written ({error.strerror or error}); make room or mend the folder, and go on from the "
+            f"last checkpoint."
+        ) from None
 
 
 @final
@@ -15,29 +38,35 @@ class Log:
     Args:
         folder: RUN.
         from_step: What was logged after this step is dropped: the run goes on from there.
+
+    Raises:
+        TrainError: They cannot be written.
     """
 
     def __init__(self, folder: Path, *, from_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._file = folder / METRICS_FILE
+        self._folder, self._file = folder, folder / METRICS_FILE
         kept = [line for line in read_metrics(folder) if line["step"] <= from_step]
         beside = folder / f".{METRICS_FILE}"
-        beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        beside.replace(self._file)
-        self._events = SummaryWriter(str(folder / "events"), purge_step=from_step + 1 if from_step else None)
+        with writing(folder):
+            beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            beside.replace(self._file)
+            self._events = SummaryWriter(str(folder / "events"), purge_step=from_step + 1 if from_step else None)
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line, flushed at once."""
-        with self._file.open("a") as sink:
-            sink.write(json.dumps(line) + "\n")
-        for name, value in line.items():
-            if name != "step":
-                self._events.add_scalar(name, value, line["step"])
+        with writing(self._folder):
+            with self._file.open("a") as sink:
+                sink.write(json.dumps(line) + "\n")
+            for name, value in line.items():
+                if name != "step":
+                    self._events.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         """Flush TensorBoard's events."""
-        self._events.close()
+        with writing(self._folder):
+            self._events.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -54,7 +83,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def draw_curves(folder: Path) -> Path:
     """Draw a run's losses and metrics over its steps into curves.png."""
-    return draw_runs({folder.name: read_metrics(folder)}, folder / "curves.png")
+    with writing(folder):
+        return draw_runs({folder.name: read_metrics(folder)}, folder / "curves.png")
 
 
 def draw_runs(runs: dict[str, list[dict[str, Any]]], file: Path) -> Path:

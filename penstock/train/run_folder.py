@@ -13,7 +13,7 @@ from penstock.core.errors import TrainError
 from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.train.feed import first_inputs
 from penstock.train.recipe import Data, Recipe
-from penstock.train.report import RUN_FILE, Log, draw_curves
+from penstock.train.report import RUN_FILE, Log, draw_curves, writing
 from penstock.train.trainer import Trainer
 
 # Of a recipe, what is a plain value.
@@ -136,11 +136,24 @@ def described(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run, where it is not there.
+
+    Raises:
+        TrainError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainError(f"{folder} cannot be made ({error.strerror}); choose another folder for the run.") from None
+
+
 def write_json(file: Path, fields: dict[str, Any]) -> None:
     """Write a file that is whole at any moment."""
     beside = file.with_name(f".{file.name}")
-    beside.write_text(json.dumps(fields, indent=2) + "\n")
-    beside.replace(file)
+    with writing(file.parent):
+        beside.write_text(json.dumps(fields, indent=2) + "\n")
+        beside.replace(file)
 
 
 def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:

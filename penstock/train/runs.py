@@ -53,7 +53,7 @@ def read_run(folder: Path) -> Run:
     """
     try:
         fields = json.loads((folder / RUN_FILE).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise TrainError(f"{folder} holds no run (no {RUN_FILE}); 'penstock train APP --out RUN' makes one.") from None
     except ValueError as error:
         raise TrainError(f"{folder / RUN_FILE} is not JSON ({error}); the run cannot be read.") from None

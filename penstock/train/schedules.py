@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from penstock.core.errors import TrainError
 
@@ -53,6 +53,23 @@ def warm_up_steps(
         return factor ** sum(passed >= share - 1e-9 for share in at)
 
     return _schedule(warm_up, after)
+
+
+def check_schedule(schedule: LRScheduler | None) -> None:
+    """See that what a recipe made moves once a step, by nothing but the step's number.
+
+    Args:
+        schedule: What `Recipe.schedule` made; None where the recipe has none.
+
+    Raises:
+        TrainError: It moves by a metric.
+    """
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TrainError(
+            "the recipe's schedule is ReduceLROnPlateau, which moves by a metric; a schedule moves once a step, by the "
+            "step's number alone. Take warm_up_cosine or warm_up_steps of penstock.train.schedules, or another of "
+            "torch.optim.lr_scheduler."
+        )
 
 
 def _schedule(warm_up: float, after: Callable[[float], float]) -> Schedule:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from io import BufferedWriter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.durable import folder_beside
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data import one_pass
@@ -55,15 +55,12 @@ def write_shards(
         raise TrainError(f"{folder} is there already; choose another folder, or remove it.")
     if examples.input_dtype.name not in PROTOCOL_DATATYPES:
         raise TrainError(f"the examples are {examples.input_dtype}; shards hold {', '.join(PROTOCOL_DATATYPES)}.")
-    beside = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
-        beside.mkdir(parents=True)
-        left_out = _write(examples, beside, classes, shard_bytes, workers or reading_threads(), on_bad, progress)
-        beside.rename(folder)
+        with folder_beside(folder) as beside:
+            left_out = _write(examples, beside, classes, shard_bytes, workers or reading_threads(), on_bad, progress)
+            beside.rename(folder)
     except OSError as error:
         raise TrainError(f"{folder} cannot be written ({error.strerror}); free some room or choose another.") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return left_out
 
 

@@ -56,6 +56,14 @@ def parts_of(placed: Placed, world: World, state: Mapping[str, Tensor | Stored])
     }
 
 
+def _of_another(error: Exception) -> TrainError:
+    # Torch names every parameter that differs; the first one says enough.
+    said = " ".join(str(error).split())[:200].rstrip(".")
+    return TrainError(
+        f"the checkpoint does not fit the network ({said}); go on with the network that it is of, or begin a new run."
+    )
+
+
 def load_whole(placed: Placed, world: World, state: Mapping[str, Tensor | Stored]) -> None:
     """Give a network its part of a whole state.
 
@@ -65,7 +73,7 @@ def load_whole(placed: Placed, world: World, state: Mapping[str, Tensor | Stored
     try:
         placed.module.load_state_dict(parts_of(placed, world, state))
     except RuntimeError as error:
-        raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
+        raise _of_another(error) from None
 
 
 def check_optimizer(optimizer: Optimizer, shards: Mapping[str, Shard]) -> None:
@@ -149,7 +157,7 @@ def load_optimizer(placed: Placed, world: World, optimizer: Optimizer, state: Ma
             }
         optimizer.load_state_dict({"state": parts, "param_groups": state["param_groups"]})
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise TrainError(f"the checkpoint does not fit the network: {' '.join(str(error).split())[:200]}") from None
+        raise _of_another(error) from None
 
 
 def _shards_by_index(placed: Placed, optimizer: Optimizer) -> dict[int, tuple[Shard | None, torch.Size]]:

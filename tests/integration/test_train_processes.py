@@ -187,6 +187,7 @@ def test_mistakes_are_said_in_a_sentence(app: Path, tmp_path: Path, monkeypatch:
     mistakes: list[tuple[tuple[object, ...], dict[str, str], str]] = [
         (("--gpus", 2, "--processes", 2), {}, "--gpus 2 and --processes 2 contradict each other"),
         (("--processes", 0), {}, "0 processes are asked for; give at least 1"),
+        (("--processes", 100_000), {}, "100,000 processes are asked for, which would bring this machine of"),
         (("--timeout-s", 0), {}, "--timeout-s is 0; it must be above 0"),
         (("--processes", 3), {"RANK": "0", "WORLD_SIZE": "2"}, "whoever started this one started 2 on this machine"),
         ((), {"RANK": "one", "WORLD_SIZE": "2"}, "the environment has RANK='one'; it must be a whole number"),

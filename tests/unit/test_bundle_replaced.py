@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 
 KILLED = """
-import os, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 from penstock.core import bundle
 from tests.support.small import written
@@ -136,7 +136,7 @@ dead = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 if moment in ("put_folder", "_refuse_taken"):
     setattr(bundle, moment, dead)
 elif moment == "rmtree":
-    bundle.shutil.rmtree = dead
+    shutil.rmtree = dead
 else:
     real, left = bundle.write_through, [int(moment)]
     def write(file, data):
@@ -160,6 +160,7 @@ def test_a_killed_writer_leaves_the_old_bundle_or_the_new_one(tmp_path: Path, mo
     assert done.returncode == -signal.SIGKILL
     assert weights_of(read_bundle(tmp_path / "b").folder) == (new if is_new else old)
     assert weights_of(written(tmp_path / "b", seed=1).folder) == new
+    assert hidden(tmp_path) == []
 
 
 def test_a_killed_first_writer_leaves_nothing_in_the_place(tmp_path: Path) -> None:

@@ -18,8 +18,17 @@ def test_a_folder_becomes_an_application(tmp_path: Path) -> None:
     result = CliRunner().invoke(build(), words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "penstock train" in result.output
+    assert "cannot be read" not in result.output
     found = find_application(str(file)).application
     assert (found.name, found.output.labels, found.input.shape) == ("shapes", ("cats", "dogs", "eels"), (64, 64, 3))
+
+
+def test_pictures_that_are_none_are_named(tmp_path: Path) -> None:
+    root = picture_folder(tmp_path / "photos")
+    (root / "cats" / "page.jpg").write_bytes(b"<html>not found</html>")
+    words = ["new", "images", str(tmp_path / "shapes.py"), "--data", str(root)]
+    said = CliRunner().invoke(build(), words, catch_exceptions=False).output
+    assert "1 of them cannot be read: cats/page.jpg. Mend or remove them" in said
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ def test_pictures_are_sharded_and_checked(root: Path, tmp_path: Path, refused: C
 def test_what_cannot_be_read_is_left_out_only_when_asked(tmp_path: Path, refused: Callable[..., str]) -> None:
     root = picture_folder(tmp_path / "photos")
     (root / "dogs" / "1.jpg").write_bytes(b"")
-    assert "dogs/1.jpg cannot be read" in refused("shard", root, tmp_path / "out", "--grey")
+    stopped = refused("shard", root, tmp_path / "out", "--grey")
+    assert "dogs/1.jpg cannot be read" in stopped
+    assert "Mend or remove it, or leave such out with --skip-bad" in stopped
     assert not (tmp_path / "out").exists()
     said = typed("shard", root, tmp_path / "out", "--grey", "--skip-bad")
     assert "dogs/1.jpg cannot be read" in said

@@ -1,8 +1,15 @@
 """Videos, folders and cameras as sources of frames."""
 
 import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 import wave
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -146,6 +153,48 @@ def test_a_video_that_is_cut_short_gives_what_is_there(tmp_path: Path) -> None:
     file = video(tmp_path / "v.ts", [flat(RED), flat(GREEN)] * 20)
     file.write_bytes(file.read_bytes()[:-4000])
     assert 0 < len(pixels_of(source_of(str(file)))) < 40
+
+
+def test_a_named_pipe_is_watched_as_another_program_writes_it(tmp_path: Path) -> None:
+    file = video(tmp_path / "v.mp4", [flat(RED), flat(GREEN), flat(BLUE)])
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(file.read_bytes()))
+    writer.start()
+    found = pixels_of(source_of(str(tmp_path / "pipe")))
+    writer.join()
+    assert [far(pixels, colour) <= NEAR for pixels, colour in zip(found, (RED, GREEN, BLUE), strict=True)] == [True] * 3
+
+
+WAITS = """
+import sys
+from penstock.device.sources import source_of
+
+try:
+    print("waits", flush=True)
+    source_of(sys.argv[1])
+except KeyboardInterrupt:
+    print("heard", flush=True)
+"""
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_ctrl_c_is_heard_while_a_named_pipe_gives_nothing(tmp_path: Path, writes: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([sys.executable, "-c", WAITS, pipe], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        # A writer that holds it open and is silent.
+        writer = os.open(pipe, os.O_WRONLY) if writes else None
+        deadline_s = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline_s:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        process.kill()
+        assert process.stdout.read() == "heard\n"
+    if writer is not None:
+        os.close(writer)
 
 
 def damaged(file: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 import penstock
 from penstock.core.errors import TrainError
@@ -101,11 +102,30 @@ def test_it_works_in_a_thread_as_in_a_notebook() -> None:
     assert found[0].metrics.keys() == {"train_loss"}
 
 
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[torch.inference_mode]) -> None:
+    expected = fit(network(), (X, Y), epochs=1)
+    with block():
+        # Its weights and inputs are of inference alone, too.
+        module, inputs = network(), torch.from_numpy(X) * 1
+        fitted = fit(module, (inputs, Y), epochs=1)
+        assert not torch.is_grad_enabled()
+    assert fitted.parameter_hash == expected.parameter_hash
+    assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
+
+
 def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     fit(network(), (X, Y), epochs=1, quiet=False)
     said = capsys.readouterr().out
     assert "Training Sequential: step 9/9  loss " in said
     assert "samples/s" in said
+
+
+def test_a_batch_norm_over_a_picture_takes_one_example() -> None:
+    module = nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(18, 2)
+    )
+    assert fit(module, (X, Y), epochs=None, steps=2, batch_size=1).best_step == 2
 
 
 HOLES = X.copy()
@@ -121,11 +141,17 @@ class Pair(nn.Module):
         return self.layer(x), x
 
 
+def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    return ReduceLROnPlateau(optimizer)
+
+
 @pytest.mark.parametrize(
     ("module", "train", "changes", "sentence"),
     [
         (None, (X, Y), {}, "the network is a NoneType; give a torch.nn.Module"),
         (nn.ReLU(), (X, Y), {}, "no parameters that can be trained"),
+        (network().bfloat16(), (X, Y), {}, "'0.weight' is bfloat16, in which most.*network.float.*'bf16'"),
+        (network().half(), (X, Y), {}, "'0.weight' is float16"),
         (network(), None, {}, r"nothing to learn from; give train=\(X, y\)"),
         (network(), X, {}, r"train is a ndarray of shape \[300, 8\]; give a pair"),
         (network(), (X, Y[:299]), {}, "X of train has 300 examples and y has 299"),
@@ -144,6 +170,9 @@ class Pair(nn.Module):
         (network(), (X, Y), {"learning_rate": 1}, "there is no 'learning_rate' to give; of a recipe there are"),
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
+        (network(), (X, Y), {"schedule": plateau}, "ReduceLROnPlateau, which moves by a metric.*Take warm_up_cosine"),
+        (network(), (X, Y), {"batch_size": 1}, "of 1 gives the batch norm '1' one.*a batch size of 2 or more.$"),
+        (network(), (X, Y), {"batch_size": 4, "accumulate": 4}, "of 4 in 4 parts gives.*a batch size of 8 or more.$"),
         (network(), (X, Y), {"precision": "fp8"}, "precision 'fp8'"),
         (network(), (X, Y), {"device": "tpu"}, "the device is 'tpu'"),
         (network(), (X, Y), {"device": "meta"}, "trained on 'cpu' or 'cuda'"),

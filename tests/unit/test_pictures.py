@@ -103,6 +103,7 @@ def test_webdatasets_are_read_where_they_lie(tmp_path: Path) -> None:
     [
         (lambda root: None, "holds no pictures that have a label"),
         (lambda root: put(root, "lone.png"), "holds no pictures that have a label"),
+        (lambda root: put(root, "cat/1.png", "dog/1.txt"), r"dog holds no picture \(.jpg, .*\); remove it or fill it"),
         (lambda root: put(root, "a/b/c/1.png"), "a class, or a class and a kind"),
         (lambda root: put(root, "cat/\udcff.png"), r"the name 'cat/\\udcff\.png', which is no text; rename it"),
         (lambda root: put(root, "train/cat/1.png", "dog/1.png"), "'dog' beside one to train from"),

@@ -20,6 +20,7 @@ from penstock.train.looks import Looks
 from penstock.train.loop import RunResult, train
 from penstock.train.recipe import ArraySet, Recipe, Seen, accuracy
 from penstock.train.report import read_metrics
+from penstock.train.runs import read_run
 from penstock.train.saver import Saver
 
 STEPS = 40
@@ -105,7 +106,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_pa
     def exploding(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, targets) * torch.inf
 
-    with pytest.raises(TrainError, match="the loss is inf at step 1; lower the learning rate"):
+    with pytest.raises(
+        TrainError, match=r"the loss is inf at step 1; lower the learning rate.*\. The last checkpoint is kept"
+    ):
         run(found, tmp_path / "run", loss=exploding)
 
 
@@ -139,6 +142,33 @@ def test_a_metric_that_is_nan_and_inputs_of_another_spec_are_refused(found: Foun
     assert not (tmp_path / "spec" / "run.json").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_said(found: FoundApplication, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainError, match=r"file cannot be made \(File exists\); choose another folder"):
+        run(found, tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_written_is_said(found: FoundApplication, tmp_path: Path) -> None:
+    (tmp_path / "begun" / ".metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(TrainError, match=r"begun cannot be written \(Is a directory\); make room or mend the folder"):
+        run(found, tmp_path / "begun")
+
+    def full(outputs: Tensor, targets: Tensor) -> float:
+        (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
+        (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+        return 1.0
+
+    with pytest.raises(TrainError, match=r"run cannot be written \(No space left on device\)"):
+        run(found, tmp_path / "run", metrics={"q": full})
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("")
+    for name in ("app.py", "missing", "."):
+        with pytest.raises(TrainError, match=r"holds no run \(no run.json\)"):
+            read_run(tmp_path / name)
+
+
 def test_metrics_may_be_numpys_numbers(found: FoundApplication, tmp_path: Path) -> None:
     result = run(found, tmp_path / "run", metrics={"q": lambda outputs, targets: np.float32(0.5)})
     assert result.metrics["q"] == 0.5
@@ -148,7 +178,7 @@ def test_a_checkpoint_of_another_network_is_refused(found: FoundApplication, tmp
     other = tmp_path / "other.py"
     other.write_text(APPLICATION.replace("nn.Linear(8, 32)", "nn.Linear(8, 16)").replace("32", "16"))
     run(found, tmp_path / "run")
-    with pytest.raises(TrainError, match="does not fit the network"):
+    with pytest.raises(TrainError, match=r"does not fit the network \(.*; go on with the network that it is of"):
         run(find_application(str(other)), tmp_path / "run")
 
 

@@ -216,7 +216,7 @@ def test_accumulated_parts_give_the_step_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("changes", "size", "sentence"),
     [
-        ({"batch_size": 3}, 4, "a batch of 3 in 1 parts is less than an example for each of 4 processes"),
+        ({"batch_size": 3}, 4, "a batch of 3 is less than an example for each of 4 processes"),
         ({"batch_size": 8, "accumulate": 3}, 1, "8 to 8 examples each, which are not accumulated in 3 equal parts"),
         ({"batch_size": 10, "accumulate": 2}, 4, "2 to 3 examples each"),
     ],
@@ -363,6 +363,13 @@ def test_a_synchronised_batch_norm_has_the_same_state_and_answers_when_served() 
     assert list(net.state_dict()) == names
     net.eval()
     torch.testing.assert_close(net(inputs), expected)
+
+
+def test_a_batch_norm_with_one_example_in_a_process_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    with pytest.raises(TrainError, match=r"a batch of 3 over 2 processes .*'1'.* of 4 or more, or batch_norm='sync"):
+        lay_out(net, recipe(batch_size=3), company(2), torch.randn(2, 4))
+    assert net[1].training
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,18 @@ import torch
 from torch import nn
 
 from penstock.core.errors import TrainError
+from penstock.train.interrupt import Interrupt
+from penstock.train.loop import Loop
+from penstock.train.pace import Pace
 from penstock.train.profiling import WARM_UP_STEPS, Profile, profiled
+from penstock.train.progress import Progress
 from penstock.train.receipt import Receipt, Shares, Trace, Work, receipt_of
 from penstock.train.recipe import ArraySet, Data, Recipe
 from penstock.train.spans import Span
 from penstock.train.timeline import draw_timeline
 from penstock.train.trace import ASIDE, BATCH, STEP, as_text, from_text, read_trace
-from penstock.train.trainer import Trainer
-from penstock.train.world import World
+from penstock.train.trainer import History, Trainer
+from penstock.train.world import Watchdog, World
 
 
 def work(name: str, start: int, end: int, lane: str = "stream 7") -> Work:
@@ -209,6 +213,36 @@ def test_real_steps_add_up(tmp_path: Path) -> None:
     again = read_trace(json.loads((tmp_path / "trace.json").read_text()), 0, on_gpu=False, before=3)
     assert [step.length_ns for step in again.steps] == [share.wall_ns for share in steps]
     assert all(one.end_ns == other.start_ns for one, other in pairwise(again.steps))
+
+
+def test_what_cannot_be_profiled_is_said_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, examples = a_trainer()
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+
+    def unwritable(self: object, file: str) -> None:
+        """As torch does on a disk that is full."""
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", unwritable)
+    loop = Loop(
+        trainer,
+        examples,
+        None,
+        History(),
+        Watchdog(trainer.world),
+        Pace(),
+        checkpoints=None,
+        write=lambda line: None,
+        go_on="",
+        profile=Profile(trainer.world, 4, 10, tmp_path),
+    )
+    with Interrupt() as interrupt, Progress("net", 99, 0) as progress:
+        loop.run(progress, interrupt)
+    assert loop.history.step == 99
+    said = capsys.readouterr().out
+    assert "No profile: the steps were taken, and no profile was made of them (rank 0 of 1: [Errno 2]" in said
+    assert "trace.json" in said
 
 
 def test_profiling_needs_a_step() -> None:
