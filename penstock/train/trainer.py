@@ -1,6 +1,6 @@
 """The one step that moves a network, for one process or many."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,11 +13,11 @@ from penstock.core.spec import Array
 from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
 from penstock.train.checkpoint import Checkpoint
-from penstock.train.collectives import gather_rows
 from penstock.train.compiled import compiled, worth_parting
-from penstock.train.data import equal_shares, one_pass, training_order
+from penstock.train.data import training_order
+from penstock.train.evaluation import seen_of
 from penstock.train.examples import Examples
-from penstock.train.feed import Feed, ReadFeed
+from penstock.train.feed import Feed
 from penstock.train.gradients import Gradients
 from penstock.train.graph import Steps, generator_of
 from penstock.train.layout import EXAMPLES_SEEN, cast_of, lay_out
@@ -48,8 +48,6 @@ from penstock.train.world import World
 
 # B examples of this process
 
-EVALUATED_AT_ONCE = 1024
-EVALUATED_BYTES = 1 << 26
 DROPOUT = 0x5DEECE66D
 RANK = 0xD1B54A32D192ED03
 
@@ -299,29 +297,8 @@ class Trainer:
         """
         self.module.eval()
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-            parts = list(self._evaluated(examples, {} if bad is None else bad, notice))
-            # The first process has them all, the others none.
-            return Seen(*(torch.cat(part) for part in zip(*parts, strict=True))) if parts else None
-
-    def _evaluated(
-        self, examples: Examples, bad: dict[str, int], notice: Callable[[str], object] | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The network's outputs and the targets, on the CPU; in the first process, the others help."""
-        recipe, world = self.recipe, self.world
-        at_once = world.size * max(1, min(EVALUATED_AT_ONCE, EVALUATED_BYTES // max(1, examples.input_nbytes)))
-        counts = [len(places.indices_B) for places in one_pass(len(examples), at_once)]
-        order = equal_shares(one_pass(len(examples), at_once), world.rank, world.size)
-        workers = 0 if examples.in_memory else self._workers()
-        on_bad, device = recipe.bad_examples, world.device
-        with ReadFeed(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice) as feed:
-            feed.bad = bad
-            for count, (inputs, targets) in zip(counts, feed, strict=True):
-                outputs = self.module(inputs).float()
-                if world.size > 1:
-                    outputs = gather_rows(world, "the outputs", outputs)[:count]
-                    targets = gather_rows(world, "the targets", targets)[:count]
-                if world.is_first:
-                    yield outputs.cpu(), targets.cpu()
+            workers = 0 if examples.in_memory else self._workers()
+            return seen_of(self.module, examples, self.world, self.recipe, workers, {} if bad is None else bad, notice)
 
     def averaged(self) -> AbstractContextManager[None]:
         """While it is entered, the network has the running mean of its weights, where the recipe asks for one."""

@@ -157,8 +157,8 @@ def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pyte
         bucket_bytes=60,
         ready=lambda done, _: seen.extend(f"stepped {names[id(each)]}" for each in done),
     )
-    for layer in net:
-        layer.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(f"made {names[id(parameter)]}"))
+    for weight in net.parameters():
+        weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(f"made {names[id(parameter)]}"))
     for _ in range(2):
         seen.clear()
         gradients.start()
