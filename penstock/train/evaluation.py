@@ -1,6 +1,6 @@
 """A network run over a whole set by all processes, each its share of every batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -36,25 +36,12 @@ def seen_of(
         bad: What this process could not read, by name, is counted here.
         notice: Called with a sentence when an example is first found to be damaged.
     """
-    parts = list(_parts(module, examples, world, recipe, workers, bad, notice))
-    # The first process has them all, the others none.
-    return Seen(*(torch.cat(part) for part in zip(*parts, strict=True))) if parts else None
-
-
-def _parts(
-    module: nn.Module,
-    examples: Examples,
-    world: World,
-    recipe: Recipe,
-    workers: int,
-    bad: dict[str, int],
-    notice: Callable[[str], object] | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The network's outputs and the targets, on the CPU; in the first process, the others help."""
     at_once = world.size * max(1, min(AT_ONCE, AT_ONCE_BYTES // max(1, examples.input_nbytes)))
     counts = [len(places.indices_B) for places in one_pass(len(examples), at_once)]
     order = equal_shares(one_pass(len(examples), at_once), world.rank, world.size)
     on_bad, device = recipe.bad_examples, world.device
+    outputs_of: list[Tensor] = []
+    targets_of: list[Tensor] = []
     with ReadFeed(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice) as feed:
         feed.bad = bad
         for count, (inputs, targets) in zip(counts, feed, strict=True):
@@ -63,4 +50,7 @@ def _parts(
                 outputs = gather_rows(world, "the outputs", outputs)[:count]
                 targets = gather_rows(world, "the targets", targets)[:count]
             if world.is_first:
-                yield outputs.cpu(), targets.cpu()
+                outputs_of.append(outputs.cpu())
+                targets_of.append(targets.cpu())
+    # The first process has them all, the others none.
+    return Seen(torch.cat(outputs_of), torch.cat(targets_of)) if outputs_of else None

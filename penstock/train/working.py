@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from penstock.kernels import weight_step as kernel
 from penstock.kernels.addresses import is_laid_as
-from penstock.kernels.weight_step import Weights
 from penstock.nn.entry import EntryConv2d
 from penstock.train.flow import uses_of_weights
 from penstock.train.placed import Part
@@ -73,7 +73,7 @@ class WorkingWeights:
         self._group_of = {
             id(weight): index for index, group in enumerate(optimizer.param_groups) for weight in group["params"]
         }
-        self._stepped: dict[tuple[int, ...], Weights] = {}
+        self._stepped: dict[tuple[int, ...], kernel.Weights] = {}
 
     def weight_of(self, leaf: nn.Parameter) -> nn.Parameter:
         """The network's parameter that belongs to a leaf."""
@@ -127,34 +127,21 @@ class WorkingWeights:
         """Step weights of one group."""
         key = tuple(map(id, weights))
         if key not in self._stepped:
-            self._stepped[key] = Weights(weights, [self._copies.get(weight) for weight in weights])
+            self._stepped[key] = kernel.Weights(weights, [self._copies.get(weight) for weight in weights])
         together, rate = self._stepped[key], self._rates[group]
         values: Mapping[str, Any] = self._optimizer.param_groups[group]
+        decay = values["weight_decay"]
         if isinstance(self._optimizer, SGD):
-            momentum = values["momentum"]
-            together.sgd(
-                gradients,
-                # The first step's is the gradient, as torch has it.
-                self._state("momentum_buffer", weights) if momentum else [],
-                rate,
-                momentum=momentum,
-                decay=values["weight_decay"],
-                nesterov=values["nesterov"],
-            )
+            sgd = kernel.Sgd(momentum=values["momentum"], decay=decay, nesterov=values["nesterov"])
+            # The first step's is the gradient, as torch has it.
+            momenta = self._state("momentum_buffer", weights) if sgd.momentum else []
+            together.step(sgd, gradients, rate, momenta)
             return
-        steps = self._state("step", weights)
+        decoupled = isinstance(self._optimizer, AdamW) or bool(values.get("decoupled_weight_decay"))
+        adam = kernel.Adam(betas=values["betas"], eps=values["eps"], decay=decay, decoupled=decoupled)
+        means, squares, steps = (self._state(name, weights) for name in ("exp_avg", "exp_avg_sq", "step"))
         cast(Any, torch)._foreach_add_(steps, 1)
-        together.adam(
-            gradients,
-            self._state("exp_avg", weights),
-            self._state("exp_avg_sq", weights),
-            steps,
-            rate,
-            betas=values["betas"],
-            eps=values["eps"],
-            decay=values["weight_decay"],
-            decoupled=isinstance(self._optimizer, AdamW) or bool(values.get("decoupled_weight_decay")),
-        )
+        together.step(adam, gradients, rate, means, squares, steps)
 
     def _state(self, name: str, weights: Sequence[nn.Parameter]) -> list[Tensor]:
         """What the optimizer keeps of weights, by torch's name; nothing before the first step."""

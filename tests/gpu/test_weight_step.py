@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.weight_step import Weights, reference
+from penstock.kernels.weight_step import Adam, Sgd, Weights, reference
 from penstock.kernels.weight_step.shapes import SHAPES
 
 pytestmark = pytest.mark.gpu
@@ -30,15 +30,15 @@ def made(shapes: Shapes) -> tuple[list[Tensor], list[Tensor | None], list[Tensor
 def test_the_kernel_takes_the_references_steps(
     shapes: Shapes, settings: tuple[float, float, bool], gradient_type: torch.dtype
 ) -> None:
-    values: dict[str, Any] = dict(zip(("momentum", "decay", "nesterov"), settings, strict=True))
+    rule = Sgd(momentum=settings[0], decay=settings[1], nesterov=settings[2])
     ours, theirs = made(shapes), made(shapes)
     rate = torch.tensor(RATE, device="cuda")
     together = Weights(*ours[:2])
     momenta = [each[2] if settings[0] else [] for each in (ours, theirs)]
     for _ in range(3):
         gradients = [torch.randn(shape, device="cuda").to(gradient_type) for shape in shapes]
-        together.sgd(gradients, momenta[0], rate, **values)
-        reference.sgd(*theirs[:2], gradients, momenta[1], rate, **values)
+        together.step(rule, gradients, rate, momenta[0])
+        reference.sgd(rule, *theirs[:2], gradients, rate, momenta[1])
     _check(ours, theirs)
 
 
@@ -51,13 +51,13 @@ def test_the_kernel_takes_the_references_steps_of_adam(
     ours, theirs = made(shapes), made(shapes)
     rate = torch.tensor(RATE, device="cuda")
     together = Weights(*ours[:2])
-    values: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "decay": 0.01, "decoupled": decoupled}
+    rule = Adam(betas=(0.9, 0.999), eps=1e-8, decay=0.01, decoupled=decoupled)
     for _ in range(3):
         gradients = [torch.randn(shape, device="cuda").to(gradient_type) for shape in shapes]
         for step in ours[4] + theirs[4]:
             step.add_(1)
-        together.adam(gradients, *ours[2:], rate, **values)
-        reference.adam(*theirs[:2], gradients, *theirs[2:], rate, **values)
+        together.step(rule, gradients, rate, *ours[2:])
+        reference.adam(rule, *theirs[:2], gradients, rate, *theirs[2:])
     _check(ours, theirs)
 
 
@@ -75,16 +75,16 @@ def test_a_captured_step_is_the_launched_one() -> None:
     rate = torch.tensor(RATE, device="cuda")
     one, other = Weights(*launched[:2]), Weights(*captured[:2])
     source = [torch.randn(shape, device="cuda") for shape in shapes]
-    values: dict[str, Any] = {"momentum": 0.9, "decay": 1e-3, "nesterov": False}
+    rule = Sgd(momentum=0.9, decay=1e-3, nesterov=False)
     for together, state in ((one, launched), (other, captured)):
-        together.sgd([tensor.to(torch.bfloat16) for tensor in source], state[2], rate, **values)
+        together.step(rule, [tensor.to(torch.bfloat16) for tensor in source], rate, state[2])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        other.sgd([(2 * tensor).to(torch.bfloat16) for tensor in source], captured[2], rate, **values)
+        other.step(rule, [(2 * tensor).to(torch.bfloat16) for tensor in source], rate, captured[2])
     other.settle()
     for factor in (0.5, 1.0):
         rate.fill_(RATE * factor)
-        one.sgd([(2 * tensor).to(torch.bfloat16) for tensor in source], launched[2], rate, **values)
+        one.step(rule, [(2 * tensor).to(torch.bfloat16) for tensor in source], rate, launched[2])
         graph.replay()
         for mine, right in zip(launched[0] + launched[2], captured[0] + captured[2], strict=True):
             assert torch.equal(mine, right)
@@ -95,20 +95,16 @@ def test_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
     gradients = [torch.randn_like(weight, dtype=torch.bfloat16) for weight in weights]
     rate = torch.tensor(RATE, device="cuda")
 
-    def sgd(together: Weights) -> None:
-        together.sgd(gradients, momenta, rate, momentum=0.9, decay=1e-4, nesterov=False)
-
-    def adam(together: Weights) -> None:
-        betas = 0.9, 0.999
-        together.adam(gradients, momenta, squares, steps, rate, betas=betas, eps=1e-8, decay=0.1, decoupled=True)
+    sgd = Sgd(momentum=0.9, decay=1e-4, nesterov=False)
+    adam = Adam(betas=(0.9, 0.999), eps=1e-8, decay=0.1, decoupled=True)
 
     # Read and written of each number: gradient, weight, copy, state.
-    for step, bytes_of_one in ((sgd, 20), (adam, 28)):
+    for rule, state, bytes_of_one in ((sgd, [momenta], 20), (adam, [momenta, squares, steps], 28)):
         together, graph = Weights(weights, copies), torch.cuda.CUDAGraph()
-        step(together)
+        together.step(rule, gradients, rate, *state)
         with torch.cuda.graph(graph):
             for _ in range(10):
-                step(together)
+                together.step(rule, gradients, rate, *state)
         together.settle()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
@@ -118,4 +114,4 @@ def test_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
         end.synchronize()
         seconds = begin.elapsed_time(end) / 1e3 / 10
         with capsys.disabled():
-            print(f" {step.__name__} {bytes_of_one * 8192 * 8192 / seconds / 1e12:.2f} TB/s", end="")
+            print(f" {type(rule).__name__} {bytes_of_one * 8192 * 8192 / seconds / 1e12:.2f} TB/s", end="")

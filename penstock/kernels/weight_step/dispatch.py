@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.addresses import HAS_TRITON, Addresses
 from penstock.kernels.weight_step import reference
+from penstock.kernels.weight_step.rules import Adam, Sgd
 
 
 @final
@@ -28,109 +29,35 @@ class Weights:
         self._addresses: Addresses | None = None
 
     @torch.no_grad()
-    def sgd(
-        self,
-        gradients: Sequence[Tensor],
-        momenta: Sequence[Tensor],
-        rate: Tensor,
-        *,
-        momentum: float,
-        decay: float,
-        nesterov: bool,
-    ) -> None:
-        """See `reference.sgd`.
+    def step(self, rule: Sgd | Adam, gradients: Sequence[Tensor], rate: Tensor, *state: Sequence[Tensor]) -> None:
+        """See `reference.sgd` and `reference.adam`.
 
         Args:
+            rule: How.
             gradients: Laid in memory as the weights are, all of one type.
-            momenta: Laid likewise; empty where there is no momentum.
             rate: float32, a scalar on the device.
-            momentum: See there.
-            decay: See there.
-            nesterov: See there.
+            state: What the optimizer keeps, as they have it: momenta; or means, squares and steps. Laid likewise.
         """
         if not self._by_kernel:
-            reference.sgd(
-                self._weights,
-                self._copies,
-                gradients,
-                momenta,
-                rate,
-                momentum=momentum,
-                decay=decay,
-                nesterov=nesterov,
-            )
+            if isinstance(rule, Sgd):
+                reference.sgd(rule, self._weights, self._copies, gradients, rate, *state)
+            else:
+                reference.adam(rule, self._weights, self._copies, gradients, rate, *state)
             return
         # Only here: it is not installed where there is no GPU.
         from penstock.kernels.weight_step import triton
 
-        types = gradients[0].dtype, self._copy_type
-        state = [momenta] if momenta else []
-        kept = momentum if momenta else 0.0
-        triton.sgd(*self._aimed(gradients, state), *types, rate, momentum=kept, decay=decay, nesterov=nesterov)
-
-    @torch.no_grad()
-    def adam(
-        self,
-        gradients: Sequence[Tensor],
-        means: Sequence[Tensor],
-        squares: Sequence[Tensor],
-        steps: Sequence[Tensor],
-        rate: Tensor,
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        decay: float,
-        decoupled: bool,
-    ) -> None:
-        """See `reference.adam`.
-
-        Args:
-            gradients: Laid in memory as the weights are, all of one type.
-            means: Laid likewise.
-            squares: Laid likewise.
-            steps: See there.
-            rate: float32, a scalar on the device.
-            betas: See there.
-            eps: See there.
-            decay: See there.
-            decoupled: See there.
-        """
-        if not self._by_kernel:
-            reference.adam(
-                self._weights,
-                self._copies,
-                gradients,
-                means,
-                squares,
-                steps,
-                rate,
-                betas=betas,
-                eps=eps,
-                decay=decay,
-                decoupled=decoupled,
-            )
-            return
-        from penstock.kernels.weight_step import triton
-
-        aimed = self._aimed(gradients, [means, squares, steps])
-        types = gradients[0].dtype, self._copy_type
-        triton.adam(*aimed, *types, rate, betas=betas, eps=eps, decay=decay, decoupled=decoupled)
+        if self._addresses is None:
+            counts = [weight.numel() for weight in self._weights]
+            self._addresses = Addresses(counts, triton.BLOCK, self._weights[0].device)
+        # SGD has no momenta where there is no momentum.
+        columns = [gradients, self._weights, self._copies, *(kept for kept in state if kept)]
+        table, parts_P2 = self._addresses.of(columns), self._addresses.parts_P2
+        copy_type = next((copy.dtype for copy in self._copies if copy is not None), torch.bfloat16)
+        step = triton.sgd if isinstance(rule, Sgd) else triton.adam
+        step(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
 
     def settle(self) -> None:
         """Tell the kernel, after a capture, where the tensors are that it was captured with."""
         if self._addresses is not None:
             self._addresses.settle()
-
-    @property
-    def _copy_type(self) -> torch.dtype:
-        return next((copy.dtype for copy in self._copies if copy is not None), torch.bfloat16)
-
-    def _aimed(self, gradients: Sequence[Tensor], state: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-        """The kernel's table, and which part of which tensor each program has."""
-        from penstock.kernels.weight_step.triton import BLOCK
-
-        if self._addresses is None:
-            counts = [weight.numel() for weight in self._weights]
-            self._addresses = Addresses(counts, BLOCK, self._weights[0].device)
-        table = self._addresses.of([gradients, self._weights, self._copies, *state])
-        return table, self._addresses.parts_P2

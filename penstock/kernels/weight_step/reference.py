@@ -4,78 +4,68 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from penstock.kernels.weight_step.rules import Adam, Sgd
+
 
 def sgd(
+    rule: Sgd,
     weights: Sequence[Tensor],
     copies: Sequence[Tensor | None],
     gradients: Sequence[Tensor],
-    momenta: Sequence[Tensor],
     rate: Tensor,
-    *,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
+    momenta: Sequence[Tensor],
 ) -> None:
-    """A step of `torch.optim.SGD`, in float32.
+    """Step, in float32.
 
     Args:
+        rule: How.
         weights: float32; they are stepped.
         copies: In a shorter precision; they get the new weights. None for weights without one.
         gradients: Of the weights' shapes, in any precision.
-        momenta: float32; they are moved. Empty where there is no momentum.
         rate: The learning rate, a scalar.
-        momentum: The share of the momenta that is kept.
-        decay: The share of the weights that is added to their gradients.
-        nesterov: Whether the step looks ahead.
+        momenta: float32; they are moved. Empty where there is no momentum.
     """
     for index, (weight, copy, gradient) in enumerate(zip(weights, copies, gradients, strict=True)):
-        step = gradient.float() + decay * weight
+        step = gradient.float() + rule.decay * weight
         if momenta:
-            momenta[index].copy_(momentum * momenta[index] + step)
-            step = step + momentum * momenta[index] if nesterov else momenta[index]
+            momenta[index].copy_(rule.momentum * momenta[index] + step)
+            step = step + rule.momentum * momenta[index] if rule.nesterov else momenta[index]
         _move(weight, copy, rate * step)
 
 
 def adam(
+    rule: Adam,
     weights: Sequence[Tensor],
     copies: Sequence[Tensor | None],
     gradients: Sequence[Tensor],
+    rate: Tensor,
     means: Sequence[Tensor],
     squares: Sequence[Tensor],
     steps: Sequence[Tensor],
-    rate: Tensor,
-    *,
-    betas: tuple[float, float],
-    eps: float,
-    decay: float,
-    decoupled: bool,
 ) -> None:
-    """A step of `torch.optim.Adam` or, decoupled, `torch.optim.AdamW`, in float32.
+    """Step, in float32.
 
     Args:
+        rule: How.
         weights: As of `sgd`.
         copies: As of `sgd`.
         gradients: As of `sgd`.
+        rate: As of `sgd`.
         means: float32, running means of the gradients; they are moved.
         squares: float32, running means of their squares; they are moved.
         steps: float32, scalars: how many steps there were, this one counted.
-        rate: The learning rate, a scalar.
-        betas: The shares of the running means that are kept.
-        eps: Added to the root of the squares.
-        decay: The share of the weights that is added to their gradients or, decoupled, taken off them at the rate.
-        decoupled: Which of the two.
     """
-    for weight, copy, gradient, mean, square, count in zip(
-        weights, copies, gradients, means, squares, steps, strict=True
-    ):
+    each = zip(weights, copies, gradients, means, squares, steps, strict=True)
+    for weight, copy, gradient, mean, square, count in each:
         step = gradient.float()
-        if not decoupled:
-            step = step + decay * weight
-        mean.copy_(betas[0] * mean + (1 - betas[0]) * step)
-        square.copy_(betas[1] * square + (1 - betas[1]) * step * step)
-        first, second = (1 - beta ** count.double() for beta in betas)
-        root = (square / second.float()).sqrt() + eps
-        decayed = rate * decay * weight if decoupled else 0.0
+        if not rule.decoupled:
+            step = step + rule.decay * weight
+        kept, kept_square = rule.betas
+        mean.copy_(kept * mean + (1 - kept) * step)
+        square.copy_(kept_square * square + (1 - kept_square) * step * step)
+        first, second = (1 - beta ** count.double() for beta in rule.betas)
+        root = (square / second.float()).sqrt() + rule.eps
+        decayed = rate * rule.decay * weight if rule.decoupled else 0.0
         _move(weight, copy, decayed + rate / first.float() * mean / root)
 
 

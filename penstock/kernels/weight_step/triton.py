@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.weight_step.rules import Adam, Sgd
+
 # Numbers a program steps.
 BLOCK = 2048
 WARPS = 4
@@ -17,66 +19,45 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def sgd(
-    table: Tensor,
-    parts_P2: Tensor,
-    gradient_type: torch.dtype,
-    copy_type: torch.dtype,
-    rate: Tensor,
-    *,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
+    rule: Sgd, table: Tensor, parts_P2: Tensor, gradient_type: torch.dtype, copy_type: torch.dtype, rate: Tensor
 ) -> None:
     """Step all weights.
 
     Args:
+        rule: How.
         table: int64, of each tensor the addresses of gradient, weight and copy (0 for none), of its momentum where
             there are some, and how many numbers it has.
         parts_P2: int32, of each program the tensor and the part of it.
         gradient_type: Of all gradients.
         copy_type: Of all copies.
-        rate: See `reference.sgd`.
-        momentum: See there; 0 where the table has no momenta.
-        decay: See there.
-        nesterov: See there.
+        rate: The learning rate.
     """
     _sgd[(len(parts_P2),)](
-        table, parts_P2, rate, momentum, decay, table.shape[1] == 5, nesterov, _TYPES[gradient_type],
+        table, parts_P2, rate, rule.momentum, rule.decay, table.shape[1] == 5, rule.nesterov, _TYPES[gradient_type],
         _TYPES[copy_type], BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
 
 def adam(
-    table: Tensor,
-    parts_P2: Tensor,
-    gradient_type: torch.dtype,
-    copy_type: torch.dtype,
-    rate: Tensor,
-    *,
-    betas: tuple[float, float],
-    eps: float,
-    decay: float,
-    decoupled: bool,
+    rule: Adam, table: Tensor, parts_P2: Tensor, gradient_type: torch.dtype, copy_type: torch.dtype, rate: Tensor
 ) -> None:
     """Step all weights.
 
     Args:
+        rule: How.
         table: int64, of each tensor the addresses of gradient, weight, copy (0 for none), mean, square and step, and
             how many numbers it has.
         parts_P2: As of `sgd`.
         gradient_type: As of `sgd`.
         copy_type: As of `sgd`.
-        rate: See `reference.adam`.
-        betas: See there.
-        eps: See there.
-        decay: See there.
-        decoupled: See there.
+        rate: As of `sgd`.
     """
-    first, second = betas
+    first, second = rule.betas
+    # Of 0 nothing is kept after any number of steps.
+    logs = [math.log(beta) if beta else -1e9 for beta in rule.betas]
     _adam[(len(parts_P2),)](
-        table, parts_P2, rate, first, 1 - first, math.log(first) if first else -1e9, second, 1 - second,
-        math.log(second) if second else -1e9, eps, decay, decoupled, _TYPES[gradient_type], _TYPES[copy_type], BLOCK,
-        num_warps=WARPS,
+        table, parts_P2, rate, first, 1 - first, logs[0], second, 1 - second, logs[1], rule.eps, rule.decay,
+        rule.decoupled, _TYPES[gradient_type], _TYPES[copy_type], BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
 
