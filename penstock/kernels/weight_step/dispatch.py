@@ -54,8 +54,10 @@ class Weights:
         columns = [gradients, self._weights, self._copies, *(kept for kept in state if kept)]
         table, parts_P2 = self._addresses.of(columns), self._addresses.parts_P2
         copy_type = next((copy.dtype for copy in self._copies if copy is not None), torch.bfloat16)
-        step = triton.sgd if isinstance(rule, Sgd) else triton.adam
-        step(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
+        if isinstance(rule, Sgd):
+            triton.sgd(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
+        else:
+            triton.adam(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
 
     def settle(self) -> None:
         """Tell the kernel, after a capture, where the tensors are that it was captured with."""
