@@ -35,6 +35,7 @@ app = Application(
         steps=400,
         validate_every_epochs=100,
         precision="bf16",
+        working_weights=True,
         gradient_precision="bf16",
         deterministic=False,
         compile=True,

@@ -54,6 +54,7 @@ def recipe_of(case: Case) -> Recipe:
         batch_size=case.batch,
         steps=1,
         precision=case.changes.get("precision", "bf16"),
+        working_weights=bool(case.changes.get("working_weights", True)),
         gradient_precision="bf16",
         deterministic=bool(case.changes.get("deterministic", False)),
         placements=case.laid_out(),

@@ -18,8 +18,21 @@ PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def is_laid_as(tensor: Tensor, other: Tensor) -> bool:
-    """Whether a kernel can go through both at once, from the first address to the last."""
-    return tensor.stride() == other.stride() and tensor.data_ptr() % ALIGNED_BYTES == 0 and tensor.dtype in PRECISIONS
+    """Whether a kernel can go through both of one shape at once, from the first address to the last."""
+    # Of a dimension of one nobody takes the second step.
+    steps = zip(tensor.shape, tensor.stride(), other.stride(), strict=True)
+    alike = all(own == others for size, own, others in steps if size > 1)
+    return alike and tensor.data_ptr() % ALIGNED_BYTES == 0 and tensor.dtype in PRECISIONS
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its numbers lie in memory one after the other, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @final

@@ -21,6 +21,7 @@ def seen_of(
     examples: Examples,
     world: World,
     recipe: Recipe,
+    *,
     workers: int,
     bad: dict[str, int],
     notice: Callable[[str], object] | None,

@@ -58,11 +58,13 @@ def seen_in(module: nn.Module, examples_B: Tensor) -> dict[str, LinearSeen]:
 def uses_of_weights(module: nn.Module, examples_B: Tensor) -> dict[int, set[str]]:
     """The names of the functions of torch that are given each parameter, by the parameter's `id`.
 
+    Where autocast is not on, the name says so.
+
     Args:
         module: The network; it is run in evaluation mode and put back.
         examples_B: A few raw inputs, `[B, ...]`, where the network is.
     """
-    watch = _Uses(id(weight) for weight in module.parameters())
+    watch = _Uses((id(weight) for weight in module.parameters()), examples_B.device.type)
     with evaluating(module), watch:
         module(examples_B)
     return watch.seen
@@ -175,12 +177,17 @@ class _Watch(TorchDispatchMode):
 class _Uses(TorchFunctionMode):
     """Notes which functions are given some tensors; what asks for a property (`shape`, `T`) has the property's name."""
 
-    def __init__(self, watched: Iterable[int]) -> None:
+    def __init__(self, watched: Iterable[int], device: str) -> None:
         super().__init__()
+        self._device = device
         self.seen: dict[int, set[str]] = {each: set() for each in watched}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", name)
+        if not torch.is_autocast_enabled(self._device):
+            name = f"{name} without autocast"
         for tensor in _tensors_of((args, kwargs)):
             if id(tensor) in self.seen:
                 self.seen[id(tensor)].add(name)

@@ -163,7 +163,9 @@ class Gradients:
             _Travelling(part, _wire_type(part[0], precision, as_sent=as_sent), as_sent=as_sent)
             for part in _parts(travel, bucket_bytes, mixed=as_sent)
         ]
-        apart = _parts(self._stay if ready else [], bucket_bytes, mixed=as_sent)
+        # Layers that lie apart are not put together: one would wait for the other.
+        runs = _runs(list(learned.values()), self._stay) if ready else []
+        apart = [part for run in runs for part in _parts(run, bucket_bytes, mixed=as_sent)]
         self._staying = [_Bucket(parameters=part) for part in apart]
         if world.size > 1:
             _hold([*reversed(learned.values())], self._travelling, self._staying)
@@ -303,6 +305,13 @@ def _parts(parameters: Sequence[nn.Parameter], most_bytes: int | None, *, mixed:
         parts[-1].append(parameter)
         size += parameter.numel() * parameter.element_size()
     return parts
+
+
+def _runs(parameters: Sequence[nn.Parameter], chosen: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Those that are chosen, in runs between which others lie, the last first."""
+    wanted = {id(parameter) for parameter in chosen}
+    runs = [list(run) for is_chosen, run in itertools.groupby(parameters, lambda own: id(own) in wanted) if is_chosen]
+    return runs[::-1]
 
 
 def _hold(made: Sequence[nn.Parameter], travelling: Sequence[_Bucket], staying: Sequence[_Bucket]) -> None:

@@ -91,6 +91,10 @@ class Recipe:
         placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
             Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
         batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
+        working_weights: With `precision="bf16"`, have the optimizer's step write the bf16 weights that the next step
+            computes with, in place of turning all weights to bf16 and their gradients back in every step: the same
+            numbers with two thirds of the bytes. For plain SGD, Adam and AdamW, and networks of which only the layers
+            use their weights, while they are trained too; what is seen to be used otherwise is left as it is.
         gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
             The gradients of weights that are cut travel in the precision in which their layer is computed.
         workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
@@ -136,6 +140,7 @@ class Recipe:
     deterministic: bool = True
     placements: Placements | Literal["auto"] = field(default_factory=dict)
     batch_norm: Literal["local", "synchronised"] = "local"
+    working_weights: bool = False
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
     workers: int | None = None
     compile: bool = False

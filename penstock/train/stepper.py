@@ -47,7 +47,6 @@ class Stepper:
 
     Attributes:
         why_eager: Why its steps cannot be captured, or None.
-        rates: The groups' learning rates on the device, where steps can be captured.
 
     Raises:
         TrainError: It has to leave steps out and cannot.
@@ -58,7 +57,7 @@ class Stepper:
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TrainError("LBFGS computes a step's loss several times; choose an optimizer that does so once.")
-        self.optimizer = optimizer
+        self.optimizer, self._device = optimizer, device
         self.why_eager: str | None = None
         # What has state from the beginning has it where an optimizer that is not fused wants it.
         self._fuses = not (sparse or optimizer.state)
@@ -66,7 +65,7 @@ class Stepper:
             self._prepare(group, device, skips)
         captured = device.type == "cuda" and self.why_eager is None
         self._carried = [float(group["lr"]) for group in optimizer.param_groups] if captured else []
-        self.rates = [torch.tensor(rate, device=device) for rate in self._carried]
+        self._rates = [torch.tensor(rate, device=device) for rate in self._carried]
 
     def _prepare(self, group: dict[str, Any], device: torch.device, skips: bool) -> None:
         kind = type(self.optimizer)
@@ -92,12 +91,18 @@ class Stepper:
         elif not (group.get("fused") or own):
             self.why_eager = f"the optimizer {kind.__name__} reads its learning rate on the host"
 
+    def rate_of(self, group: int) -> Tensor:
+        """The learning rate of one of the optimizer's groups, by the group's place, on the device."""
+        if self._rates:
+            return self._rates[group]
+        return torch.tensor(float(self.optimizer.param_groups[group]["lr"]), device=self._device)
+
     def carry(self) -> None:
         """Bring learning rates that the schedule changed to the device. It is no part of a captured step."""
-        for index, group in enumerate(self.optimizer.param_groups if self.rates else []):
+        for index, group in enumerate(self.optimizer.param_groups if self._rates else []):
             if group["lr"] != self._carried[index]:
                 self._carried[index] = float(group["lr"])
-                self.rates[index].fill_(self._carried[index])
+                self._rates[index].fill_(self._carried[index])
 
     @property
     def steps_apart(self) -> bool:
@@ -114,12 +119,12 @@ class Stepper:
         if found_inf is not None:
             # As torch.amp.GradScaler tells it to fused optimizers.
             self.optimizer.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
-        if not self.rates and only is None:
+        if not self._rates and only is None:
             self.optimizer.step()
             return
         groups = self.optimizer.param_groups
         held = [{name: group[name] for name in ("lr", "params") if name in group} for group in groups]
-        for group, rate in zip(groups, self.rates, strict=bool(self.rates)):
+        for group, rate in zip(groups, self._rates, strict=bool(self._rates)):
             group["lr"] = rate
         if only is not None:
             chosen = {id(parameter) for parameter in only}

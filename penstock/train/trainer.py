@@ -43,7 +43,7 @@ from penstock.train.state import (
 )
 from penstock.train.stepper import Stepper
 from penstock.train.stored import Stored, read_whole
-from penstock.train.working import WorkingWeights, steps_copies
+from penstock.train.working import WorkingWeights, why_not
 from penstock.train.world import World
 
 # B examples of this process
@@ -110,7 +110,7 @@ class Trainer:
             self.optimizer, self.world.device, skips=self._scale is not None, sparse=_is_sparse(self.module)
         )
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
-        self._working = self._working_weights(inputs) if self._has_working_weights else None
+        self._working = self._working_weights(inputs) if recipe.working_weights else None
         self.gradients = Gradients(
             self._working.leaves if self._working else dict(self.module.named_parameters()),
             list(self.placed.shards),
@@ -202,6 +202,7 @@ class Trainer:
         if not self._steps_early:
             self._stepper.step(None if self._scale is None else self._scale.found_inf)
         elif self._working is not None:
+            self._working.check()
             # Nothing is left to step; schedules want to know that it was done.
             self._stepper.step(only=())
         if self._scale is not None:
@@ -215,18 +216,20 @@ class Trainer:
     def _steps_early(self) -> bool:
         """Whether parameters are stepped as soon as their gradients are there, beside the backward pass."""
         whole = self.recipe.clip_norm is not None or self._scale is not None
+        if self._working is not None:
+            return True
         return self.world.device.type == "cuda" and self._stepper.steps_apart and not whole
 
-    @property
-    def _has_working_weights(self) -> bool:
-        """Whether the network computes with bf16 copies of its weights, which the optimizer's step writes."""
-        once = self.recipe.precision == "bf16" and self.recipe.accumulate == 1
-        return once and self._steps_early and bool(self._stepper.rates) and steps_copies(self.optimizer)
-
-    def _working_weights(self, inputs: Array) -> WorkingWeights:
+    def _working_weights(self, inputs: Array) -> WorkingWeights | None:
+        why = why_not(self.recipe, self.optimizer)
+        if why is not None:
+            self.layout.sentences.append(f"Weights are turned to bf16 in every step: {why}.")
+            return None
         examples_B = torch.from_numpy(inputs[:EXAMPLES_SEEN]).to(self.world.device)
         with cast_of(self.recipe, self.world.device):
-            return WorkingWeights(self.module, self.optimizer, self._stepper.rates, examples_B)
+            working = WorkingWeights(self.module, self.optimizer, self._stepper.rate_of, examples_B)
+        self.layout.sentences.append(working.describe())
+        return working
 
     def _settle(self) -> None:
         """The step was captured."""
@@ -298,7 +301,8 @@ class Trainer:
         self.module.eval()
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
             workers = 0 if examples.in_memory else self._workers()
-            return seen_of(self.module, examples, self.world, self.recipe, workers, {} if bad is None else bad, notice)
+            counted = {} if bad is None else bad
+            return seen_of(self.module, examples, self.world, self.recipe, workers=workers, bad=counted, notice=notice)
 
     def averaged(self) -> AbstractContextManager[None]:
         """While it is entered, the network has the running mean of its weights, where the recipe asks for one."""

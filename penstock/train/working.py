@@ -3,11 +3,10 @@
 Autocast turns weights to bf16 in every step and their gradients back to fp32: a third of the bytes that weights cost.
 Here the optimizer's step reads the bf16 gradients as the backward pass made them and writes the next step's bf16
 weights beside the fp32 ones (the "master copy" of Micikevicius et al. 2018, "Mixed Precision Training", section 3.1).
-The numbers are autocast's.
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast, final
 
@@ -15,43 +14,55 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from penstock.core.errors import TrainError
 from penstock.kernels import weight_step as kernel
-from penstock.kernels.addresses import is_laid_as
+from penstock.kernels.addresses import is_dense, is_laid_as
 from penstock.nn.entry import EntryConv2d
 from penstock.train.flow import uses_of_weights
 from penstock.train.placed import Part
+from penstock.train.recipe import Recipe
 
 # Layers that use weights in one way only, one that autocast computes in bf16.
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, EntryConv2d)
 _NAMES = ("weight", "bias")
-# The functions of torch by which they do so.
+# The functions of torch by which they do so. The first convolution fills its weights up with zeros before.
 _USES = {"linear", "conv1d", "conv2d", "conv3d"}
-# Which fills its weights up with zeros first.
 _USES_OF_ENTRY = _USES | {"pad"}
-
-
-# What a group of theirs may not ask for.
+# What a group of an optimizer may not ask for.
 _REFUSED = ("dampening", "maximize", "differentiable", "amsgrad")
+_HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_HOOKS_OF_LAYERS = ("_forward_pre_hooks",)
+_HOOKS_OF_GRADIENTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def steps_copies(optimizer: Optimizer) -> bool:
-    """Whether there is a step of this optimizer that takes bf16 gradients and writes bf16 copies."""
-    hooked = any(getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
-    plain = all(not group.get(name) for group in optimizer.param_groups for name in _REFUSED)
-    return type(optimizer) in (SGD, Adam, AdamW) and plain and not hooked
+def why_not(recipe: Recipe, optimizer: Optimizer) -> str | None:
+    """Why a recipe's weights cannot be kept in both precisions, or None if they can."""
+    if recipe.precision != "bf16":
+        return f"the precision is {recipe.precision}"
+    if recipe.clip_norm is not None or recipe.accumulate > 1:
+        return "gradients are clipped" if recipe.clip_norm is not None else "gradients are accumulated"
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        return f"the optimizer is {type(optimizer).__name__}, and not SGD, Adam or AdamW"
+    for name in _REFUSED:
+        if any(group.get(name) for group in optimizer.param_groups):
+            return f"the optimizer has {name}"
+    if any(getattr(optimizer, name, None) for name in _HOOKS_OF_STEPS):
+        return "the optimizer's steps have hooks"
+    stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return None if all(weight.dtype == torch.float32 for weight in stepped) else "not all weights are float32"
 
 
 @final
 class WorkingWeights:
     """bf16 copies of a network's fp32 weights, and the optimizer's step over both.
 
-    A layer that is asked for its weight gives the copy while `entered`; parameters, state dicts and the optimizer have
-    the fp32 weights always.
+    While `entered`, the network's layers have the copies for parameters; else, and in the optimizer, they have the fp32
+    weights.
 
     Args:
         module: The network, laid out, on its device.
-        optimizer: Of its parameters, as `steps_copies` lets it pass. Its state gets the momenta.
-        rates: The learning rate of each of its groups, on the device.
+        optimizer: Of its parameters, as `why_not` lets it pass. Its state gets what it keeps of each weight.
+        rate_of: The learning rate of one of its groups, by the group's place, on the device.
         examples_B: A few raw inputs, `[B, ...]`, on the device, to see what uses the weights.
 
     Attributes:
@@ -59,12 +70,13 @@ class WorkingWeights:
             none.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, rates: Sequence[Tensor], examples_B: Tensor) -> None:
-        self._optimizer, self._rates = optimizer, list(rates)
+    def __init__(
+        self, module: nn.Module, optimizer: Optimizer, rate_of: Callable[[int], Tensor], examples_B: Tensor
+    ) -> None:
+        self._optimizer, self._rate_of = optimizer, rate_of
         self._owners = _owners(module, examples_B)
-        self._copies: dict[nn.Parameter, nn.Parameter] = {
-            weight: nn.Parameter(weight.detach().to(torch.bfloat16), weight.requires_grad) for weight in self._owners
-        }
+        self._copies = {weight: nn.Parameter(weight.detach().to(torch.bfloat16)) for weight in self._owners}
+        self._names = {id(weight): name for name, weight in module.named_parameters()}
         self.leaves: dict[str, nn.Parameter] = {
             name: self._copies.get(weight, weight) for name, weight in module.named_parameters()
         }
@@ -74,6 +86,13 @@ class WorkingWeights:
             id(weight): index for index, group in enumerate(optimizer.param_groups) for weight in group["params"]
         }
         self._stepped: dict[tuple[int, ...], kernel.Weights] = {}
+        # As torch counts what is written into a tensor.
+        self._versions: dict[int, int] = {}
+        self.refresh()
+
+    def describe(self) -> str:
+        """For people."""
+        return f"The optimizer's steps write bf16 copies of {len(self._copies)} of {len(self.leaves)} weights."
 
     def weight_of(self, leaf: nn.Parameter) -> nn.Parameter:
         """The network's parameter that belongs to a leaf."""
@@ -81,22 +100,20 @@ class WorkingWeights:
 
     @contextmanager
     def entered(self) -> Generator[None]:
-        """While it is entered, the network's layers have the copies for weights."""
-        # What lies in a module's own dictionary is found before its parameters.
-        places = [(layer, name, copy) for weight, copy in self._copies.items() for layer, name in self._owners[weight]]
-        for layer, name, copy in places:
-            layer.__dict__[name] = copy
+        """While it is entered, the network's layers have the copies for parameters."""
+        self._put(self._copies)
         try:
             yield
         finally:
-            for layer, name, _ in places:
-                del layer.__dict__[name]
+            self._put({weight: weight for weight in self._copies})
 
     @torch.no_grad()
     def refresh(self) -> None:
         """The weights or the optimizer's state were replaced."""
         for weight, copy in self._copies.items():
+            weight.grad = None
             copy.copy_(weight)
+            self._versions[id(copy)] = copy._version
         self._stepped.clear()
 
     @torch.no_grad()
@@ -106,29 +123,61 @@ class WorkingWeights:
         Args:
             leaves: Which.
             gradients: Theirs, in any precision.
+
+        Raises:
+            TrainError: The network changed a copy, which would be lost.
         """
-        alike: defaultdict[tuple[int, torch.dtype], list[int]] = defaultdict(list)
+        alike: defaultdict[tuple[int, torch.dtype, bool], list[int]] = defaultdict(list)
         for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
-            group = self._group_of.get(id(self.weight_of(leaf)))
+            weight = self.weight_of(leaf)
+            group = self._group_of.get(id(weight))
             # The optimizer need not have been given all.
             if group is not None:
-                alike[group, gradient.dtype].append(place)
-        for (group, _), places in alike.items():
+                self._check_unchanged(weight, leaf)
+                alike[group, gradient.dtype, is_dense(weight) and is_laid_as(weight, weight)].append(place)
+        for (group, _, _), places in alike.items():
             weights = [self.weight_of(leaves[place]) for place in places]
             given = [_laid_as(weight, gradients[place]) for weight, place in zip(weights, places, strict=True)]
             self._step(weights, given, group)
+        for leaf in leaves:
+            self._versions[id(leaf)] = leaf._version
+
+    def check(self) -> None:
+        """See, after a backward pass, that no gradient went past the copies.
+
+        Raises:
+            TrainError: One did.
+        """
+        for weight in self._copies:
+            if weight.grad is not None:
+                raise TrainError(
+                    f"the network uses {self._names[id(weight)]!r} otherwise than as its layer's parameter, so that "
+                    f"its gradient is not all there; train it with working_weights=False."
+                )
 
     def settle(self) -> None:
         """The steps that were taken since the last one were captured in a CUDA graph."""
         for weights in self._stepped.values():
             weights.settle()
 
+    def _put(self, parameters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        for weight, parameter in parameters.items():
+            for layer, name in self._owners[weight]:
+                layer._parameters[name] = parameter  # pyright: ignore[reportPrivateUsage]
+
+    def _check_unchanged(self, weight: nn.Parameter, leaf: nn.Parameter) -> None:
+        if leaf is not weight and leaf._version != self._versions[id(leaf)]:
+            raise TrainError(
+                f"the network changes {self._names[id(weight)]!r} while it computes, which would be lost; train it "
+                f"with working_weights=False."
+            )
+
     def _step(self, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor], group: int) -> None:
         """Step weights of one group."""
         key = tuple(map(id, weights))
         if key not in self._stepped:
             self._stepped[key] = kernel.Weights(weights, [self._copies.get(weight) for weight in weights])
-        together, rate = self._stepped[key], self._rates[group]
+        together, rate = self._stepped[key], self._rate_of(group)
         values: Mapping[str, Any] = self._optimizer.param_groups[group]
         decay = values["weight_decay"]
         if isinstance(self._optimizer, SGD):
@@ -170,9 +219,11 @@ def _owners(module: nn.Module, examples_B: Tensor) -> dict[nn.Parameter, list[tu
             # Another function may belong to the layers around it, which a copy would give less precise a weight.
             used, may = uses[id(weight)], _USES_OF_ENTRY if isinstance(layer, EntryConv2d) else _USES
             known = isinstance(layer, Part) or (type(layer) in _LAYERS and bool(used) and used <= may)
-            # A hook may make the weight anew.
-            hooked = bool(layer._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
-            if not known or hooked or name not in _NAMES or weight.dtype != torch.float32:
+            # A hook of the layer may make the weight anew; one of the weight waits for its own gradient.
+            hooked = any(getattr(layer, kind) for kind in _HOOKS_OF_LAYERS)
+            hooked = hooked or any(getattr(weight, kind, None) for kind in _HOOKS_OF_GRADIENTS)
+            plain = name in _NAMES and weight.dtype == torch.float32 and weight.requires_grad
+            if not known or hooked or not plain:
                 kept.add(id(weight))
             found[weight].append((layer, name))
     return {weight: layers for weight, layers in found.items() if id(weight) not in kept}

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from penstock.kernels.addresses import HAS_TRITON, Addresses
+from penstock.kernels.addresses import HAS_TRITON, Addresses, is_dense, is_laid_as
 from penstock.kernels.weight_step import reference
 from penstock.kernels.weight_step.rules import Adam, Sgd
 
@@ -18,14 +18,16 @@ class Weights:
     What is captured in a CUDA graph is complete only after `settle`.
 
     Args:
-        weights: float32, dense in memory in whatever order of dimensions.
+        weights: float32.
         copies: Of a shorter precision, laid in memory as the weights are; None for weights without one. All of one
             type.
     """
 
     def __init__(self, weights: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
         self._weights, self._copies = list(weights), list(copies)
-        self._by_kernel = weights[0].is_cuda and HAS_TRITON
+        # Those of torch's recurrent layers lie in one piece of memory, where they begin anywhere.
+        fits = all(is_dense(weight) and is_laid_as(weight, weight) for weight in weights)
+        self._by_kernel = weights[0].is_cuda and HAS_TRITON and fits
         self._addresses: Addresses | None = None
 
     @torch.no_grad()
@@ -58,6 +60,8 @@ class Weights:
             triton.sgd(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
         else:
             triton.adam(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
+        # Torch does not see what a kernel writes; whoever kept one of these for later is to be told.
+        torch.autograd.graph.increment_version([*self._weights, *(copy for copy in self._copies if copy is not None)])
 
     def settle(self) -> None:
         """Tell the kernel, after a capture, where the tensors are that it was captured with."""
