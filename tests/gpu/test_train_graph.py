@@ -85,6 +85,13 @@ def ends(asked: Recipe, dropout: float = 0.3) -> tuple[Trainer, Tensor]:
         {"optimizer": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3)},
         {"accumulate": 4, "clip_norm": 0.5, "average_decay": 0.9},
         {"precision": "bf16"},
+        {"precision": "bf16", "working_weights": True},
+        {
+            "precision": "bf16",
+            "working_weights": True,
+            "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        },
+        {"precision": "bf16", "working_weights": True, "compile": True},
         {"precision": "fp16"},
         {"precision": "fp16", "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
         {"precision": "tf32"},
@@ -99,6 +106,29 @@ def test_a_captured_step_is_the_step(changes: dict[str, Any]) -> None:
     assert not launched.steps.is_captured
     assert found.isfinite().all()
     assert torch.equal(found, expected)
+
+
+class Recurrent(nn.Module):
+    """Has weights that lie in one piece of memory, where not each begins at a whole vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.GRU(16, 50, batch_first=True), nn.Linear(50, 10)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.head(self.body(x_BCHW[:, 0])[1][0])
+
+
+def test_weights_that_begin_anywhere_are_stepped() -> None:
+    states: list[Tensor] = []
+    for working in (True, False):
+        asked = recipe(precision="bf16", working_weights=working, schedule=None)
+        with numerics(asked):
+            torch.manual_seed(0)
+            trainer = made(Recurrent(), asked)
+            steps(trainer, range(STEPS))
+            states.append(torch.cat([weight.detach().flatten() for weight in trainer.module.parameters()]))
+    torch.testing.assert_close(*states, rtol=1e-2, atol=1e-3)
 
 
 def test_precisions_agree_about_what_is_learned() -> None:

@@ -70,6 +70,7 @@ def run(layout: str, *, graph: bool, world: World) -> tuple[bool, torch.Tensor, 
         placements=LAYOUTS[layout],
         gradient_precision="bf16",
         precision="bf16",
+        working_weights=True,
         graph=graph,
     )
     rng = np.random.default_rng(0)
