@@ -12,6 +12,7 @@ from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 from penstock.train.average import Average
 from penstock.train.batch_norm import RunningStatistics
+from penstock.train.chance import DROPOUT, seed_of_step, seed_torch
 from penstock.train.checkpoint import Checkpoint
 from penstock.train.compiled import compiled, worth_parting
 from penstock.train.data import training_order
@@ -19,7 +20,7 @@ from penstock.train.evaluation import seen_of
 from penstock.train.examples import Examples
 from penstock.train.feed import Feed
 from penstock.train.gradients import Gradients
-from penstock.train.graph import Steps, generator_of
+from penstock.train.graph import Steps
 from penstock.train.layout import EXAMPLES_SEEN, cast_of, lay_out
 from penstock.train.losses import CrossEntropy, start_targets
 from penstock.train.pace import mfu_of_one
@@ -47,9 +48,6 @@ from penstock.train.working import WorkingWeights, why_not
 from penstock.train.world import World
 
 # B examples of this process
-
-DROPOUT = 0x5DEECE66D
-RANK = 0xD1B54A32D192ED03
 
 
 @dataclass(slots=True)
@@ -167,12 +165,12 @@ class Trainer:
         """
         recipe, world = self.recipe, self.world
         inputs_B, targets_B = batch
-        seed = _step_seed(recipe.seed, step, world.rank)
+        seed = seed_of_step(recipe.seed, step, world.rank)
         if recipe.augment is not None:
             inputs_B, targets_B = recipe.augment(inputs_B, targets_B, torch.Generator().manual_seed(seed))
         inputs_B, targets_B = inputs_B.to(world.device), targets_B.to(world.device)
         # Dropout has no generator of its own; its chance must not be the augmentation's.
-        _seed(seed ^ DROPOUT, world.device)
+        seed_torch(seed ^ DROPOUT, world.device)
         self.module.train()
         self._stepper.carry()
         share = self.steps.take(inputs_B, targets_B, self._stepper.constants)
@@ -394,19 +392,6 @@ class Trainer:
 
 def _is_sparse(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse for layer in module.modules())
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """As `torch.manual_seed` for the CPU and one device: that takes most of a millisecond where there is no GPU."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        generator_of(device).manual_seed(seed)
-
-
-def _step_seed(seed: int, step: int, rank: int) -> int:
-    # Neighbouring seeds, steps and ranks must not share their chance: spread all over 64 bits (splitmix64's constants).
-    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * RANK + 0x94D049BB133111EB) & (1 << 64) - 1
-    return mixed ^ (mixed >> 31)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
