@@ -171,7 +171,8 @@ def test_replaced_weights_are_copied_anew() -> None:
         ({}, partial(AdamW, amsgrad=True), "the optimizer has amsgrad"),
         ({}, RMSprop, "the optimizer is RMSprop"),
     ],
-    ids=str,
+    # Functions have no name that is the same in every process.
+    ids=("fp32", "clipped", "accumulated", "dampening", "maximize", "amsgrad", "RMSprop"),
 )
 def test_where_there_are_no_copies_the_run_says_why(changes: dict[str, Any], make: Any, why: str) -> None:
     trainer = Trainer(nn.Linear(6, 3), recipe(optimizer=make, **changes), 1, inputs=np.zeros((2, 6), np.float32))
