@@ -1,18 +1,17 @@
 """Where tensors lie in a device's memory, as a table there: for a kernel that works on many of them by one launch."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import final
 
 import torch
 from torch import Tensor
 
-HAS_TRITON = find_spec("triton") is not None
+from penstock.kernels.common import PRECISIONS
+
 # What a program reads at once begins at such an address.
 ALIGNED_BYTES = 16
-
-# In which kernels read and write.
-PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+# Numbers a program handles.
+BLOCK = 2048
 
 # T tensors, C columns, P programs
 
@@ -25,14 +24,14 @@ def is_laid_as(tensor: Tensor, other: Tensor) -> bool:
     return alike and tensor.data_ptr() % ALIGNED_BYTES == 0 and tensor.dtype in PRECISIONS
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its numbers lie in memory one after the other, in whatever order of dimensions."""
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a kernel can go through it: its numbers lie one after the other, in whatever order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
             return False
         expected *= size
-    return True
+    return is_laid_as(tensor, tensor)
 
 
 @final
@@ -40,18 +39,16 @@ class Addresses:
     """A table with a row for each of some tensors and what goes with them, of equal shapes.
 
     Args:
-        counts: How many numbers each tensor has.
-        block: How many of them a program handles.
-        device: Where the table is.
+        tensors: Which; the table is on their device.
 
     Attributes:
-        parts_P2: int32, of each program the tensor and which part of it.
+        parts_P2: int32, of each program the tensor and which `BLOCK` of its numbers.
     """
 
-    def __init__(self, counts: Sequence[int], block: int, device: torch.device) -> None:
-        parts = [(index, part) for index, count in enumerate(counts) for part in range(-(-count // block))]
-        self._counts = list(counts)
-        self.parts_P2 = torch.tensor(parts, dtype=torch.int32).to(device)
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._counts = [tensor.numel() for tensor in tensors]
+        parts = [(index, part) for index, count in enumerate(self._counts) for part in range(-(-count // BLOCK))]
+        self.parts_P2 = torch.tensor(parts, dtype=torch.int32).to(tensors[0].device)
         self._table: Tensor | None = None
         self._later: Tensor | None = None
 

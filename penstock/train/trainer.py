@@ -213,9 +213,9 @@ class Trainer:
     @property
     def _steps_early(self) -> bool:
         """Whether parameters are stepped as soon as their gradients are there, beside the backward pass."""
-        whole = self.recipe.clip_norm is not None or self._scale is not None
         if self._working is not None:
             return True
+        whole = self.recipe.clip_norm is not None or self._scale is not None
         return self.world.device.type == "cuda" and self._stepper.steps_apart and not whole
 
     def _working_weights(self, inputs: Array) -> WorkingWeights | None:

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.kernels import weight_step as kernel
-from penstock.kernels.addresses import is_dense, is_laid_as
+from penstock.kernels.addresses import is_laid_as, is_plain
 from penstock.nn.entry import EntryConv2d
 from penstock.train.flow import uses_of_weights
 from penstock.train.placed import Part
@@ -31,7 +31,6 @@ _USES_OF_ENTRY = _USES | {"pad"}
 # What a group of an optimizer may not ask for.
 _REFUSED = ("dampening", "maximize", "differentiable", "amsgrad")
 _HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_HOOKS_OF_LAYERS = ("_forward_pre_hooks",)
 _HOOKS_OF_GRADIENTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -134,7 +133,7 @@ class WorkingWeights:
             # The optimizer need not have been given all.
             if group is not None:
                 self._check_unchanged(weight, leaf)
-                alike[group, gradient.dtype, is_dense(weight) and is_laid_as(weight, weight)].append(place)
+                alike[group, gradient.dtype, is_plain(weight)].append(place)
         for (group, _, _), places in alike.items():
             weights = [self.weight_of(leaves[place]) for place in places]
             given = [_laid_as(weight, gradients[place]) for weight, place in zip(weights, places, strict=True)]
@@ -220,7 +219,7 @@ def _owners(module: nn.Module, examples_B: Tensor) -> dict[nn.Parameter, list[tu
             used, may = uses[id(weight)], _USES_OF_ENTRY if isinstance(layer, EntryConv2d) else _USES
             known = isinstance(layer, Part) or (type(layer) in _LAYERS and bool(used) and used <= may)
             # A hook of the layer may make the weight anew; one of the weight waits for its own gradient.
-            hooked = any(getattr(layer, kind) for kind in _HOOKS_OF_LAYERS)
+            hooked = bool(layer._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
             hooked = hooked or any(getattr(weight, kind, None) for kind in _HOOKS_OF_GRADIENTS)
             plain = name in _NAMES and weight.dtype == torch.float32 and weight.requires_grad
             if not known or hooked or not plain:

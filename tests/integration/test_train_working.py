@@ -1,7 +1,6 @@
 """bf16 copies of weights where layers are laid over processes: what is learned is what is learned without them."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch.optim import SGD
 
 from penstock.bench.parity import Pictures
-from penstock.train.launch import free_port
+from penstock.bench.together import said_by_first
 from penstock.train.losses import CrossEntropy
 from penstock.train.numerics import numerics
 from penstock.train.placements import Placement
@@ -31,14 +30,8 @@ LAYOUTS = {
 
 
 def test_copies_change_nothing_that_is_learned() -> None:
-    port = str(free_port())
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), port], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=200)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    found = [json.loads(line) for line in said[0].splitlines() if line.startswith("{")]
+    said = said_by_first("tests.integration.test_train_working", 2, [], 200)
+    found = [json.loads(line) for line in said if line.startswith("{")]
     assert [each["layout"] for each in found] == list(LAYOUTS)
     for each in found:
         assert each["copies"], each
@@ -75,9 +68,9 @@ def run(layout: str, *, working: bool, world: World) -> tuple[torch.Tensor, torc
         return torch.stack(losses).double(), torch.cat(whole), " ".join(trainer.layout.sentences)
 
 
-def main(rank: int, port: int) -> None:
+def main(rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
-    seat = Seat(rank=rank, size=2, local_rank=rank, local_size=2, address="127.0.0.1", port=port)
+    seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
     with joined(seat, torch.device("cpu"), 60.0) as world:
         for layout in LAYOUTS:
             losses, ours, said = run(layout, working=True, world=world)
@@ -89,4 +82,4 @@ def main(rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))

@@ -2,17 +2,15 @@
 
 import logging
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.class_scores import reference
+from penstock.kernels.common import HAS_TRITON, PRECISIONS
 
 log = logging.getLogger(__name__)
-
-PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def class_sums(logits_NC: Tensor, targets: Tensor) -> Tensor:
@@ -47,7 +45,7 @@ def chosen(device: str, dtype: torch.dtype, shares: bool) -> ModuleType:
         return _said(reference, "torch", f"the kernels do not compute in {dtype}")
     if shares:
         return _said(reference, "torch", "the kernels take labels, not shares of classes")
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         return _said(reference, "torch", "the package triton is not installed")
     from penstock.kernels.class_scores import triton
 

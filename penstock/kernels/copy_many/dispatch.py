@@ -10,7 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from penstock.kernels.addresses import HAS_TRITON, PRECISIONS, Addresses, is_laid_as
+from penstock.kernels.addresses import Addresses, is_laid_as
+from penstock.kernels.common import HAS_TRITON, PRECISIONS
 from penstock.kernels.copy_many import reference
 
 
@@ -24,8 +25,8 @@ class Copies:
 
     def __init__(self, targets: Sequence[Tensor]) -> None:
         self._targets = list(targets)
-        self._by_kernel = targets[0].is_cuda and HAS_TRITON
-        self._addresses: Addresses | None = None
+        by_kernel = targets[0].is_cuda and HAS_TRITON and targets[0].dtype in PRECISIONS
+        self._addresses = Addresses(targets) if by_kernel else None
 
     @torch.no_grad()
     def fill(self, sources: Sequence[Tensor]) -> None:
@@ -34,16 +35,12 @@ class Copies:
         Args:
             sources: All of one type. Where one is laid in memory otherwise than its target, torch copies them.
         """
-        alike = all(map(is_laid_as, sources, self._targets)) and self._targets[0].dtype in PRECISIONS
-        if not (self._by_kernel and alike):
+        if self._addresses is None or not all(map(is_laid_as, sources, self._targets)):
             reference.copy_many(self._targets, sources)
             return
         # Only here: it is not installed where there is no GPU.
         from penstock.kernels.copy_many import triton
 
-        if self._addresses is None:
-            counts = [target.numel() for target in self._targets]
-            self._addresses = Addresses(counts, triton.BLOCK, self._targets[0].device)
         table_T3 = self._addresses.of([sources, self._targets])
         triton.copy_many(table_T3, self._addresses.parts_P2, sources[0].dtype, self._targets[0].dtype)
 

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Numbers a program copies.
-BLOCK = 2048
+from penstock.kernels.addresses import BLOCK
+
 WARPS = 4
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 

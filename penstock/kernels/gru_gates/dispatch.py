@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.common import HAS_TRITON
 from penstock.kernels.gru_gates import host, reference
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def chosen(device: str, dtype: torch.dtype, needs_gradient: bool) -> Gates:
         return _said(reference.gru_gates, "torch", "the kernel computes in float32")
     if needs_gradient:
         return _said(reference.gru_gates, "torch", "the kernel has no backward")
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         return _said(reference.gru_gates, "torch", "the package triton is not installed")
     from penstock.kernels.gru_gates import triton
 

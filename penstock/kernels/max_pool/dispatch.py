@@ -2,11 +2,11 @@
 
 import logging
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.common import HAS_TRITON, PRECISIONS
 from penstock.kernels.max_pool import reference
 from penstock.kernels.max_pool.operations import pooled
 
@@ -14,9 +14,6 @@ log = logging.getLogger(__name__)
 
 # A window's place of the largest number is kept in 8 bits.
 LARGEST_KERNEL = 11
-PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
-# Not asked for in what is compiled, where torch 2.11 cannot follow the question.
-HAS_TRITON = find_spec("triton") is not None
 
 
 def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:

@@ -2,11 +2,11 @@
 
 import logging
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 from torch import Tensor
 
+from penstock.kernels.common import HAS_TRITON
 from penstock.kernels.table_rows import reference
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def chosen(device: str, pinned: bool) -> ModuleType:
         return _said(reference, "torch", f"{device} has the host's memory")
     if not pinned:
         return _said(reference, "torch", "the table's memory is not page-locked")
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         return _said(reference, "torch", "the package triton is not installed")
     from penstock.kernels.table_rows import triton
 

@@ -6,7 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from penstock.kernels.addresses import HAS_TRITON, Addresses, is_dense, is_laid_as
+from penstock.kernels.addresses import Addresses, is_plain
+from penstock.kernels.common import HAS_TRITON
 from penstock.kernels.weight_step import reference
 from penstock.kernels.weight_step.rules import Adam, Sgd
 
@@ -26,9 +27,8 @@ class Weights:
     def __init__(self, weights: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
         self._weights, self._copies = list(weights), list(copies)
         # Those of torch's recurrent layers lie in one piece of memory, where they begin anywhere.
-        fits = all(is_dense(weight) and is_laid_as(weight, weight) for weight in weights)
-        self._by_kernel = weights[0].is_cuda and HAS_TRITON and fits
-        self._addresses: Addresses | None = None
+        by_kernel = weights[0].is_cuda and HAS_TRITON and all(map(is_plain, weights))
+        self._addresses = Addresses(weights) if by_kernel else None
 
     @torch.no_grad()
     def step(self, rule: Sgd | Adam, gradients: Sequence[Tensor], rate: Tensor, *state: Sequence[Tensor]) -> None:
@@ -40,7 +40,7 @@ class Weights:
             rate: float32, a scalar on the device.
             state: What the optimizer keeps, as they have it: momenta; or means, squares and steps. Laid likewise.
         """
-        if not self._by_kernel:
+        if self._addresses is None:
             if isinstance(rule, Sgd):
                 reference.sgd(rule, self._weights, self._copies, gradients, rate, *state)
             else:
@@ -49,9 +49,6 @@ class Weights:
         # Only here: it is not installed where there is no GPU.
         from penstock.kernels.weight_step import triton
 
-        if self._addresses is None:
-            counts = [weight.numel() for weight in self._weights]
-            self._addresses = Addresses(counts, triton.BLOCK, self._weights[0].device)
         # SGD has no momenta where there is no momentum.
         columns = [gradients, self._weights, self._copies, *(kept for kept in state if kept)]
         table, parts_P2 = self._addresses.of(columns), self._addresses.parts_P2

@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.addresses import BLOCK
 from penstock.kernels.weight_step.rules import Adam, Sgd
 
-# Numbers a program steps.
-BLOCK = 2048
 WARPS = 4
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
