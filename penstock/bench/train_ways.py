@@ -56,6 +56,7 @@ def recipe_of(case: Case) -> Recipe:
         precision=case.changes.get("precision", "bf16"),
         working_weights=bool(case.changes.get("working_weights", True)),
         gradient_precision="bf16",
+        peer_memory=bool(case.changes.get("peer_memory", True)),
         deterministic=bool(case.changes.get("deterministic", False)),
         placements=case.laid_out(),
         compile=case.compiled,

@@ -32,30 +32,48 @@ once_differentiable: Any = torch.autograd.function.once_differentiable
 Waited = Callable[[], Tensor]
 
 
-def start_gather(world: World, name: str, own_M: Tensor) -> Waited:
-    """Begin to gather `[M, ...]` of every rank; what is returned waits for `[R, M, ...]`."""
+def start_gather(world: World, name: str, own_M: Tensor, *, beside: bool = False) -> Waited:
+    """Begin to gather `[M, ...]` of every rank; what is returned waits for `[R, M, ...]`.
+
+    Args:
+        world: The ranks.
+        name: What it is called where it fails.
+        own_M: This rank's.
+        beside: Whether something else is computed before it is waited for.
+    """
     own_M = own_M.contiguous()
     whole_RM = own_M.new_empty((world.size, *own_M.shape))
-    return _started(world, name, _gather, whole_RM, own_M)
-
-
-def start_scatter(world: World, name: str, parts_RM: Tensor) -> Waited:
-    """Begin to sum `[R, M, ...]` over the ranks; what is returned waits for this rank's `[M, ...]` of it."""
-    parts_RM = parts_RM.contiguous()
-    return _started(world, name, _scatter, parts_RM.new_empty(parts_RM.shape[1:]), parts_RM)
-
-
-def _started(world: World, name: str, collective: Any, output: Tensor, given: Tensor) -> Waited:
-    # Flat: how the parts lie in memory is the same for both, and their shapes are no matter of the collective's.
     with world.operation(name):
-        work = collective(output.view(-1), given.view(-1), group=world.group, async_op=True)
+        wait = world.memory.gather(own_M, whole_RM, beside=beside) if world.memory else None
+        wait = wait or _sent(_gather, whole_RM, own_M, world)
+    return _waited(world, name, wait, whole_RM)
 
-    def wait() -> Tensor:
+
+def start_scatter(world: World, name: str, parts_RM: Tensor, *, beside: bool = False) -> Waited:
+    """Begin to sum `[R, M, ...]` over the ranks; what is returned waits for this rank's `[M, ...]` of it.
+
+    Arguments as of `start_gather`.
+    """
+    parts_RM = parts_RM.contiguous()
+    own_M = parts_RM.new_empty(parts_RM.shape[1:])
+    with world.operation(name):
+        wait = world.memory.scatter(parts_RM, own_M, beside=beside) if world.memory else None
+        wait = wait or _sent(_scatter, own_M, parts_RM, world)
+    return _waited(world, name, wait, own_M)
+
+
+def _sent(collective: Any, output: Tensor, given: Tensor, world: World) -> Callable[[], object]:
+    # Flat: how the parts lie in memory is the same for both, and their shapes are no matter of the collective's.
+    return collective(output.view(-1), given.view(-1), group=world.group, async_op=True).wait
+
+
+def _waited(world: World, name: str, wait: Callable[[], object], output: Tensor) -> Waited:
+    def waited() -> Tensor:
         with world.operation(name):
-            work.wait()
+            wait()
         return output
 
-    return wait
+    return waited
 
 
 def exchanged(world: World, name: str, parts_RM: Tensor) -> Tensor:
@@ -71,6 +89,12 @@ def padded(own_B: Tensor, rows: Sequence[int]) -> Tensor:
     """This rank's rows and as many zeros behind them as make them the most that a rank has."""
     more = max(rows) - own_B.shape[0]
     return F.pad(own_B, [0, 0] * (own_B.ndim - 1) + [0, more]) if more else own_B
+
+
+def own_rows(padded_B: Tensor, own: int) -> Tensor:
+    """A rank's rows without what filled them up."""
+    # A slice of all is one more tensor to be filled with zeros in the backward pass.
+    return padded_B if len(padded_B) == own else padded_B[:own]
 
 
 def whole_batch(padded_N: Tensor, rows: Sequence[int]) -> Tensor:
@@ -136,7 +160,8 @@ class _GatheredLinear(Function):
     def forward(
         ctx: Any, world: World, name: str, chunks: int, own_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None
     ) -> Tensor:
-        waited = [start_gather(world, f"the gather of {name}", chunk) for chunk in own_MI.chunk(chunks)]
+        gather = f"the gather of {name}"
+        waited = [start_gather(world, gather, chunk, beside=chunks > 1) for chunk in own_MI.chunk(chunks)]
         # To the shorter type of what travels, while it does.
         ctx.types = weight_OI.dtype, None if bias_O is None else bias_O.dtype
         weight_OI, bias_O = weight_OI.to(own_MI.dtype), None if bias_O is None else bias_O.to(own_MI.dtype)
@@ -158,7 +183,7 @@ class _GatheredLinear(Function):
         waited: list[Waited] = []
         if ctx.needs_input_grad[3]:
             name = f"the scatter of {ctx.name}'s gradients"
-            waited = [start_scatter(world, name, grad_RMO @ weight_OI) for grad_RMO in grad_K]
+            waited = [start_scatter(world, name, grad_RMO @ weight_OI, beside=True) for grad_RMO in grad_K]
         # The product of the weights' gradients runs while the inputs' gradients are on their way.
         weight_type, bias_type = ctx.types
         weight_grad = _weight_grad(grad_K, whole_K).to(weight_type)
@@ -182,7 +207,7 @@ class _ScatteredLinear(Function):
         weight_OI = weight_OI.to(whole_NI.dtype)
         ctx.save_for_backward(whole_NI, weight_OI)
         waited = [
-            start_scatter(world, f"the scatter of {name}", F.linear(whole_RMI, weight_OI))
+            start_scatter(world, f"the scatter of {name}", F.linear(whole_RMI, weight_OI), beside=chunks > 1)
             for whole_RMI in _parted(whole_NI, world.size, chunks)
         ]
         return _one([wait() for wait in waited])
@@ -193,7 +218,7 @@ class _ScatteredLinear(Function):
         world: World = ctx.world
         whole_NI, weight_OI = ctx.saved_tensors
         name = f"the gather of {ctx.name}'s gradients"
-        waited = [start_gather(world, name, chunk) for chunk in grad_MO.chunk(ctx.chunks)]
+        waited = [start_gather(world, name, chunk, beside=ctx.chunks > 1) for chunk in grad_MO.chunk(ctx.chunks)]
         grad_K: list[Tensor] = []
         inputs_K: list[Tensor] = []
         for wait in waited:

@@ -14,7 +14,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-# n examples, B examples of a batch, D draws
+# n examples, B examples of a batch, S steps, D draws
+
+# The order is worked out for so many examples at once, and a few epochs: by the batch it would cost NumPy's calls anew
+# in every step, which are as long as a short step is.
+AT_ONCE, EPOCHS_AT_ONCE = 1 << 14, 16
 
 Indices = npt.NDArray[np.int64]
 Seeds = npt.NDArray[np.uint64]
@@ -70,13 +74,15 @@ def training_order(
         first_step: With which step to begin.
         rows: Those of each global batch that this process takes.
     """
-    step = first_step
+    step, steps = first_step, max(1, min(AT_ONCE, EPOCHS_AT_ONCE * examples) // batch_size)
     while True:
-        cursor = step * batch_size
-        epochs_B = np.arange(cursor, cursor + batch_size) // examples
-        indices_B = batch_indices(seed, cursor, batch_size, examples)
-        yield Places(indices_B=indices_B[rows], seeds_B=example_seeds(seed, epochs_B[rows], indices_B[rows]))
-        step += 1
+        cursor, count = step * batch_size, steps * batch_size
+        epochs_SB = (np.arange(cursor, cursor + count) // examples).reshape(steps, batch_size)[:, rows]
+        indices_SB = batch_indices(seed, cursor, count, examples).reshape(steps, batch_size)[:, rows]
+        seeds_SB = example_seeds(seed, epochs_SB, indices_SB)
+        for indices_B, seeds_B in zip(indices_SB, seeds_SB, strict=True):
+            yield Places(indices_B=indices_B, seeds_B=seeds_B)
+        step += steps
 
 
 def one_pass(examples: int, batch_size: int) -> Iterator[Places]:
@@ -95,7 +101,7 @@ def equal_shares(order: Iterator[Places], rank: int, ranks: int) -> Iterator[Pla
 
 
 def example_seeds(seed: int, epochs_B: Indices, indices_B: Indices) -> Seeds:
-    """A number for each example in its epoch, `[B]`, a function of (seed, epoch, example)."""
+    """A number for each example in its epoch, `[..., B]`, a function of (seed, epoch, example)."""
     own_B = _mixed(np.asarray(epochs_B, np.uint64) + np.uint64(_mixed_int(seed)))
     return _mixed(own_B + np.asarray(indices_B, np.uint64))
 

@@ -3,7 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, final
 
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock.kernels.copy_many import Copies
+from penstock.kernels.peer_memory import PeerMemory
 from penstock.train.world import World
 
 # A bucket's worth of gradients; of small networks less, so that the first ones travel while the last ones are made.
 BUCKET_BYTES = 25_000_000
 LEAST_BUCKETS = 4
+# Less than this is sooner summed over the GPUs' own memory than by NCCL, and keeps few multiprocessors for it.
+BY_MEMORY_BYTES = 1 << 20
 
 # Numbers after which the next gradient of a bucket begins, so that whole vectors of them can be read.
 ALIGNED = 64
@@ -65,10 +68,13 @@ class _Travelling(_Bucket):
     Args:
         parameters: Whose.
         wire_type: In which numbers travel.
+        memory: Over which they travel if they are few.
         as_sent: Whether the sums are wanted as they travelled, and not as the parameters' `grad`.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], wire_type: torch.dtype, *, as_sent: bool) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], wire_type: torch.dtype, memory: PeerMemory | None, *, as_sent: bool
+    ) -> None:
         super().__init__(parameters=parameters)
         first = parameters[0].detach()
         own_type = wire_type if as_sent else first.dtype
@@ -78,6 +84,7 @@ class _Travelling(_Bucket):
         self._wire_views, self._sums = _views(parameters, self._wire), _views(parameters, self._flat)
         self._copies: dict[tuple[int, ...], Copies] = {}
         self._work: Any = None
+        self._memory = memory if self.nbytes <= BY_MEMORY_BYTES else None
 
     @property
     def nbytes(self) -> int:
@@ -104,8 +111,9 @@ class _Travelling(_Bucket):
             if places not in self._copies:
                 self._copies[places] = Copies([self._wire_views[place] for place in places])
             self._copies[places].fill(list(grads.values()))
-        with world.operation(name):
-            self._work = dist.all_reduce(self._wire, group=world.beside, async_op=True)
+        if self._memory is None:
+            with world.operation(name):
+                self._work = dist.all_reduce(self._wire, group=world.beside, async_op=True)
 
     def settle(self) -> None:
         """It was sent while a CUDA graph was captured."""
@@ -116,7 +124,11 @@ class _Travelling(_Bucket):
     def wait(self, world: World, name: str) -> None:
         """Wait (on a GPU: let this stream wait) until they are summed."""
         with world.operation(name):
-            self._work.wait()
+            if self._memory is None:
+                self._work.wait()
+            else:
+                done = self._memory.total(self._wire)
+                assert done, f"{self.nbytes} bytes of gradients do not fit"
         if self._wire is not self._flat:
             self._flat.copy_(self._wire)
 
@@ -160,7 +172,7 @@ class Gradients:
         self._common = [parameter for name, parameter in learned.items() if name not in cut]
         travel, self._stay = (self._common, self._own) if world.size > 1 else ([], [*self._common, *self._own])
         self._travelling = [
-            _Travelling(part, _wire_type(part[0], precision, as_sent=as_sent), as_sent=as_sent)
+            _Travelling(part, _wire_type(part[0], precision, as_sent=as_sent), world.memory_beside, as_sent=as_sent)
             for part in _parts(travel, bucket_bytes, mixed=as_sent)
         ]
         # Layers that lie apart are not put together: one would wait for the other.
@@ -268,15 +280,20 @@ class Gradients:
         if self._ready is None:
             bucket.begun = True
             return
-        with self._aside():
+        # Beside the last one nothing is left to do, and to go aside and come back takes as long as a small sum.
+        is_last = self._sent == len(self._travelling)
+        with nullcontext() if is_last else self._aside():
             bucket.wait(self._world, name)
-            self._done(bucket)
+            self._step(bucket)
 
     def _done(self, bucket: _Bucket) -> None:
+        with self._aside():
+            self._step(bucket)
+
+    def _step(self, bucket: _Bucket) -> None:
         bucket.begun = True
         assert self._ready is not None
-        with self._aside():
-            self._ready(bucket.parameters, bucket.gradients)
+        self._ready(bucket.parameters, bucket.gradients)
 
     @contextmanager
     def _aside(self) -> Generator[None]:

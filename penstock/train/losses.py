@@ -86,7 +86,7 @@ class CrossEntropy:
 
 def start_targets(world: World, targets_B: Tensor, rows: Sequence[int]) -> Waited:
     """Begin to gather the targets of every rank; what is returned waits for `[N, ...]`."""
-    waited = start_gather(world, "the gather of the targets", padded(targets_B, rows))
+    waited = start_gather(world, "the gather of the targets", padded(targets_B, rows), beside=True)
     return lambda: whole_batch(waited().flatten(0, 1), rows)
 
 

@@ -12,6 +12,7 @@ from penstock.train.batch_norm import SynchronisedBatchNorm
 from penstock.train.collectives import (
     gathered_linear,
     own_count,
+    own_rows,
     padded,
     padded_batch,
     scattered_linear,
@@ -169,7 +170,7 @@ class Rows(Part):
         own = times * (self.rows[world.rank] if self.training else 1)
         rows = self._rows_of_all(own)
         whole_NI = padded_batch(self._computed(given), rows)
-        summed = scattered_linear(world, self.name, self._chunks(), whole_NI, self.weight)[:own]
+        summed = own_rows(scattered_linear(world, self.name, self._chunks(), whole_NI, self.weight), own)
         return summed if bias is None else summed + self._computed(bias)
 
 
@@ -183,7 +184,7 @@ class Model(Part):
     def forward(self, given: Tensor) -> Tensor:
         """`[M, ..., I]` to `[M, ..., O]`."""
         own = given.shape[0]
-        return to_rows(self.world, self.name, self._own_outputs(given, self._rows_of_all(own)))[:own]
+        return own_rows(to_rows(self.world, self.name, self._own_outputs(given, self._rows_of_all(own))), own)
 
 
 @final
@@ -198,7 +199,7 @@ class Classes(Part):
         own = given.shape[0]
         rows = self._rows_of_all(own)
         logits = self._own_outputs(given, rows)
-        return whole_batch(logits, rows) if self.training else to_rows(self.world, self.name, logits)[:own]
+        return whole_batch(logits, rows) if self.training else own_rows(to_rows(self.world, self.name, logits), own)
 
 
 def layers_that_wait(module: nn.Module) -> list[nn.Module]:

@@ -97,6 +97,8 @@ class Recipe:
             use their weights, while they are trained too; what is seen to be used otherwise is left as it is.
         gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
             The gradients of weights that are cut travel in the precision in which their layer is computed.
+        peer_memory: Whether GPUs of one host, where they can, read and write each other's memory for what their layers
+            exchange, and for small sums of gradients; else by NCCL.
         workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
             not depend on it.
         compile: Have torch compile the network: the first step takes minutes, all others are shorter where a network
@@ -142,6 +144,7 @@ class Recipe:
     batch_norm: Literal["local", "synchronised"] = "local"
     working_weights: bool = False
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    peer_memory: bool = True
     workers: int | None = None
     compile: bool = False
     graph: bool = True

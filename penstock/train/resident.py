@@ -1,5 +1,6 @@
 """Examples that stay on the device: where all of them fit, no step waits for one."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import final
 
@@ -18,6 +19,8 @@ from penstock.train.reading import OnBad, in_order
 # Of the memory that is free before the first step; the rest is for weights, optimizer and activations.
 SHARE_OF_FREE = 0.25
 AT_ONCE_BYTES = 1 << 24
+# What batches are made of is told to the device for so many examples at once: one copy for many steps.
+TOLD_AT_ONCE = 1 << 14
 
 
 @final
@@ -88,18 +91,36 @@ class ResidentFeed(Feed):
         super().__init__(notice)
         self._examples, self._order = examples, order
         self._on_bad: OnBad = on_bad
+        self._told: deque[Tensor] = deque()
 
     def close(self) -> None:
         """There is nobody to let go."""
 
     def _next(self) -> Batch:
         examples = self._examples
-        indices_B = torch.from_numpy(self._without_damaged(next(self._order)))
-        if examples.device.type == "cuda":
+        if not self._told:
+            self._tell()
+        rows_B = self._told.popleft()
+        return Batch(examples.inputs.index_select(0, rows_B), examples.targets.index_select(0, rows_B))
+
+    def _tell(self) -> None:
+        """Bring what the next batches are made of to the device."""
+        batches: list[Indices] = []
+        count = 0
+        for places in self._order:
+            batches.append(self._without_damaged(places))
+            count += len(batches[-1])
+            # Whoever stops at what is damaged stops at its batch, not before.
+            if count >= TOLD_AT_ONCE or self._examples.damaged:
+                break
+        if not batches:
+            raise StopIteration
+        indices = torch.from_numpy(np.concatenate(batches))
+        if self._examples.device.type == "cuda":
             # From pageable memory a copy waits for the steps before, and the host would never be ahead of the device.
-            indices_B = indices_B.pin_memory()
-        rows = indices_B.to(examples.device, non_blocking=True)
-        return Batch(examples.inputs.index_select(0, rows), examples.targets.index_select(0, rows))
+            indices = indices.pin_memory()
+        rows = indices.to(self._examples.device, non_blocking=True)
+        self._told.extend(rows.split([len(indices_B) for indices_B in batches]))
 
     def _without_damaged(self, places: Places) -> Indices:
         indices_B, damaged = places.indices_B, self._examples.damaged

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.errors import OthersLost, TrainError
+from penstock.kernels.peer_memory import PeerMemory, why_no_peer_memory
 
 TIMEOUT_S = 600.0
 EXIT_HANGS = 3
@@ -76,6 +77,8 @@ class World:
         local_size: How many there are on this machine.
 
     Attributes:
+        memory: Over which the layers' collectives go, where GPUs of one host share theirs; see `share_memory`.
+        memory_beside: Over which small sums of gradients go.
         doing: What this process does now, in words, for the message if it hangs.
         got_on_s: When it last got on, by the monotonic clock.
     """
@@ -98,6 +101,9 @@ class World:
         self.beside = beside or group
         self.timeout_s = timeout_s
         self.local_size = local_size
+        self.memory: PeerMemory | None = None
+        self.memory_beside: PeerMemory | None = None
+        self._memories: tuple[PeerMemory, PeerMemory] | None = None
         self._held: list[WeakMethod[Callable[[], None]]] = []
         self.doing = "starting"
         self.got_on_s = time.monotonic()
@@ -118,6 +124,35 @@ class World:
         if self.device.type == "cuda":
             one = torch.cuda.get_device_name(self.device)
         return one if self.size == 1 else f"{self.size} processes, each on {one}"
+
+    def share_memory(self, wanted: bool = True) -> str | None:
+        """Let the GPUs read and write each other's memory for what travels between them, or not; all must ask.
+
+        Returns:
+            Why they do not, or None.
+        """
+        self.memory = self.memory_beside = None
+        if not wanted:
+            return "the recipe has peer_memory=False"
+        if self._memories is None:
+            several = self.local_size != self.size
+            why = "they are of several hosts" if several else why_no_peer_memory(self.device, self.size)
+            if not any(self.total(why is not None)):
+                why = self._share()
+            if any(self.total(why is not None)):
+                return why or "another process cannot"
+        assert self._memories is not None
+        self.memory, self.memory_beside = self._memories
+        return None
+
+    def _share(self) -> str | None:
+        assert self.group is not None
+        assert self.beside is not None
+        try:
+            self._memories = PeerMemory(self.group, self.device), PeerMemory(self.beside, self.device)
+        except RuntimeError as error:
+            return " ".join(str(error).split())[:200]
+        return None
 
     def hold(self, let_go: Callable[[], None]) -> None:
         """Have something let go before the process leaves the others; a bound method, which keeps nothing alive."""

@@ -25,7 +25,7 @@ EVEN, WANTED = 1e-7, 0.9
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums and gathers of one process."""
-    monkeypatch.setattr(losses, "start_gather", lambda world, name, own: lambda: own[None])
+    monkeypatch.setattr(losses, "start_gather", lambda world, name, own, **_: lambda: own[None])
 
 
 def labels_of(rows: int, classes: int) -> Tensor:

@@ -119,7 +119,7 @@ def _loss(monkeypatch: pytest.MonkeyPatch, logits_NK: Tensor, rank: int, smoothi
     """A process's loss, and its logits."""
     classes = logits_NK.shape[1] // 2
     sums_R5N = torch.stack([class_sums(part, LABELS_N - r * classes) for r, part in enumerate(logits_NK.chunk(2, 1))])
-    monkeypatch.setattr(losses, "start_gather", lambda world, name, own: lambda: sums_R5N)
+    monkeypatch.setattr(losses, "start_gather", lambda world, name, own, **_: lambda: sums_R5N)
     group: Any = object()
     logits_NC = logits_NK.chunk(2, 1)[rank].clone().requires_grad_()
     own_B = LABELS_N.split(ROWS)[rank]

@@ -328,7 +328,7 @@ def test_targets_that_are_no_classes_are_refused_and_where_nobody_looks_the_loss
 
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums and gathers of one process."""
-    monkeypatch.setattr(losses, "start_gather", lambda world, name, own: lambda: own[None])
+    monkeypatch.setattr(losses, "start_gather", lambda world, name, own, **_: lambda: own[None])
 
 
 class Odd(torch.optim.SGD):

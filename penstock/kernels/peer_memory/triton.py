@@ -1,0 +1,179 @@
+"""The collectives as kernels: what goes to another GPU is written there, or read from there, over NVLink.
+
+Program b of every rank does the same part of the work, and waits for program b of the others only. It meets them where
+each writes a number into the others' memory that is larger each time, and waits until it has everybody's. All kernels
+of one table have the same number of programs, and go from one half of the memory to the other and back with each
+launch: who has met the others in one knows that they are through with the one before, whose half is then free.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Numbers that a program moves at once, from or to all others.
+BLOCK = 4096
+WARPS = 16
+# Numbers after which a rank's part of a sum begins, so that whole vectors are moved.
+ALIGNED = 64
+
+# R ranks, B programs
+
+
+def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
+    """Every rank's `own` into `whole_R`, in the order of the ranks.
+
+    Args:
+        own: Of this rank, contiguous.
+        whole_R: Contiguous.
+        table: int64 `[3, R]`: of every rank the addresses of the halves of its memory, and of its flags.
+        turns_B: int32, twice how often each program was launched.
+        rank: This one.
+    """
+    ranks = table.shape[1]
+    _gather[(len(turns_B),)](
+        own, whole_R, table, turns_B, own.numel(), rank, ranks, triton.next_power_of_2(ranks), BLOCK, num_warps=WARPS
+    )  # fmt: skip
+
+
+def scatter(parts_R: Tensor, own: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
+    """The sum over ranks of their `parts_R[rank]` into `own`. Other arguments as of `gather`."""
+    ranks = table.shape[1]
+    _scatter[(len(turns_B),)](
+        parts_R, own, table, turns_B, own.numel(), rank, ranks, triton.next_power_of_2(ranks), BLOCK, num_warps=WARPS
+    )  # fmt: skip
+
+
+def total(flat: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
+    """The sum of `flat` over the ranks, in its place. Other arguments as of `gather`."""
+    ranks = table.shape[1]
+    _total[(len(turns_B),)](
+        flat, table, turns_B, flat.numel(), part_of(flat.numel(), ranks), rank, ranks, triton.next_power_of_2(ranks),
+        BLOCK, num_warps=WARPS
+    )  # fmt: skip
+
+
+def part_of(count: int, ranks: int) -> int:
+    """How many of so many numbers one rank sums up for all."""
+    return triton.cdiv(count, ranks * ALIGNED) * ALIGNED
+
+
+@triton.jit
+def _meet(table, turn, program, rank, RANKS: tl.constexpr, LANES: tl.constexpr):
+    # All of the program has written what others read next.
+    tl.debug_barrier()
+    lane = tl.arange(0, LANES)
+    there = tl.load(table + 2 * RANKS + lane, lane < RANKS, 0).to(tl.pointer_type(tl.int32)) + program * RANKS + rank
+    tl.atomic_xchg(there, turn, lane < RANKS, sem="release", scope="sys")
+    here = tl.load(table + 2 * RANKS + rank).to(tl.pointer_type(tl.int32)) + program * RANKS + lane
+    waits = True
+    while waits:
+        seen = tl.atomic_add(here, 0, lane < RANKS, sem="acquire", scope="sys")
+        waits = tl.min(tl.where(lane < RANKS, seen - turn, 0), 0) < 0
+    tl.debug_barrier()
+
+
+@triton.jit
+def _own_half(table, turn, rank, KIND: tl.constexpr, RANKS: tl.constexpr):
+    address = tl.load(table + (turn // 2 & 1) * RANKS + rank)
+    return tl.multiple_of(address.to(tl.pointer_type(KIND)), 16)
+
+
+@triton.jit
+def _halves(table, turn, KIND: tl.constexpr, RANKS: tl.constexpr, LANES: tl.constexpr):
+    lane = tl.arange(0, LANES)
+    addresses = tl.load(table + (turn // 2 & 1) * RANKS + lane, lane < RANKS, 0)
+    return tl.multiple_of(addresses.to(tl.pointer_type(KIND)), [16])
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _gather(
+    own, whole, table, turns, count, rank,
+    RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    KIND: tl.constexpr = own.dtype.element_ty
+    program = tl.program_id(0)
+    turn = tl.load(turns + program) + 2
+    mine = _own_half(table, turn, rank, KIND, RANKS)
+    step = tl.num_programs(0) * BLOCK
+    for first in range(program * BLOCK, count, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)
+        numbers = tl.load(own + offset, offset < count)
+        tl.store(mine + offset, numbers, offset < count)
+        tl.store(whole + rank.to(tl.int64) * count + offset, numbers, offset < count)
+    _meet(table, turn, program, rank, RANKS, LANES)
+    bases = _halves(table, turn, KIND, RANKS, LANES)[:, None]
+    lane = tl.arange(0, LANES)[:, None]
+    others = (lane < RANKS) & (lane != rank)
+    for first in range(program * BLOCK, count, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
+        mask = others & (offset < count)
+        tl.store(whole + lane.to(tl.int64) * count + offset, tl.load(bases + offset, mask), mask)
+    tl.store(turns + program, turn)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _scatter(
+    parts, own, table, turns, count, rank,
+    RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    KIND: tl.constexpr = own.dtype.element_ty
+    program = tl.program_id(0)
+    turn = tl.load(turns + program) + 2
+    bases = _halves(table, turn, KIND, RANKS, LANES)[:, None]
+    lane = tl.arange(0, LANES)[:, None]
+    others = (lane < RANKS) & (lane != rank)
+    step = tl.num_programs(0) * BLOCK
+    mine = rank.to(tl.int64) * count
+    for first in range(program * BLOCK, count, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
+        mask = others & (offset < count)
+        tl.store(bases + mine + offset, tl.load(parts + lane.to(tl.int64) * count + offset, mask), mask)
+    _meet(table, turn, program, rank, RANKS, LANES)
+    come = _own_half(table, turn, rank, KIND, RANKS)
+    for first in range(program * BLOCK, count, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)
+        mask = others & (offset[None, :] < count)
+        summed = tl.sum(tl.load(come + lane.to(tl.int64) * count + offset[None, :], mask, 0).to(tl.float32), 0)
+        summed += tl.load(parts + mine + offset, offset < count, 0).to(tl.float32)
+        tl.store(own + offset, summed.to(KIND), offset < count)
+    tl.store(turns + program, turn)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _total(
+    flat, table, turns, count, part, rank,
+    RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    KIND: tl.constexpr = flat.dtype.element_ty
+    program = tl.program_id(0)
+    turn = tl.load(turns + program) + 2
+    bases = _halves(table, turn, KIND, RANKS, LANES)[:, None]
+    come = _own_half(table, turn, rank, KIND, RANKS)
+    lane = tl.arange(0, LANES)[:, None]
+    others = (lane < RANKS) & (lane != rank)
+    step = tl.num_programs(0) * BLOCK
+    for first in range(program * BLOCK, part, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
+        mask = others & (offset < part) & (lane * part + offset < count)
+        tl.store(bases + rank * part + offset, tl.load(flat + lane * part + offset, mask), mask)
+    _meet(table, turn - 1, program, rank, RANKS, LANES)
+    # What is summed goes behind what came.
+    behind = RANKS * part
+    for first in range(program * BLOCK, part, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)
+        inside = (offset < part) & (rank * part + offset < count)
+        came = tl.load(come + lane * part + offset[None, :], others & inside[None, :], 0)
+        summed = tl.sum(came.to(tl.float32), 0) + tl.load(flat + rank * part + offset, inside, 0).to(tl.float32)
+        summed = summed.to(KIND)
+        tl.store(flat + rank * part + offset, summed, inside)
+        tl.store(
+            bases + behind + rank * part + offset[None, :],
+            tl.broadcast_to(summed[None, :], LANES, BLOCK),
+            others & inside[None, :],
+        )
+    _meet(table, turn, program, rank, RANKS, LANES)
+    for first in range(program * BLOCK, part, step):
+        offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
+        mask = others & (offset < part) & (lane * part + offset < count)
+        tl.store(flat + lane * part + offset, tl.load(come + behind + lane * part + offset, mask), mask)
+    tl.store(turns + program, turn)
