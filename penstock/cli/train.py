@@ -70,6 +70,9 @@ def train(
     deterministic: Annotated[
         bool | None, typer.Option(help="Compute the same bits each time, or by whatever algorithm is the fastest.")
     ] = None,
+    peer_memory: Annotated[
+        bool | None, typer.Option(help="Let GPUs of one host read and write each other's memory, or exchange by NCCL.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that read examples ahead of the steps.")] = None,
     bad_examples: Annotated[
         str | None, typer.Option(help="At damaged examples stop, or skip them and learn from others in their place.")
@@ -105,6 +108,7 @@ def train(
         "compile": compile,
         "graph": graph,
         "deterministic": deterministic,
+        "peer_memory": peer_memory,
         "workers": workers,
         "bad_examples": bad_examples,
         "checkpoint_every_steps": checkpoint_every_steps,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from penstock.kernels.common import PRECISIONS
 from penstock.kernels.copy_many import Copies
 from penstock.kernels.peer_memory import PeerMemory
 from penstock.train.world import World
@@ -83,8 +84,9 @@ class _Travelling(_Bucket):
         self._as_sent = as_sent
         self._wire_views, self._sums = _views(parameters, self._wire), _views(parameters, self._flat)
         self._copies: dict[tuple[int, ...], Copies] = {}
-        self._work: Any = None
-        self._memory = memory if self.nbytes <= BY_MEMORY_BYTES else None
+        self._wait: Callable[[], object] | None = None
+        small = self.nbytes <= BY_MEMORY_BYTES and wire_type in PRECISIONS
+        self._memory = memory if small else None
 
     @property
     def nbytes(self) -> int:
@@ -97,8 +99,14 @@ class _Travelling(_Bucket):
         return self._sums
 
     @torch.no_grad()
-    def send(self, world: World, name: str) -> None:
-        """Begin to sum the gradients over the processes."""
+    def send(self, world: World, name: str, *, waits: bool) -> None:
+        """Lay out what travels, and begin to sum it over the processes.
+
+        Args:
+            world: The processes.
+            name: What it is called where it fails.
+            waits: Whether it is waited for at once: what is so small then begins there, in the stream that waits.
+        """
         alike: defaultdict[torch.dtype, dict[int, Tensor]] = defaultdict(dict)
         for place, parameter in enumerate(self.parameters):
             if parameter.grad is None:
@@ -111,9 +119,13 @@ class _Travelling(_Bucket):
             if places not in self._copies:
                 self._copies[places] = Copies([self._wire_views[place] for place in places])
             self._copies[places].fill(list(grads.values()))
-        if self._memory is None:
-            with world.operation(name):
-                self._work = dist.all_reduce(self._wire, group=world.beside, async_op=True)
+        self._wait = None
+        with world.operation(name):
+            if self._memory is None:
+                work: Any = dist.all_reduce(self._wire, group=world.beside, async_op=True)
+                self._wait = work.wait
+            elif not waits:
+                self._wait = self._memory.total(self._wire, beside=True)
 
     def settle(self) -> None:
         """It was sent while a CUDA graph was captured."""
@@ -124,11 +136,11 @@ class _Travelling(_Bucket):
     def wait(self, world: World, name: str) -> None:
         """Wait (on a GPU: let this stream wait) until they are summed."""
         with world.operation(name):
-            if self._memory is None:
-                self._work.wait()
-            else:
-                done = self._memory.total(self._wire)
-                assert done, f"{self.nbytes} bytes of gradients do not fit"
+            wait = self._wait
+            if wait is None and self._memory is not None:
+                wait = self._memory.total(self._wire)
+            assert wait is not None, f"{self.nbytes} bytes of {self._wire.dtype} do not fit"
+            wait()
         if self._wire is not self._flat:
             self._flat.copy_(self._wire)
 
@@ -275,13 +287,13 @@ class Gradients:
 
     def _send(self) -> None:
         bucket, name = self._travelling[self._sent], f"the sum of gradients, bucket {self._sent}"
-        bucket.send(self._world, name)
+        bucket.send(self._world, name, waits=self._ready is not None)
         self._sent += 1
         if self._ready is None:
             bucket.begun = True
             return
-        # Beside the last one nothing is left to do, and to go aside and come back takes as long as a small sum.
-        is_last = self._sent == len(self._travelling)
+        # Where nothing is left to do beside it: to go aside and come back takes as long as a small sum.
+        is_last = self._sent == len(self._travelling) and all(bucket.is_full for bucket in self._staying)
         with nullcontext() if is_last else self._aside():
             bucket.wait(self._world, name)
             self._step(bucket)

@@ -112,6 +112,10 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
     if world.size > 1 and has_batch_norm(module):
         sentences.append(_batch_norm(module, recipe, world, rows))
     placed = place(module, placements, world, rows)
+    if world.size > 1 and world.device.type == "cuda":
+        why = world.share_memory(recipe.peer_memory)
+        way = f"by NCCL: {why}" if why else "over the GPUs' own memory where that takes it, else by NCCL"
+        sentences.append(f"What layers exchange goes {way}.")
     return Layout(placed=placed, placements=placements, rows=rows, sentences=sentences)
 
 

@@ -97,8 +97,6 @@ class Trainer:
         # Of the network as it is before it is laid out.
         of_one = mfu_of_one(module, inputs, recipe, self.world)[0] if recipe.compile and self.world.size > 1 else None
         self.layout = lay_out(module, recipe, self.world, torch.from_numpy(inputs))
-        if self.world.size > 1 and self.world.device.type == "cuda":
-            self.layout.sentences.append(self._share_memory())
         self.placed = self.layout.placed
         self.module = self.placed.module
         self.module.train()
@@ -174,8 +172,8 @@ class Trainer:
         inputs_B, targets_B = inputs_B.to(world.device), targets_B.to(world.device)
         # Dropout has no generator of its own; its chance must not be the augmentation's.
         seed_torch(seed ^ DROPOUT, world.device)
+        # After a validation; it goes through all layers, which takes a tenth of a short step.
         if not self.module.training:
-            # It goes through all layers, as long as a short step takes.
             self.module.train()
         self._stepper.carry()
         share = self.steps.take(inputs_B, targets_B, self._stepper.constants)
@@ -222,14 +220,6 @@ class Trainer:
             return True
         whole = self.recipe.clip_norm is not None or self._scale is not None
         return self.world.device.type == "cuda" and self._stepper.steps_apart and not whole
-
-    def _share_memory(self) -> str:
-        why = self.world.share_memory(self.recipe.peer_memory)
-        return (
-            "What the layers exchange goes over the GPUs' own memory."
-            if why is None
-            else f"What the layers exchange goes by NCCL: {why}."
-        )
 
     def _working_weights(self, inputs: Array) -> WorkingWeights | None:
         why = why_not(self.recipe, self.optimizer)

@@ -137,21 +137,19 @@ class World:
         if self._memories is None:
             several = self.local_size != self.size
             why = "they are of several hosts" if several else why_no_peer_memory(self.device, self.size)
-            if not any(self.total(why is not None)):
-                why = self._share()
             if any(self.total(why is not None)):
                 return why or "another process cannot"
+            assert self.group is not None
+            assert self.beside is not None
+            try:
+                memories = PeerMemory(self.group, self.device), PeerMemory(self.beside, self.device)
+            except RuntimeError as error:
+                memories, why = None, " ".join(str(error).split())[:200]
+            if any(self.total(memories is None)):
+                return why or "another process cannot"
+            self._memories = memories
         assert self._memories is not None
         self.memory, self.memory_beside = self._memories
-        return None
-
-    def _share(self) -> str | None:
-        assert self.group is not None
-        assert self.beside is not None
-        try:
-            self._memories = PeerMemory(self.group, self.device), PeerMemory(self.beside, self.device)
-        except RuntimeError as error:
-            return " ".join(str(error).split())[:200]
         return None
 
     def hold(self, let_go: Callable[[], None]) -> None:

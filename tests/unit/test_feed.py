@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from penstock.core.errors import BadExample, TrainError
+from penstock.train import resident as resident_module
 from penstock.train.data import Places, batch_indices, chance, example_seeds, one_pass, training_order
 from penstock.train.examples import ArraySet
 from penstock.train.feed import Batch, Feed, ReadFeed, first_inputs
@@ -179,7 +180,9 @@ def test_first_inputs_are_the_first_that_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("bad", [(), (3, 4, 41)])
-def test_resident_examples_make_the_same_batches(bad: tuple[int, ...]) -> None:
+def test_resident_examples_make_the_same_batches(bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    # More batches than are told at once.
+    monkeypatch.setattr(resident_module, "TOLD_AT_ONCE", 50)
     read = ReadFeed(Counted(50, bad=bad, varies=False), order(50, 20, 8), on_bad="skip")
     examples = Resident(Counted(50, bad=bad, varies=False), CPU, workers=2)
     resident = make_feed(examples, order(50, 20, 8), workers=2, on_bad="skip")

@@ -15,8 +15,8 @@ PROGRAMS, PER_MULTIPROCESSOR = 64, 0.5
 # Parts of a tensor begin at such addresses, or go another way.
 ALIGNED_BYTES = 16
 LEAST_ROOM = 4 << 20
-# What travels longer is not waiting for the start of it, and NCCL needs no second copy.
-MOST_BYTES = 64 << 20
+# What travels longer is not waiting for the start of it, and NCCL needs no second copy. Room once made is kept.
+MOST_BYTES = 32 << 20
 
 Wait = Callable[[], None]
 
@@ -80,51 +80,41 @@ class PeerMemory:
         """
         if not self._fits(own, own.nbytes):
             return None
-        # Only here: it is not installed where there is no GPU.
-        from penstock.kernels.peer_memory import triton
-
-        return self._launched(
-            lambda: triton.gather(own, whole_R, self._table_3R, self._turns_B, self._rank), beside=beside
-        )
+        return self._launched(_kernels().gather, own, whole_R, beside=beside)
 
     def scatter(self, parts_R: Tensor, own: Tensor, *, beside: bool = False) -> Wait | None:
         """The sum over ranks of `[R, ...]`, this rank's part of it, into `[...]`. See `gather`."""
         if not self._fits(own, parts_R.nbytes):
             return None
-        from penstock.kernels.peer_memory import triton
+        return self._launched(_kernels().scatter, parts_R, own, beside=beside)
 
-        return self._launched(
-            lambda: triton.scatter(parts_R, own, self._table_3R, self._turns_B, self._rank), beside=beside
-        )
-
-    def total(self, flat: Tensor) -> Wait | None:
+    def total(self, flat: Tensor, *, beside: bool = False) -> Wait | None:
         """The sum over ranks, in its place. See `gather`."""
-        from penstock.kernels.peer_memory import triton
-
-        if not self._fits(flat, 2 * self._size * triton.part_of(flat.numel(), self._size) * flat.element_size()):
+        part = _kernels().part_of(flat.numel(), self._size)
+        if not self._fits(flat, 2 * self._size * part * flat.element_size()):
             return None
-        return self._launched(lambda: triton.total(flat, self._table_3R, self._turns_B, self._rank), beside=False)
+        return self._launched(_kernels().total, flat, beside=beside)
 
     def _programs(self) -> int:
         """As many as the smallest of the GPUs has room for."""
-        room = int(torch.cuda.get_device_properties(self._device).multi_processor_count * PER_MULTIPROCESSOR)
-        programs = torch.tensor(min(PROGRAMS, room), device=self._device)
-        dist.all_reduce(programs, op=dist.ReduceOp.MIN, group=self._group)
-        return int(programs)
+        count = torch.cuda.get_device_properties(self._device).multi_processor_count
+        return self._least(min(PROGRAMS, int(count * PER_MULTIPROCESSOR)))
 
-    def _launched(self, launch: Callable[[], None], *, beside: bool) -> Wait:
+    def _launched(self, kernel: Callable[..., None], *tensors: Tensor, beside: bool) -> Wait:
+        stream = torch.cuda.current_stream(self._device)
+        if beside:
+            self._beside.wait_stream(stream)
+            stream = self._beside
+        with torch.cuda.stream(stream):
+            self._follow()
+            kernel(*tensors, self._table_3R, self._turns_B, self._rank)
         if not beside:
-            self._follow()
-            launch()
             return lambda: None
-        self._beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside):
-            self._follow()
-            launch()
+        done = stream.record_event()
 
         # What it works on lives as long as this function does, which whoever waits has.
-        def wait(_launch: object = launch) -> None:
-            torch.cuda.current_stream(self._device).wait_stream(self._beside)
+        def wait(_tensors: object = tensors) -> None:
+            torch.cuda.current_stream(self._device).wait_event(done)
 
         return wait
 
@@ -149,22 +139,47 @@ class PeerMemory:
     def _tables(self, room: int) -> Tensor:
         halves = self._shared(2 * room)
         rows = [halves, [half + room for half in halves], self._flags]
-        return torch.tensor(rows, dtype=torch.int64).to(self._device)
+        table_3R = torch.tensor(rows, dtype=torch.int64).to(self._device)
+        self._kept.append(table_3R)
+        return table_3R
 
     def _shared(self, nbytes: int) -> list[int]:
-        """Where zeros lie in each rank's memory."""
+        """Where zeros lie in each rank's memory.
+
+        Raises:
+            RuntimeError: A rank has no room for them; all raise it.
+        """
         # Only here: it is of no use without GPUs.
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        memory: Any = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=self._device)
-        memory.zero_()
-        # Nobody writes before all are zero.
-        torch.cuda.synchronize(self._device)
+        memory: Any = None
+        failed = RuntimeError("another process has no memory left to share")
+        try:
+            memory = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=self._device)
+            memory.zero_()
+        except RuntimeError as error:
+            failed = error
+        # Nobody waits for one that has none, and nobody writes before all are zero.
+        if self._least(memory is not None) == 0:
+            raise failed
         handle = symmetric_memory.rendezvous(memory, self._group)
-        dist.barrier(self._group)
         # What was captured in a graph goes on using what was there.
         self._kept += [memory, handle]
+        self._least(True)
         return list(handle.buffer_ptrs)
+
+    def _least(self, own: int) -> int:
+        """The least number that a rank has; who knows it knows that all are as far as this."""
+        least = torch.tensor(int(own), device=self._device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
+        return int(least)
+
+
+def _kernels() -> Any:
+    # Only here: Triton is not installed where there is no GPU.
+    from penstock.kernels.peer_memory import triton
+
+    return triton
 
 
 def _is_captured(stream: torch.cuda.Stream) -> bool:

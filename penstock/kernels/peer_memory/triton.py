@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Numbers that a program moves at once, from or to all others.
-BLOCK = 4096
+# What a program moves at once, from or to all others, and the most numbers of one rank among it: so much that programs
+# of two launches find room on a multiprocessor. A sum over all holds two of these.
+TILE_BYTES, LONGEST = 1 << 15, 4096
 WARPS = 16
 # Numbers after which a rank's part of a sum begins, so that whole vectors are moved.
 ALIGNED = 64
@@ -29,32 +30,38 @@ def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: i
         turns_B: int32, twice how often each program was launched.
         rank: This one.
     """
-    ranks = table.shape[1]
+    ranks, lanes, block = _sizes(own, table)
     _gather[(len(turns_B),)](
-        own, whole_R, table, turns_B, own.numel(), rank, ranks, triton.next_power_of_2(ranks), BLOCK, num_warps=WARPS
+        own, whole_R, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
 
 def scatter(parts_R: Tensor, own: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
     """The sum over ranks of their `parts_R[rank]` into `own`. Other arguments as of `gather`."""
-    ranks = table.shape[1]
+    ranks, lanes, block = _sizes(own, table)
     _scatter[(len(turns_B),)](
-        parts_R, own, table, turns_B, own.numel(), rank, ranks, triton.next_power_of_2(ranks), BLOCK, num_warps=WARPS
+        parts_R, own, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
 
 def total(flat: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
     """The sum of `flat` over the ranks, in its place. Other arguments as of `gather`."""
-    ranks = table.shape[1]
+    ranks, lanes, block = _sizes(flat, table, TILE_BYTES // 2)
+    part = part_of(flat.numel(), ranks)
     _total[(len(turns_B),)](
-        flat, table, turns_B, flat.numel(), part_of(flat.numel(), ranks), rank, ranks, triton.next_power_of_2(ranks),
-        BLOCK, num_warps=WARPS
+        flat, table, turns_B, flat.numel(), part, rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
 
 def part_of(count: int, ranks: int) -> int:
     """How many of so many numbers one rank sums up for all."""
     return triton.cdiv(count, ranks * ALIGNED) * ALIGNED
+
+
+def _sizes(tensor: Tensor, table: Tensor, tile_bytes: int = TILE_BYTES) -> tuple[int, int, int]:
+    ranks = table.shape[1]
+    lanes = triton.next_power_of_2(ranks)
+    return ranks, lanes, min(LONGEST, tile_bytes // (lanes * tensor.element_size()))
 
 
 @triton.jit
