@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from penstock.core.errors import TrainError
+from penstock.kernels.peer_memory import KERNELS
 from penstock.train.receipt import Trace, Work
 from penstock.train.spans import Span, Spans, union, without
 
@@ -16,8 +17,8 @@ from penstock.train.spans import Span, Spans, union, without
 BATCH, STEP, ASIDE = "penstock: batch", "penstock: step", "penstock: aside"
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# As NCCL names its kernels, gloo its operations, and torch those that begin either on a CPU.
-_COLLECTIVE = ("nccl", "gloo:", "c10d::")
+# As NCCL names its kernels, gloo its operations, and torch those that begin either on a CPU; and as ours are named.
+_COLLECTIVE = ("nccl", "gloo:", "c10d::", *KERNELS)
 NAME_LENGTH = 80
 
 Event = Mapping[str, Any]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from penstock.core.errors import TrainError
+from penstock.kernels.peer_memory import KERNELS
 from penstock.train.interrupt import Interrupt
 from penstock.train.loop import Loop
 from penstock.train.pace import Pace
@@ -148,6 +149,15 @@ def test_steps_are_what_the_device_did_for_them() -> None:
     assert first.parts == {"compute": 16_000, "transfer": 0, "imbalance": 0, "input": 0, "launch": 1_875}
     assert last.parts == {"compute": 10_500, "transfer": 0, "imbalance": 0, "input": 8_000, "launch": 1_000}
     assert from_text(as_text(read)) == read
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_goes_over_gpus_own_memory_is_a_collective(name: str) -> None:
+    written = on_a_gpu()
+    written["traceEvents"].append(event(name, "kernel", 90, 101.5, correlation=4, stream=8))
+    read = read_trace(written, 0, on_gpu=True, before=1)
+    last = receipt_of([read], device="", batch_size=1).shares[0][-1]
+    assert (last.parts["compute"], last.parts["transfer"], last.hidden_ns) == (10_500, 2_000, 9_500)
 
 
 def test_on_a_cpu_an_operation_that_waits_in_a_collective_computes_nothing() -> None:

@@ -18,6 +18,9 @@ LEAST_ROOM = 4 << 20
 # What travels longer is not waiting for the start of it, and NCCL needs no second copy. Room once made is kept.
 MOST_BYTES = 32 << 20
 
+# As a profile of a step names them.
+KERNELS = ("_peer_gather", "_peer_scatter", "_peer_total")
+
 Wait = Callable[[], None]
 
 # R ranks

@@ -31,7 +31,7 @@ def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: i
         rank: This one.
     """
     ranks, lanes, block = _sizes(own, table)
-    _gather[(len(turns_B),)](
+    _peer_gather[(len(turns_B),)](
         own, whole_R, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: i
 def scatter(parts_R: Tensor, own: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
     """The sum over ranks of their `parts_R[rank]` into `own`. Other arguments as of `gather`."""
     ranks, lanes, block = _sizes(own, table)
-    _scatter[(len(turns_B),)](
+    _peer_scatter[(len(turns_B),)](
         parts_R, own, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def total(flat: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
     """The sum of `flat` over the ranks, in its place. Other arguments as of `gather`."""
     ranks, lanes, block = _sizes(flat, table, TILE_BYTES // 2)
     part = part_of(flat.numel(), ranks)
-    _total[(len(turns_B),)](
+    _peer_total[(len(turns_B),)](
         flat, table, turns_B, flat.numel(), part, rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def _halves(table, turn, KIND: tl.constexpr, RANKS: tl.constexpr, LANES: tl.cons
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _gather(
+def _peer_gather(
     own, whole, table, turns, count, rank,
     RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -119,7 +119,7 @@ def _gather(
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _scatter(
+def _peer_scatter(
     parts, own, table, turns, count, rank,
     RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -147,7 +147,7 @@ def _scatter(
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _total(
+def _peer_total(
     flat, table, turns, count, part, rank,
     RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
