@@ -251,7 +251,7 @@ class Loop:
                 saver.check()
             history.seconds = seconds_before + time.monotonic() - started
             history.bad_examples = dict(feed.bad)
-            _check_finite(seen.losses, history.step, kept=saver is not None)
+            _check_finite(seen.losses, history.step, saver)
             self.pace.taken(len(seen.losses) * recipe.batch_size)
             rate = self.pace.turn(time.monotonic()) if validates else self.pace.rate(time.monotonic())
             for loss in seen.losses:
@@ -261,7 +261,7 @@ class Loop:
                 if (validates or saves) and not trainer.is_finite():
                     raise TrainError(
                         f"weights are not finite after step {history.step}: a gradient overflowed there or shortly "
-                        f"before. The last checkpoint is kept; lower the learning rate, or check the data and the loss."
+                        f"before; lower the learning rate, or check the data and the loss.{_kept(saver)}"
                     )
                 if validates:
                     self.watchdog.beat(f"the validation after step {history.step}")
@@ -352,13 +352,17 @@ def _restored(trainer: Trainer, folder: Path) -> History:
     return trainer.restore(checkpoint) if checkpoint else History()
 
 
-def _check_finite(losses: list[float], step: int, *, kept: bool) -> None:
+def _check_finite(losses: list[float], step: int, saver: Saver | None) -> None:
     """See that the losses of the steps up to one are numbers."""
     for index, loss in enumerate(losses):
         if not math.isfinite(loss):
             at = step - len(losses) + 1 + index
-            of_before = " The last checkpoint is kept." if kept else ""
-            raise TrainError(f"the loss is {loss} at step {at}; lower the learning rate or check the data.{of_before}")
+            advice = "lower the learning rate or check the data"
+            raise TrainError(f"the loss is {loss} at step {at}; {advice}.{_kept(saver)}")
+
+
+def _kept(saver: Saver | None) -> str:
+    return " The last checkpoint is kept." if saver is not None else ""
 
 
 def _say_of_feed(feed: Feed, bad: dict[str, int], seconds: float, progress: Progress) -> None:

@@ -114,6 +114,15 @@ def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[t
     assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
 
 
+def test_weights_that_overflow_are_said_and_no_checkpoint_is_promised() -> None:
+    def overflowing(outputs: Tensor, targets: Tensor) -> Tensor:
+        # A root at 0: a finite loss with a gradient that is not.
+        return nn.functional.cross_entropy(outputs, targets) + (outputs * 0).square().sum().sqrt()
+
+    with pytest.raises(TrainError, match=r"weights are not finite after step 1: .* check the data and the loss\.$"):
+        fit(network(), (X, Y), loss=overflowing, epochs=None, steps=1)
+
+
 def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     fit(network(), (X, Y), epochs=1, quiet=False)
     said = capsys.readouterr().out
