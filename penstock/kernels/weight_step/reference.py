@@ -26,11 +26,11 @@ def sgd(
         momenta: float32; they are moved. Empty where there is no momentum.
     """
     for index, (weight, copy, gradient) in enumerate(zip(weights, copies, gradients, strict=True)):
-        step = gradient.float() + rule.decay * weight
+        step = gradient.to(weight.dtype, copy=True).add_(weight, alpha=rule.decay)
         if momenta:
-            momenta[index].copy_(rule.momentum * momenta[index] + step)
-            step = step + rule.momentum * momenta[index] if rule.nesterov else momenta[index]
-        _move(weight, copy, rate * step)
+            momentum = momenta[index].mul_(rule.momentum).add_(step)
+            step = step.add_(momentum, alpha=rule.momentum) if rule.nesterov else momentum
+        _move(weight, copy, step, rate)
 
 
 def adam(
@@ -57,19 +57,20 @@ def adam(
     """
     each = zip(weights, copies, gradients, means, squares, steps, strict=True)
     for weight, copy, gradient, mean, square, count in each:
-        step = gradient.float()
+        step = gradient.to(weight.dtype, copy=True)
         if not rule.decoupled:
-            step = step + rule.decay * weight
+            step.add_(weight, alpha=rule.decay)
         kept, kept_square = rule.betas
-        mean.copy_(kept * mean + (1 - kept) * step)
-        square.copy_(kept_square * square + (1 - kept_square) * step * step)
+        mean.mul_(kept).add_(step, alpha=1 - kept)
+        square.mul_(kept_square).addcmul_(step, step, value=1 - kept_square)
         first, second = (1 - beta ** count.double() for beta in rule.betas)
-        root = (square / second.float()).sqrt() + rule.eps
-        decayed = rate * rule.decay * weight if rule.decoupled else 0.0
-        _move(weight, copy, decayed + rate / first.float() * mean / root)
+        if rule.decoupled:
+            weight.mul_(1 - rate * rule.decay)
+        root = (square / second.float()).sqrt_().add_(rule.eps)
+        _move(weight, copy, mean / root, rate / first.float())
 
 
-def _move(weight: Tensor, copy: Tensor | None, by: Tensor) -> None:
-    weight.sub_(by)
+def _move(weight: Tensor, copy: Tensor | None, step: Tensor, rate: Tensor) -> None:
+    weight.addcmul_(step, rate, value=-1)
     if copy is not None:
         copy.copy_(weight)
