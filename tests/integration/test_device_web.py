@@ -122,6 +122,7 @@ def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
     ):
         Image.fromarray(picture_of(number, width=width, height=122)).save(tmp_path / name)
         page.get_by_label("A photo from this device").set_input_files(tmp_path / name)
+        expect(page.locator("#label")).to_be_visible()
         expect(page.locator("#label-big")).to_have_text(said)
         expect(page.locator("#photo")).to_be_visible()
         expect(page.locator("#label-small")).to_contain_text(name.partition(".")[0])
@@ -158,6 +159,8 @@ def test_of_two_photos_the_one_that_was_chosen_last_is_seen(page: Page, tmp_path
     )
     for name in ("large.png", "small.png"):
         page.get_by_label("A photo from this device").set_input_files(tmp_path / name)
+    # What was said of a picture before is still there, hidden.
+    expect(page.locator("#label")).to_be_visible()
     expect(page.locator("#label-big")).to_have_text("cool")
     shown = page.locator("#photo").get_attribute("src")
     page.evaluate("decoded()")
