@@ -43,10 +43,8 @@ def start_gather(world: World, name: str, own_M: Tensor, *, beside: bool = False
     """
     own_M = own_M.contiguous()
     whole_RM = own_M.new_empty((world.size, *own_M.shape))
-    with world.operation(name):
-        wait = world.memory.gather(own_M, whole_RM, beside=beside) if world.memory else None
-        wait = wait or _sent(_gather, whole_RM, own_M, world)
-    return _waited(world, name, wait, whole_RM)
+    over_memory = world.memory and world.memory.gather
+    return _started(world, name, over_memory, _gather, whole_RM, own_M, beside=beside)
 
 
 def start_scatter(world: World, name: str, parts_RM: Tensor, *, beside: bool = False) -> Waited:
@@ -56,18 +54,25 @@ def start_scatter(world: World, name: str, parts_RM: Tensor, *, beside: bool = F
     """
     parts_RM = parts_RM.contiguous()
     own_M = parts_RM.new_empty(parts_RM.shape[1:])
+    over_memory = world.memory and world.memory.scatter
+    return _started(world, name, over_memory, _scatter, own_M, parts_RM, beside=beside)
+
+
+def _started(
+    world: World,
+    name: str,
+    over_memory: Callable[..., Callable[[], object] | None] | None,
+    by_group: Any,
+    output: Tensor,
+    given: Tensor,
+    *,
+    beside: bool,
+) -> Waited:
     with world.operation(name):
-        wait = world.memory.scatter(parts_RM, own_M, beside=beside) if world.memory else None
-        wait = wait or _sent(_scatter, own_M, parts_RM, world)
-    return _waited(world, name, wait, own_M)
+        wait = over_memory(given, output, beside=beside) if over_memory else None
+        # Flat: how the parts lie in memory is the same for both, and their shapes are no matter of the collective's.
+        wait = wait or by_group(output.view(-1), given.view(-1), group=world.group, async_op=True).wait
 
-
-def _sent(collective: Any, output: Tensor, given: Tensor, world: World) -> Callable[[], object]:
-    # Flat: how the parts lie in memory is the same for both, and their shapes are no matter of the collective's.
-    return collective(output.view(-1), given.view(-1), group=world.group, async_op=True).wait
-
-
-def _waited(world: World, name: str, wait: Callable[[], object], output: Tensor) -> Waited:
     def waited() -> Tensor:
         with world.operation(name):
             wait()

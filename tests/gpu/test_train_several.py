@@ -1,23 +1,20 @@
 """Several GPUs against one in float64, and their captured steps against launched ones, bit for bit."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from torch.optim import SGD
 
 from penstock.bench.parity import CASES, Pictures, agreements
-from penstock.train.launch import free_port
-from penstock.train.losses import CrossEntropy
+from penstock.bench.together import said_by_first
 from penstock.train.numerics import numerics
 from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data, Recipe
 from penstock.train.state import whole_state
 from penstock.train.trainer import Trainer
 from penstock.train.world import Seat, World, joined
+from tests.support.laid_out import COLUMNS_AND_ROWS, pictures_recipe
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]
@@ -25,11 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GP
 STEPS, BATCH = 9, 32
 LAYOUTS = {
     "data": {},
-    "columns and rows": {
-        "classifier.1": Placement(kind="columns"),
-        "classifier.4": Placement(kind="rows"),
-        "head": Placement(kind="classes"),
-    },
+    "columns and rows": COLUMNS_AND_ROWS,
     "sharded": {"features": Placement(kind="sharded"), "classifier": Placement(kind="sharded")},
     "recomputed": {"classifier": Placement(kind="sharded", recompute=True)},
 }
@@ -45,14 +38,8 @@ def test_gradients_are_those_of_one_process_in_float64(processes: int) -> None:
 
 
 def test_captured_steps_are_the_launched_ones() -> None:
-    port = str(free_port())
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), port], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=200)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    found = [json.loads(line) for line in said[0].splitlines() if line.startswith("{")]
+    said = said_by_first("tests.gpu.test_train_several", 2, [], 200.0)
+    found = [json.loads(line) for line in said if line.startswith("{")]
     assert [each["layout"] for each in found] == list(LAYOUTS)
     for each in found:
         assert each["same"], each
@@ -60,18 +47,8 @@ def test_captured_steps_are_the_launched_ones() -> None:
 
 
 def run(layout: str, *, graph: bool, world: World) -> tuple[bool, torch.Tensor, list[str]]:
-    nothing = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
-    recipe = Recipe(
-        data=lambda: Data(train=nothing, validation=nothing),
-        loss=CrossEntropy(0.1),
-        optimizer=lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
-        batch_size=BATCH,
-        steps=STEPS,
-        placements=LAYOUTS[layout],
-        gradient_precision="bf16",
-        precision="bf16",
-        working_weights=True,
-        graph=graph,
+    recipe = pictures_recipe(
+        LAYOUTS[layout], rate=0.05, batch_size=BATCH, steps=STEPS, working_weights=True, graph=graph
     )
     rng = np.random.default_rng(0)
     said: list[str] = []
@@ -90,8 +67,8 @@ def run(layout: str, *, graph: bool, world: World) -> tuple[bool, torch.Tensor, 
         return trainer.steps.is_captured, torch.cat([torch.stack(losses).double().cpu(), *flat]), said
 
 
-def main(rank: int, port: int) -> None:
-    seat = Seat(rank=rank, size=2, local_rank=rank, local_size=2, address="127.0.0.1", port=port)
+def main(rank: int, size: int, port: int) -> None:
+    seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
     with joined(seat, torch.device("cuda", rank), 60.0) as world:
         for layout in LAYOUTS:
             captured, found, said = run(layout, graph=True, world=world)
@@ -101,4 +78,4 @@ def main(rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*(int(word) for word in sys.argv[1:4]))

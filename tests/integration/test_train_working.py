@@ -5,26 +5,20 @@ import sys
 
 import numpy as np
 import torch
-from torch.optim import SGD
 
 from penstock.bench.parity import Pictures
 from penstock.bench.together import said_by_first
-from penstock.train.losses import CrossEntropy
 from penstock.train.numerics import numerics
 from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data, Recipe
 from penstock.train.state import whole_state
 from penstock.train.trainer import Trainer
 from penstock.train.world import Seat, World, joined
+from tests.support.laid_out import COLUMNS_AND_ROWS, pictures_recipe
 
 STEPS, BATCH = 4, 9
 LAYOUTS = {
     "data": {},
-    "columns and rows": {
-        "classifier.1": Placement(kind="columns"),
-        "classifier.4": Placement(kind="rows"),
-        "head": Placement(kind="classes"),
-    },
+    "columns and rows": COLUMNS_AND_ROWS,
     "sharded": {"classifier": Placement(kind="sharded")},
 }
 
@@ -41,18 +35,7 @@ def test_copies_change_nothing_that_is_learned() -> None:
 
 def run(layout: str, *, working: bool, world: World) -> tuple[torch.Tensor, torch.Tensor, str]:
     """The losses, the weights after some steps, and what was said of copies."""
-    nothing = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
-    recipe = Recipe(
-        data=lambda: Data(train=nothing, validation=nothing),
-        loss=CrossEntropy(0.1),
-        optimizer=lambda parameters: SGD(parameters, lr=0.02, momentum=0.9),
-        batch_size=BATCH,
-        steps=STEPS,
-        placements=LAYOUTS[layout],
-        gradient_precision="bf16",
-        precision="bf16",
-        working_weights=working,
-    )
+    recipe = pictures_recipe(LAYOUTS[layout], rate=0.02, batch_size=BATCH, steps=STEPS, working_weights=working)
     rng = np.random.default_rng(0)
     with numerics(recipe):
         torch.manual_seed(0)

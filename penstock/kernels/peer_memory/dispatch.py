@@ -7,13 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.kernels.addresses import ALIGNED_BYTES
 from penstock.kernels.common import HAS_TRITON, PRECISIONS
 
 # Blocks of a launch; fewer leave the links idle. They wait for each other, so that all must find room on the GPU at
 # once, beside those of a second launch and of NCCL: two of them share a multiprocessor.
 PROGRAMS, PER_MULTIPROCESSOR = 64, 0.5
-# Parts of a tensor begin at such addresses, or go another way.
-ALIGNED_BYTES = 16
 LEAST_ROOM = 4 << 20
 # What travels longer is not waiting for the start of it, and NCCL needs no second copy. Room once made is kept.
 MOST_BYTES = 32 << 20
