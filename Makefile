@@ -1,4 +1,4 @@
-# Every command sets itself up first: a virtual environment in .venv with the versions of constraints.txt.
+# Every command sets itself up first: a virtual environment in .venv with the versions of requirements.lock.
 # Another Python than python3: make PYTHON=python3.12 demo
 
 PYTHON ?= python3
@@ -6,10 +6,15 @@ CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 BIN := .venv/bin
 # More arguments for pytest: make unit ARGS='-k scheduler -x'
 ARGS ?=
-# How many tests run at once, of those that may.
+# How many tests run at once: one a core; more of them run into their time limits.
 JOBS ?= 2
-CHOSEN_TESTS := not drill and not gpu and not multigpu
-# Of what ARGS chooses, there may be none in one of the two.
+# In the order of the files: servers that a file's tests share are ended by some of them (ORDER= for a random order).
+ORDER ?= -p no:randomly
+PYTEST := $(BIN)/pytest $(ORDER)
+APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+QUICK := not slow and not drill and not gpu and not multigpu
+SLOW := (slow or drill) and not gpu and not multigpu
+# A part may hold none of the tests that ARGS chooses.
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
 # Where the generated modules go: make proto OUT=elsewhere
 OUT ?= .
@@ -17,7 +22,7 @@ OUT ?= .
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint types imports docs unit property integration drills gpu format serve-docs constraints proto clean
+.PHONY: help setup demo test test-all test-slow browser lint types imports docs unit property integration drills gpu format serve-docs lock proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -27,18 +32,29 @@ setup: ## Make or refresh the virtual environment
 	@$(PYTHON) bootstrap.py $(CHOSEN)
 
 demo: setup ## Train, bundle, serve and measure the digits network; then keep serving its page
-	@$(BIN)/python -m penstock.bench.demo
+	@$(BIN)/penstock bench demo
 
-test: setup browser lint types imports docs ## Run every check and every test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "$(CHOSEN_TESTS) and not alone" $(ARGS) $(NONE_IS_FINE)
-	$(BIN)/pytest -m "$(CHOSEN_TESTS) and alone" $(ARGS) $(NONE_IS_FINE)
+test: setup browser lint types imports docs ## Run every check and every test but the slow ones
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) tests/integration -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
 
-browser: setup
-	@$(BIN)/python bootstrap.py browser
+test-all: test test-slow ## Run the slow tests and drills too: all that continuous integration runs
+
+# Hypothesis with all its examples, and every process started anew instead of forked.
+test-slow: setup browser
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --cold -m "$(SLOW) and not (alone or drill)" $(ARGS) $(NONE_IS_FINE)
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --hypothesis-profile=full -m "$(QUICK) and hypothesis" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) tests/integration --cold -m "$(SLOW) and (alone or drill)" $(ARGS) $(NONE_IS_FINE)
+
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	$(APT) update && $(APT) install --yes --no-install-recommends chromium fonts-liberation || \
+	{ echo "penstock: The tests of the page need Chromium, and $(APT) cannot install it: install it yourself." >&2; exit 1; }
 
 lint: setup ## Check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(BIN)/python .ci/lint_words.py
 
 types: setup ## Check the types
 	$(BIN)/pyright
@@ -50,13 +66,13 @@ docs: setup ## Build the documentation, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 unit property integration: setup ## Run one kind of test: make unit, make property, make integration
-	$(BIN)/pytest tests/$@ $(ARGS)
+	$(PYTEST) tests/$@ $(ARGS)
 
 drills: setup ## Run the long drills of killed and hanging processes
-	$(BIN)/pytest tests/integration -m drill $(ARGS)
+	$(PYTEST) tests/integration --cold -m drill $(ARGS)
 
 gpu: setup ## Run the tests that need a CUDA GPU
-	$(BIN)/pytest tests -m gpu $(ARGS)
+	$(PYTEST) tests --cold -m gpu $(ARGS)
 
 format: setup ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -65,15 +81,16 @@ format: setup ## Format the code and mend what ruff can mend
 serve-docs: setup ## Serve the documentation while it is written
 	$(BIN)/mkdocs serve
 
-constraints: setup ## Write constraints.txt from what .venv holds now
-	@{ sed '/^[^#]/,$$d' constraints.txt; $(BIN)/pip freeze --all --exclude-editable | sed 's/+.*//'; } > constraints.new
-	@mv constraints.new constraints.txt
+# 3.11.5 is the oldest that mkdocs-material takes. Without --upgrade in ARGS, versions in the file stay where they can.
+lock: setup ## Write requirements.lock, with hashes, from the bounds in pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+		--no-emit-package torch --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
 
 # The messages get a descriptor pool of their own: the same names may be in the process already, from another package.
 proto: setup ## Generate the gRPC messages from their .proto
 	@mkdir -p $(OUT)
-	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=$(OUT) --pyi_out=$(OUT) penstock/serve/protocols/grpc_v2.proto
-	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(OUT)/penstock/serve/protocols/grpc_v2_pb2.py
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=$(OUT) --pyi_out=$(OUT) penstock/serve/grpc/oip_v2.proto
+	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(OUT)/penstock/serve/grpc/oip_v2_pb2.py
 
 clean: ## Remove the environment, caches, runs and built documentation
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache site build dist runs *.egg-info

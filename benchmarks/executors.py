@@ -1,8 +1,8 @@
-"""What may run a network on a CPU, side by side: eager torch, torch.compile and ONNX Runtime.
+"""Executors of a network on a CPU, side by side: eager torch, torch.compile and ONNX Runtime.
 
 python -m benchmarks.executors [--model cnn|mlp] [--repeat 5] [--compile] [--record]
 
-One thread on one core; the batch sizes are those that a server meets. The runs are interleaved.
+One thread on one core, with the batch sizes of a server. The runs are interleaved.
 """
 
 import argparse
@@ -18,13 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.acceptance.results import record_result
 from benchmarks.models.write import ONE_SHOT, write_bundle
-from penstock.bench.results import Peer, append, line_of
+from penstock.bench.measurement import Comparison, make_measurement
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
-from penstock.runtime.graph import cached_graph, onnx_executor
 from penstock.runtime.load import load
+from penstock.runtime.onnx_cache import cached_graph, onnx_executor
 from penstock.runtime.torch_executor import served_function
 
 SIZES = (1, 8, 32, 64)
@@ -36,10 +37,10 @@ Run = Callable[[Array], Array]
 
 
 def runs_of(bundle: Path, cache: Path, *, compiled: bool) -> dict[str, Run]:
-    """What runs a bundle's network, by name; every one of them gives the golden answers.
+    """Return the executors of a bundle's network by name, after checking their golden outputs.
 
     Raises:
-        BenchError: One of them does not.
+        BenchError: ONNX Runtime cannot run the network, or outputs differ.
     """
     predictor = load(bundle, threads=1)
     files = read_bundle(bundle)
@@ -64,7 +65,7 @@ def _inferred(module: Callable[[torch.Tensor], torch.Tensor]) -> Run:
 
 
 def rows_a_second(run: Run, chunk_B: Array) -> float:
-    """The median over a fraction of a second."""
+    """Return the median over a fraction of a second."""
     run(chunk_B)
     times_s: list[float] = []
     end_s = time.perf_counter() + SECONDS
@@ -88,16 +89,16 @@ def compare(model: str, bundle: Path, cache: Path, *, repeat: int, compiled: boo
         table.add_row(str(size), *(f"{np.median(each):,.0f}" for each in values.values()))
         if record:
             ours, theirs = float(np.median(values[ONNX])), float(np.median(values[EAGER]))
-            line = line_of(
+            line = make_measurement(
                 values[ONNX],
                 id=None,
                 workload=f"the {model} of the benchmarks in batches of {size} by {ONNX}, one thread on one core",
                 metric="rows a second",
                 unit="rows/s",
                 command=f"python -m benchmarks.executors --model {model}",
-                peer=Peer(name=EAGER, median=theirs, ratio=ours / theirs),
+                peer=Comparison(name=EAGER, median=theirs, ratio=ours / theirs),
             )
-            append(line, "server")
+            record_result(line, "server")
     return table
 
 

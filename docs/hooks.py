@@ -1,4 +1,4 @@
-"""What the documentation takes from the project itself, so that it cannot fall behind."""
+"""Pages that are generated from the project itself."""
 
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.client.client import AsyncClient as AsyncClient
+    from penstock.client.client import Client as Client
     from penstock.core.application import Application as Application
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.live import Live as Live
@@ -14,11 +16,9 @@ if TYPE_CHECKING:
     from penstock.core.prepare import RawSpec as RawSpec
     from penstock.core.recognition import Recognition as Recognition
     from penstock.core.spec import TensorSpec as TensorSpec
-    from penstock.runtime.bundle import Bundle as Bundle
+    from penstock.runtime.bundle_writer import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
-    from penstock.serve.client import AsyncClient as AsyncClient
-    from penstock.serve.client import Client as Client
     from penstock.train.fit import Fitted as Fitted
     from penstock.train.fit import fit as fit
     from penstock.train.recipe import Recipe as Recipe
@@ -27,9 +27,9 @@ __version__ = "0.1.0.dev0"
 
 _HOME = {
     "Application": "penstock.core.application",
-    "AsyncClient": "penstock.serve.client",
-    "Bundle": "penstock.runtime.bundle",
-    "Client": "penstock.serve.client",
+    "AsyncClient": "penstock.client.client",
+    "Bundle": "penstock.runtime.bundle_writer",
+    "Client": "penstock.client.client",
     "Fitted": "penstock.train.fit",
     "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",

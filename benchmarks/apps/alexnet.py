@@ -1,4 +1,4 @@
-"""AlexNet on pictures of noise, as `penstock bench train` lays it out: to see where the time of a step goes.
+"""AlexNet on pictures of noise, as `python -m benchmarks.acceptance train` lays it out, for profiles of its step.
 
 penstock train benchmarks/apps/alexnet.py --out runs/alexnet --gpus 2 --profile 10
 """
@@ -8,9 +8,9 @@ import torch
 
 from penstock import Application, Recipe, TensorSpec
 from penstock.models.alexnet import SIDE, AlexNet
-from penstock.train.losses import CrossEntropy
-from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.placement import Placement
+from penstock.train.recipe import ArraySet, Data, Parallel, Selection, StepExecution
 
 CLASSES = 1000
 
@@ -33,12 +33,15 @@ app = Application(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4),
         batch_size=256,
         steps=400,
-        validate_every_epochs=100,
+        selection=Selection(every_epochs=100),
         precision="bf16",
-        working_weights=True,
-        gradient_precision="bf16",
-        deterministic=False,
-        compile=True,
-        placements={"classifier.1": Placement(kind="columns"), "classifier.4": Placement(kind="rows")},
+        execution=StepExecution(master_weights=True, deterministic=False, compile=True),
+        parallel=Parallel(
+            gradient_precision="bf16",
+            placements={
+                "classifier.1": Placement(kind="column-parallel"),
+                "classifier.4": Placement(kind="row-parallel"),
+            },
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""A small convolutional network over 28 x 28 pictures, with random weights: what the servers are compared with."""
+"""A small convolutional network over 28 x 28 pictures, with random weights, for the comparison of servers."""
 
 from typing import final
 

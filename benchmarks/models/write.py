@@ -1,4 +1,4 @@
-"""Write the bundles that servers are compared with: random weights from a seed, nothing is trained.
+"""Write the bundles of the server comparison, with random weights from a seed.
 
 python -m benchmarks.models.write --to runs/models [--only NAME] [--seed 0]
 """
@@ -14,24 +14,24 @@ from penstock.core.application import find_application
 
 HERE = Path(__file__).parent
 ONE_SHOT = ("cnn", "mlp")
-# The last is one of Penstock's own applications.
+# The last is an application of Penstock.
 LIVE = ("murmur", "speech", "keywords")
 MODELS = ONE_SHOT + LIVE
 EXAMPLES = 32
-# Of live sound, of two seconds each.
+# Golden sounds of live models, and their length.
 SOUNDS, SOUND_S = 2, 2
 
 
 def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
-    """The bundle of one of the models with random weights and random golden examples.
+    """Write the bundle of a model with random weights and random golden examples.
 
     Args:
         model: One of `MODELS`.
-        folder: Where the bundle goes; a bundle that is there is replaced.
-        seed: Of the weights and of the examples.
+        folder: The bundle's folder; an existing bundle is replaced.
+        seed: Seed of the weights and of the examples.
 
     Raises:
-        BundleError: The folder is taken by something else.
+        BundleError: The folder holds something else.
     """
     file = HERE / f"{model}.py"
     found = find_application(str(file) if file.exists() else model)
@@ -47,7 +47,7 @@ def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
 
 
 def main() -> None:
-    """Write all, or those that are named."""
+    """Write all models, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=Path("runs/models"))
     parser.add_argument("--only", choices=MODELS, action="append")

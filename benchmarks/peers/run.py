@@ -1,9 +1,9 @@
-"""Penstock beside other servers: the same network, the same requests, one core for the server, the other for the load.
+"""Penstock beside other servers: the same network and requests, one core for the server, another for the load.
 
 python -m benchmarks.peers.run [--only NAME ...] [--model cnn|mlp] [--repeat 5] [--seconds 3] [--out FILE] [--record]
 
-Every repetition starts each server anew, one after the other, so that what changes on the machine meanwhile meets all
-of them alike. An answer that is not the golden one ends the run.
+Every repetition starts each server anew, one after the other, so that a drift of the machine's speed meets all of them.
+An answer that is not the golden one ends the run.
 """
 
 import argparse
@@ -20,15 +20,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.acceptance.report import read_targets
+from benchmarks.acceptance.results import record_result
 from benchmarks.models.write import ONE_SHOT, write_bundle
-from benchmarks.peers.asked import checked_target
-from benchmarks.peers.contestants import HOME, PENSTOCK, Contestant, chosen
-from benchmarks.peers.network import Network
-from benchmarks.peers.processes import make_environment, running, wait_until_quiet
-from penstock.bench.client import Target
-from penstock.bench.load import Load, NoRateKept, find_goodput, measure
-from penstock.bench.report import read_targets
-from penstock.bench.results import Line, Peer, append, line_of
+from benchmarks.peers.bundle_network import Network
+from benchmarks.peers.golden_requests import checked_target
+from benchmarks.peers.peer_process import make_environment, running, wait_until_quiet
+from benchmarks.peers.servers import HOME, PEERS, PENSTOCK, ComparedServer, select_servers
+from penstock.bench.load.generator import Load, NoRateWithinBudget, find_goodput, measure
+from penstock.bench.load.sender import Target
+from penstock.bench.measurement import Comparison, Measurement, make_measurement, own_command
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import PenstockError
 from penstock.core.spec import Array
@@ -36,31 +37,29 @@ from penstock.core.spec import Array
 SERVER_CORE, LOAD_CORE = 0, 1
 BUDGET_MS = 50.0
 CLOSED_CONNECTIONS = 64
-# More than can be answered within the budget at any of these rates: whether to refuse is left to the server, and no
-# request waits for a connection that another one's slow answer holds.
+# More than can be answered within the budget at any of these rates: load shedding is left to the server, and no request
+# waits for a connection that a slow answer occupies.
 OPEN_CONNECTIONS = 2048
-# Above the closed loop's rate, where larger batches can come together.
+# Above the closed loop's rate, where larger batches form.
 HIGHEST_OVER_CLOSED = 1.3
 # A pause of the virtual machine fails any server's trial: a rate is too high once it failed twice.
 ATTEMPTS = 2
 OVERLOADS = (1.5, 3.0)
-# Of the network alone.
+# Batches of the network alone.
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 RAW_RUNS = 7
-# Not a peer: what the language and the kernel allow.
-YARDSTICK = "yardstick"
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """One of the figures that are measured.
+class LoadMetric:
+    """One measured metric.
 
     Args:
-        heading: Of its column.
-        workload: What is put on the server.
-        metric: What the number is.
+        heading: Heading of its column.
+        workload: The load.
+        metric: The meaning of the number.
     """
 
     heading: str
@@ -68,18 +67,18 @@ class Figure:
     metric: str
 
 
-CLOSED = Figure(
+CLOSED = LoadMetric(
     heading="closed loop",
     workload=f"closed loop, {CLOSED_CONNECTIONS} connections",
     metric="right answers a second",
 )
-BEST = Figure(
+BEST = LoadMetric(
     heading=f"within {BUDGET_MS:g} ms",
     workload=f"open loop, {OPEN_CONNECTIONS} connections",
     metric=f"highest Poisson rate with 99% of all requests answered within {BUDGET_MS:g} ms",
 )
 OVERLOADED = tuple(
-    Figure(
+    LoadMetric(
         heading=f"at {factor:g}x",
         workload=f"open loop at {factor:g} times its own best rate, {OPEN_CONNECTIONS} connections",
         metric=f"right answers within {BUDGET_MS:g} ms a second",
@@ -88,11 +87,11 @@ OVERLOADED = tuple(
 )
 FIGURES = (CLOSED, BEST, *OVERLOADED)
 
-Values = dict[tuple[Contestant, Figure], list[float]]
+Values = dict[tuple[ComparedServer, LoadMetric], list[float]]
 
 
-def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Figure, float]:
-    """Every figure of a running server once, in requests a second.
+def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[LoadMetric, float]:
+    """Measure every metric of a running server once, in requests a second.
 
     Raises:
         BenchError: An answer was wrong, or none came to the closed loop.
@@ -112,7 +111,7 @@ def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Fi
             say=lambda text: say(f"  {text}"),
             attempts=ATTEMPTS,
         )
-    except NoRateKept as error:
+    except NoRateWithinBudget as error:
         say(f"  {error}")
         return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed}
     figures = {CLOSED: closed, BEST: best}
@@ -123,31 +122,31 @@ def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Fi
 
 
 def compare(
-    model: str, contestants: Sequence[Contestant], *, repeat: int, seconds: float, patience_s: float, say: Say
+    model: str, servers: Sequence[ComparedServer], *, repeat: int, seconds: float, patience_s: float, say: Say
 ) -> Values:
-    """Every figure of every server, repeated and interleaved; ends early, with what there is, on Ctrl-C."""
+    """Measure every server, repeated and interleaved; return early with the results so far on Ctrl-C."""
     bundle = write_bundle(model, HOME / "bundles" / model).folder
-    values: Values = {(contestant, figure): [] for contestant in contestants for figure in FIGURES}
+    values: Values = {(server, figure): [] for server in servers for figure in FIGURES}
     try:
         for repetition in range(repeat):
-            for contestant in contestants:
+            for server in servers:
                 wait_until_quiet(patience_s, say)
-                with running(contestant, model, bundle, SERVER_CORE) as port:
-                    target = checked_target(contestant, model, bundle, port)
-                    say(f"{model}, {contestant.label}, {repetition + 1} of {repeat}: answers are the golden ones")
+                with running(server, model, bundle, SERVER_CORE) as port:
+                    target = checked_target(server, model, bundle, port)
+                    say(f"{model}, {server.label}, {repetition + 1} of {repeat}: answers are the golden ones")
                     figures = measure_once(target, seconds, repetition, say)
                 say("  " + ", ".join(f"{figure.heading} {value:,.0f}/s" for figure, value in figures.items()))
                 for figure, value in figures.items():
-                    values[contestant, figure].append(value)
+                    values[server, figure].append(value)
     except KeyboardInterrupt:
-        say("Interrupted; what was measured until here:")
+        say("Interrupted; measured so far:")
     return {key: measured for key, measured in values.items() if measured}
 
 
-def lines_of(model: str, values: Values, command: str) -> list[Line]:
-    """A line of data for each server and figure; Penstock's beside the best peer's."""
-    lines: list[Line] = []
-    for (contestant, figure), measured in values.items():
+def measurements_of(model: str, values: Values, command: str) -> list[Measurement]:
+    """Return a measurement for each server and metric; Penstock's beside the best of this run."""
+    lines: list[Measurement] = []
+    for (server, figure), measured in values.items():
         median = float(np.median(measured))
         others = [
             (float(np.median(theirs)), other.label)
@@ -155,12 +154,12 @@ def lines_of(model: str, values: Values, command: str) -> list[Line]:
             if same == figure and other is not PENSTOCK
         ]
         peer = None
-        if contestant is PENSTOCK and others and max(others)[0] > 0:
+        if server is PENSTOCK and others and max(others)[0] > 0:
             best, label = max(others)
-            peer = Peer(name=label, median=best, ratio=median / best)
-        workload = f"{model} served by {contestant.label} on one core, {figure.workload}"
+            peer = Comparison(name=label, median=best, ratio=median / best)
+        workload = f"{model} served by {server.label} on one core, {figure.workload}"
         lines.append(
-            line_of(
+            make_measurement(
                 measured,
                 id=None,
                 workload=workload,
@@ -173,21 +172,21 @@ def lines_of(model: str, values: Values, command: str) -> list[Line]:
     return lines
 
 
-def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Line]:
-    """The figures that are asked for: Penstock beside the best hand-tuned peer, repetition by repetition."""
-    ratios: dict[str, tuple[list[float], str, Peer | None]] = {}
+def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Measurement]:
+    """Return the ratios of the targets: Penstock over the best peer of this run, repetition by repetition."""
+    ratios: dict[str, tuple[list[float], str, Comparison | None]] = {}
     for figure, name in ((CLOSED, "closed_vs_best_peer"), (BEST, "goodput_vs_best_peer")):
         ours = values.get((PENSTOCK, figure), [])
         peers = {
             each: float(np.median(theirs))
             for (each, same), theirs in values.items()
-            if same == figure and each.name not in (PENSTOCK.name, YARDSTICK)
+            if same == figure and each in PEERS
         }
         if ours and peers:
             best = max(peers, key=lambda each: peers[each])
             theirs = values[best, figure]
             pairs = [mine / other for mine, other in zip(ours, theirs, strict=False) if other > 0]
-            peer = Peer(name=best.label, median=peers[best], ratio=float(np.median(ours)) / peers[best])
+            peer = Comparison(name=best.label, median=peers[best], ratio=float(np.median(ours)) / peers[best])
             ratios[name] = pairs, f"{model}, {figure.workload}: {figure.metric}, over {best.label}", peer
     own = values.get((PENSTOCK, BEST), [])
     for figure, name in zip(OVERLOADED, ("overload_1_5x", "overload_3x"), strict=True):
@@ -199,23 +198,27 @@ def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Line
             f"{model}: {BEST.metric}, over the network alone",
             None,
         )
-    asked = {target.id for target in read_targets()}
-    lines: list[Line] = []
+    targets = {target.id for target in read_targets()}
+    lines: list[Measurement] = []
     for name, (measured, workload, peer) in ratios.items():
-        wanted: str | None = f"server.{model}.{name}"
-        if wanted not in asked:
-            wanted = None
+        target = f"server.{model}.{name}"
         if measured:
             lines.append(
-                line_of(
-                    measured, id=wanted, workload=workload, metric="ratio", unit="ratio", command=command, peer=peer
+                make_measurement(
+                    measured,
+                    id=target if target in targets else None,
+                    workload=workload,
+                    metric="ratio",
+                    unit="ratio",
+                    command=command,
+                    peer=peer,
                 )
             )
     return lines
 
 
 def raw_rate(bundle: Path) -> float:
-    """The network's own best rate on the server's core, at batches that fit the budget, in rows a second."""
+    """Return the best rate of the network alone on the server's core within the budget, in rows a second."""
     os.sched_setaffinity(0, {SERVER_CORE})
     try:
         network = Network(bundle)
@@ -238,16 +241,16 @@ def _seconds(network: Network, chunk_B: Array) -> float:
 
 
 def table_of(model: str, values: Values) -> Table:
-    """Medians, with the 10th and 90th percentile under them."""
+    """Return a table of medians with the 10th and 90th percentile."""
     table = Table("server", title=f"{model}: requests/s, median (10th to 90th percentile)")
     for figure in FIGURES:
         table.add_column(figure.heading, justify="right")
-    for contestant in dict.fromkeys(contestant for contestant, _ in values):
+    for server in dict.fromkeys(server for server, _ in values):
         cells: list[str] = []
         for figure in FIGURES:
-            low, median, high = np.percentile(values[contestant, figure], (10, 50, 90))
+            low, median, high = np.percentile(values[server, figure], (10, 50, 90))
             cells.append(f"{median:,.0f} ({low:,.0f} to {high:,.0f})")
-        table.add_row(contestant.label, *cells)
+        table.add_row(server.label, *cells)
     return table
 
 
@@ -257,23 +260,23 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="a server's name; may be given several times")
     parser.add_argument("--model", choices=ONE_SHOT, action="append", help="both by default")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long each load is measured")
-    parser.add_argument("--patience-s", type=float, default=60.0, help="how long a busy machine is waited for")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each load")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="longest wait for an idle machine")
     parser.add_argument("--out", type=Path, help="a file to which a JSON line for each server and figure is appended")
     parser.add_argument("--record", action="store_true", help="append the measurements to benchmarks/results")
     given = parser.parse_args()
-    # The servers are ended on SIGTERM as on Ctrl-C.
+    # SIGTERM ends the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(highlight=False, soft_wrap=True)
-    command = " ".join(["python -m benchmarks.peers.run", *sys.argv[1:]])
+    command = own_command()
     try:
-        contestants = chosen(given.only)
-        for contestant in contestants:
-            make_environment(contestant, console.print)
+        servers = select_servers(given.only)
+        for server in servers:
+            make_environment(server, console.print)
         for model in given.model or ONE_SHOT:
             values = compare(
                 model,
-                contestants,
+                servers,
                 repeat=given.repeat,
                 seconds=given.seconds,
                 patience_s=given.patience_s,
@@ -281,13 +284,13 @@ def main() -> None:
             )
             console.print(table_of(model, values))
             raw = raw_rate(HOME / "bundles" / model)
-            console.print(f"{model}: the network alone answers {raw:,.0f} rows/s in batches that fit the budget")
-            lines = [*lines_of(model, values, command), *ratios_of(model, values, raw, command)]
+            console.print(f"{model}: the network alone answers {raw:,.0f} rows/s in batches within the budget")
+            lines = [*measurements_of(model, values, command), *ratios_of(model, values, raw, command)]
             for line in lines:
                 if line.metric == "ratio":
                     console.print(f"{line.workload}: {line.median:.3f}")
                 if given.record:
-                    append(line, "server")
+                    record_result(line, "server")
             if given.out is not None:
                 with given.out.open("a") as sink:
                     sink.writelines(json.dumps(asdict(line)) + "\n" for line in lines)

@@ -1,9 +1,9 @@
-"""Record when requests really come: clients that draw on a page, one request in flight each, the latest picture next.
+"""Record the arrivals of clients that draw on a page, each with one request in flight and the latest picture next.
 
     python benchmarks/traces/record.py > benchmarks/traces/drawing.csv
 
-A server on loopback notes the arrivals. Each client draws strokes of a random length, sending a picture as soon as the
-last one is answered, and rests between them, as people do.
+A server on loopback records the arrivals. Each client draws strokes of a random length, sends a picture as soon as the
+last one is answered, and pauses between strokes.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from penstock import Application, Recipe, TensorSpec
 from penstock.models.mlp import MLP, Activation
-from penstock.train.recipe import ArraySet, Data, accuracy
+from penstock.train.recipe import ArraySet, Data, StepExecution, accuracy
 
 RATE = 0.1
 
@@ -57,7 +57,7 @@ recipe = Recipe(
     metrics={"accuracy": accuracy},
     batch_size=64,
     epochs=60,
-    threads=1,
+    execution=StepExecution(threads=1),
 )
 
 app = Application(

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from penstock.core.application import FoundApplication, find_application
 from penstock.models.mlp import ACTIVATIONS
-from penstock.train.loop import train
-from penstock.train.report import read_metrics
+from penstock.train.report.run_log import read_metrics
+from penstock.train.run import train
 
 HERE = Path(__file__).parent
 LOSSES = ("cross_entropy", "mean_square")

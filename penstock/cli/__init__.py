@@ -7,11 +7,11 @@ import typer
 from rich.console import Console
 
 from penstock import __version__
-from penstock.core.errors import OthersLost, PenstockError
+from penstock.core.errors import PeersLost, PenstockError
 
 EXIT_USER_ERROR = 2
-# Not at fault: who started the processes that train together looks for the one that is.
-EXIT_OTHERS_LOST = 3
+# The launcher of several training processes ignores this status and looks for the process that failed first.
+EXIT_PEERS_LOST = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -26,7 +26,7 @@ def build() -> typer.Typer:
     )
 
     @app.callback(invoke_without_command=True)
-    def penstock(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    def penstock(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
         if version:
             typer.echo(__version__)
             raise typer.Exit
@@ -42,7 +42,7 @@ def main() -> None:
         build()()
     except PenstockError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]penstock:[/] {_plain(str(error))}")
-        sys.exit(EXIT_OTHERS_LOST if isinstance(error, OthersLost) else EXIT_USER_ERROR)
+        sys.exit(EXIT_PEERS_LOST if isinstance(error, PeersLost) else EXIT_USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 

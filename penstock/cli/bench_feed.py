@@ -1,4 +1,4 @@
-"""`penstock bench feed`: how fast examples are read."""
+"""`penstock bench feed`: the rate of reading examples."""
 
 import os
 from pathlib import Path
@@ -11,18 +11,18 @@ from penstock.core.errors import BenchError
 
 def feed(
     source: Annotated[Path, typer.Argument(help="Shards, or a folder that holds a folder of pictures for each class.")],
-    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of the random parts.")] = "224x224",
+    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of the random crops.")] = "224x224",
     workers: Annotated[
         list[int] | None, typer.Option(help="Threads; may be given several times. 1 and all cores by default.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Examples of a batch.")] = 256,
-    batches: Annotated[int, typer.Option(help="Of a repetition.")] = 8,
+    batches: Annotated[int, typer.Option(help="Batches of a repetition.")] = 8,
     repeat: Annotated[int, typer.Option(help="Repetitions.")] = 3,
-    record: Annotated[bool, typer.Option(help="Append the measurements to benchmarks/results.")] = False,
+    record: Annotated[Path | None, typer.Option(help="Append the measurements to this file of JSON lines.")] = None,
 ) -> None:
-    """Measure how many examples a second this machine reads and decodes, by one thread and by several."""
-    from penstock.bench.feed import line_for, open_source, rates
-    from penstock.bench.results import append
+    """Measure the examples a second that this machine reads and decodes, with one thread and with several."""
+    from penstock.bench.measurement import append
+    from penstock.bench.read_rate import open_source, rates, read_measurement
 
     height, _, width = size.partition("x")
     if not (height.isdecimal() and width.isdecimal() and min(batch_size, batches, repeat, *(workers or [1])) > 0):
@@ -30,7 +30,7 @@ def feed(
     examples = open_source(source, (int(height), int(width)))
     for count in workers or sorted({1, len(os.sched_getaffinity(0))}):
         values = rates(examples, workers=count, batch_size=batch_size, batches=batches, repeat=repeat)
-        line = line_for(values, source, examples, count, batch_size)
+        line = read_measurement(values, source, examples, count, batch_size)
         typer.echo(f"{count} threads: {line.median:,.0f} examples/s ({line.p10:,.0f} to {line.p90:,.0f})")
-        if record:
-            append(line, "feed")
+        if record is not None:
+            append(line, record)

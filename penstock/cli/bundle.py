@@ -27,16 +27,16 @@ def register(app: typer.Typer) -> None:
 
 def bundle(
     application: Annotated[str, typer.Argument(metavar="APP", help="A name (digits), an import path, or your app.py.")],
-    weights: Annotated[Path, typer.Option(help="A safetensors file with the names of the network's state_dict.")],
+    weights: Annotated[Path, typer.Option(help="A safetensors file with the keys of the network's state_dict.")],
     to: Annotated[Path, typer.Option("--to", "--out", help="The bundle's folder; a bundle there is replaced.")],
     examples: Annotated[
-        Path | None, typer.Option(help="Raw inputs [N, ...] in an .npy or .npz file, to record golden examples from.")
+        Path | None, typer.Option(help="Raw inputs [N, ...] for golden examples, an .npy or .npz file.")
     ] = None,
     metrics: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A validation metric to record; may be repeated.")
     ] = None,
 ) -> None:
-    """Make a bundle of a network that was trained elsewhere."""
+    """Make a bundle of a network that was trained by another program."""
     from penstock.core.application import find_application
 
     measured = dict(map(_metric, metrics or []))
@@ -44,7 +44,7 @@ def bundle(
     found = find_application(application)
     inputs, origin = _examples(found, examples)
 
-    from penstock.runtime.bundle import Bundle
+    from penstock.runtime.bundle_writer import Bundle
     from penstock.runtime.load import load_weights, network_of
 
     network = network_of(found)
@@ -56,11 +56,11 @@ def bundle(
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, such as RUN/bundle.")],
-    app: Annotated[str | None, typer.Option(help="Where the application is now, if it moved.")] = None,
+    app: Annotated[str | None, typer.Option(help="The application, if it moved.")] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run the network on its golden examples.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Verify a bundle and show what is in it. Damage or another answer ends with status 2."""
+    """Verify a bundle and show its content. Damage or a different answer exits with status 2."""
     import json
 
     from penstock.core.bundle import read_bundle
@@ -78,7 +78,7 @@ def inspect(
         problem = error
         report["problem"] = str(error)
     except ApplicationError as error:
-        # Not the bundle's fault: it is whole, but its network cannot be made here.
+        # The bundle is intact, but its network cannot be made here.
         report["application"]["missing"] = str(error)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -121,10 +121,10 @@ def _refuse_pickle(weights: Path) -> None:
             head = source.read(9)
     except OSError as error:
         raise BundleError(f"{weights} cannot be read ({error.strerror}); give a safetensors file.") from None
-    # What torch.save leaves is a zip or a bare pickle; a safetensors file is a length in 8 bytes and then JSON.
+    # torch.save writes a zip or a bare pickle; a safetensors file is a length in 8 bytes and then JSON.
     if head.startswith((b"PK\x03\x04", b"\x80")) and head[8:] != b"{":
         raise BundleError(
-            f"{weights} is a pickle, which can run any code when it is read, so penstock never does; where you trust "
+            f"{weights} is a pickle, which can run any code when it is loaded, so penstock refuses it; if you trust "
             f"it, load it yourself and write its state_dict with safetensors.torch.save_file(state_dict, "
             f"'{weights.stem}.safetensors')."
         )
@@ -155,8 +155,8 @@ def _examples(found: "FoundApplication", file: Path | None) -> tuple[Any, str]:
         raise
     except Exception as error:
         raise ApplicationError(
-            f"the recipe of {found.application.name!r} does not give its data ({type(error).__name__}: {error}); "
-            f"give some raw inputs with --examples FILE.npy."
+            f"the recipe of {found.application.name!r} gives no data ({type(error).__name__}: {error}); "
+            f"give raw inputs with --examples FILE.npy."
         ) from error
 
 
@@ -184,7 +184,7 @@ def _random(found: "FoundApplication") -> Any:
 
     spec, prepare = found.application.input, found.application.prepare
     if prepare is not None:
-        from penstock.runtime.prepared import random_raws
+        from penstock.runtime.prepare_session import random_raws
 
         return random_raws(prepare.raw, RANDOM_RAWS)
     return random_numbers(spec.dtype, (RANDOM_EXAMPLES, *spec.shape), np.random.default_rng(EXAMPLES_SEED))
@@ -212,13 +212,13 @@ def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
 
     reference = app or files.manifest.reference
     if not reference:
-        raise ApplicationError("the bundle was made of an object and does not say where it is; name it with --app.")
+        raise ApplicationError("the bundle has no reference to its application; name it with --app.")
     return find_application(reference)
 
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
     from penstock.runtime.load import check_streamed, load_weights, network_of
-    from penstock.runtime.prepared import prepared_of
+    from penstock.runtime.prepare_session import prepared_of
     from penstock.runtime.torch_executor import TorchExecutor
 
     network = network_of(found)
@@ -242,7 +242,7 @@ def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     rows = {
         "content hash": manifest.content_hash,
-        "application": application["reference"] or "an object, in a notebook say",
+        "application": application["reference"] or "none (made of an object)",
         "its sources": _sources_in_words(files, application),
         **({} if manifest.raw is None else {"prepared of": _described(manifest.raw)}),
         "input": _described(manifest.input),
@@ -275,8 +275,8 @@ def _golden_in_words(report: dict[str, Any]) -> str:
     count = f"{golden['examples']:,}"
     if golden["difference"] is not None:
         allowed = f"{report['tolerance']:.3g} is allowed"
-        return f"{count}, all answered as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
-    return f"{count}, not answered as recorded" if "problem" in report else f"{count}, not run"
+        return f"{count}, all answers as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
+    return f"{count}, answers differ from the recorded ones" if "problem" in report else f"{count}, not run"
 
 
 def _described(spec: "TensorSpec | RawSpec") -> str:

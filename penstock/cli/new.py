@@ -1,4 +1,4 @@
-"""`penstock new`: the file of an application of one's own."""
+"""`penstock new`: write the file of a new application."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,29 +7,29 @@ import typer
 
 from penstock.core.errors import ApplicationError
 
-# Of pictures that cannot be read.
-NAMED = 5
+# Unreadable pictures that are listed.
+MAX_LISTED = 5
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    new = typer.Typer(help="Write the file of an application of your own.", no_args_is_help=True)
+    new = typer.Typer(help="Write the file of a new application.", no_args_is_help=True)
     new.command()(images)
     app.add_typer(new, name="new")
 
 
 def images(
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Where it goes; the application has its name.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="The file to write; it names the application.")],
     data: Annotated[Path, typer.Option(help="Pictures in class folders, an imagefolder, or WebDataset's tar files.")],
-    side: Annotated[int, typer.Option(help="Of the square that the network sees, in pixels.")] = 128,
+    side: Annotated[int, typer.Option(help="Side of the network's square input, in pixels.")] = 128,
     network: Annotated[str, typer.Option(help="mobile, small enough for phones, or resnet50.")] = "mobile",
 ) -> None:
     """Declare a classifier of the pictures in a folder; the labels are written into the file."""
     from penstock.apps.images.template import application_file
-    from penstock.train.pictures import find_pictures, labels_of, unreadable
+    from penstock.train.data.picture_layouts import find_pictures, labels_of, unreadable
 
     if file.suffix != ".py":
-        raise ApplicationError(f"{file} is to be a Python file; give it a name that ends in .py.")
+        raise ApplicationError(f"{file} is not a Python file; choose a name that ends in .py.")
     if not all(letter.isascii() and (letter.isalnum() or letter in "-_") for letter in file.stem):
         raise ApplicationError(f"{file} would name the application {file.stem!r}; use letters, digits, '-' and '_'.")
     if file.exists():
@@ -40,7 +40,7 @@ def images(
     pictures = find_pictures(data)
     typer.echo(f"{data} holds {len(pictures):,} pictures of {len(labels_of(pictures)):,} labels.")
     if broken := unreadable(pictures):
-        named = ", ".join(broken[:NAMED]) + (", ..." if len(broken) > NAMED else "")
+        named = ", ".join(broken[:MAX_LISTED]) + (", ..." if len(broken) > MAX_LISTED else "")
         typer.echo(
             f"{len(broken):,} of them cannot be read: {named}. Mend or remove them, or train with --bad-examples skip."
         )

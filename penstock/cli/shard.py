@@ -8,9 +8,9 @@ import typer
 from penstock.core.errors import BadExample, TrainError
 
 if TYPE_CHECKING:
-    from penstock.train.image_folder import ImageFolder
+    from penstock.train.data.image_folder import ImageFolder
 
-NAMED = 20
+MAX_LISTED = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -22,27 +22,29 @@ def shard(
     source: Annotated[
         Path | None, typer.Argument(metavar="[SOURCE]", help="A folder that holds a folder of pictures for each class.")
     ] = None,
-    out: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Where the shards go; not there yet.")] = None,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="Folder of the shards; it must not exist yet.")
+    ] = None,
     size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of the pictures, in pixels.")] = "256x256",
     grey: Annotated[bool, typer.Option("--grey", help="Grey pictures instead of colour.")] = False,
     app: Annotated[
-        str | None, typer.Option(metavar="APP", help="Decode as this application does, to its size, instead.")
+        str | None, typer.Option(metavar="APP", help="Decode with this application, to its input size, instead.")
     ] = None,
-    shard_mb: Annotated[int, typer.Option(help="Megabytes of a shard at most.")] = 512,
+    shard_mb: Annotated[int, typer.Option(help="Maximal size of a shard in megabytes.")] = 512,
     workers: Annotated[int | None, typer.Option(help="Threads that decode; all cores but one by default.")] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and name them.")
+        bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and list them.")
     ] = False,
     check: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Verify every byte of shards instead.")] = None,
 ) -> None:
-    """Decode a folder of pictures once, into shards that training reads without decoding."""
+    """Decode a folder of pictures into shards, which training reads without decoding."""
     if check is not None:
         if source is not None:
             raise TrainError("a check reads shards that are there; give --check FOLDER alone.")
         _check(check)
         return
     if source is None or out is None:
-        raise TrainError("say what to read and where to write: 'penstock shard SOURCE OUT', or '--check FOLDER'.")
+        raise TrainError("SOURCE or OUT is missing; give 'penstock shard SOURCE OUT', or '--check FOLDER'.")
     if shard_mb < 1 or (workers is not None and workers < 1):
         raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
     _write(_pictures(source, size, grey, app), out, shard_mb, workers, skip_bad)
@@ -51,7 +53,7 @@ def shard(
 def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFolder":
     from penstock.core.application import find_application
     from penstock.core.spec import TensorSpec
-    from penstock.train.image_folder import ImageFolder
+    from penstock.train.data.image_folder import ImageFolder
 
     if app is not None:
         application = find_application(app).application
@@ -67,7 +69,7 @@ def _write(pictures: "ImageFolder", out: Path, shard_mb: int, workers: int | Non
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from penstock.train.shard_writer import write_shards
+    from penstock.train.data.shard_writer import write_shards
 
     console = Console(soft_wrap=True, highlight=False)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -85,21 +87,21 @@ def _write(pictures: "ImageFolder", out: Path, shard_mb: int, workers: int | Non
             )
         except BadExample as error:
             raise TrainError(f"{error} Mend or remove it, or leave such out with --skip-bad.") from None
-    for error in left_out[:NAMED]:
+    for error in left_out[:MAX_LISTED]:
         console.print(f"Left out: {error}")
-    if len(left_out) > NAMED:
-        console.print(f"... and {len(left_out) - NAMED:,} more.")
+    if len(left_out) > MAX_LISTED:
+        console.print(f"... and {len(left_out) - MAX_LISTED:,} more.")
     count = len(pictures) - len(left_out)
     console.print(f"{count:,} examples of {len(pictures.classes):,} classes, {len(left_out):,} left out: {out}")
 
 
 def _check(folder: Path) -> None:
-    from penstock.train.shards import Shards
+    from penstock.train.data.shards import Shards
 
     shards = Shards(folder, verify=False)
     damaged = shards.verify()
     if damaged:
         raise TrainError(
-            f"{len(damaged):,} of {len(shards.index.shards):,} shards are damaged. {' '.join(damaged[:NAMED])}"
+            f"{len(damaged):,} of {len(shards.index.shards):,} shards are damaged. {' '.join(damaged[:MAX_LISTED])}"
         )
     typer.echo(f"{len(shards):,} examples in {len(shards.index.shards):,} shards are as they were written.")

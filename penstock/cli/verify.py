@@ -1,4 +1,4 @@
-"""`penstock verify`: one bundle in all its places, and the largest differences between them."""
+"""`penstock verify`: compare a bundle's backends."""
 
 import math
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ import typer
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
-    from penstock.verify.compare import Compared
+    from penstock.verify.compare import Comparison
 
 EXIT_DIFFERENT = 1
 TOLERANCE = 1e-5
@@ -24,34 +24,34 @@ def register(app: typer.Typer) -> None:
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, such as RUN/bundle.")],
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILES]...", help="Files, or folders of them, to ask as well.")
+        list[Path] | None, typer.Argument(metavar="[FILES]...", help="Further inputs: files or folders.")
     ] = None,
     pack: Annotated[Path | None, typer.Option(help="The bundle's pack.")] = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="A server of the bundle.")] = None,
-    app: Annotated[str | None, typer.Option(help="Where the application is now, if it moved.")] = None,
+    app: Annotated[str | None, typer.Option(help="The application, if it moved.")] = None,
     accept_changed_app: Annotated[
-        bool, typer.Option("--accept-changed-app", help="Take an application whose sources changed.")
+        bool, typer.Option("--accept-changed-app", help="Accept changed sources of the application.")
     ] = False,
     browser: Annotated[
         bool | None,
-        typer.Option("--browser/--no-browser", help="Ask the web app; by default where there is one and a browser."),
+        typer.Option("--browser/--no-browser", help="Run the web app; by default if possible."),
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="The largest difference; by default 1e-5 of the largest golden output, or 1e-5."),
+        typer.Option(min=0, help="Largest allowed difference; by default 1e-5, relative to golden outputs above 1."),
     ] = None,
 ) -> None:
-    """Ask training's code, a server, the Python engine and the web app the same, and show the largest differences.
+    """Run the training code, a server, the Python engine and the web app on the same inputs, and show the differences.
 
-    Ends with status 1 where a difference is above the tolerance or another answer is the likeliest.
+    Exits with status 1 if a difference exceeds the tolerance or another answer is the likeliest.
     """
+    from penstock.client.client import Client
     from penstock.core.pack import read_pack
     from penstock.runtime.load import load
-    from penstock.serve.client import Client
-    from penstock.verify.browser import Browser, why_no_browser
+    from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
+    from penstock.verify.browser import BrowserBackend, browser_obstacle
     from penstock.verify.compare import compare
-    from penstock.verify.examples import Example, examples_of, golden_examples
-    from penstock.verify.places import ASKED_S, Device, Place, Server, Training
+    from penstock.verify.verify_inputs import Example, examples_of, golden_examples
 
     if pack is None:
         raise PackError("name the bundle's pack with --pack DIR; 'penstock export BUNDLE --to DIR' writes one.")
@@ -66,43 +66,43 @@ def verify(
         else:
             typer.echo(f"left out: {example}", err=True)
     with ExitStack() as opened:
-        places: list[Place] = []
+        backends: list[Backend] = []
         if server is not None:
-            client = opened.enter_context(Client(server, timeout_s=ASKED_S))
-            places.append(Server(client, ready))
-        places.append(Device(ready))
-        without = why_no_browser(ready)
-        if browser and without:
-            raise PackError(f"the web app cannot be asked: {without}.")
-        if browser is not False and not without:
-            places.append(opened.enter_context(Browser(ready)))
+            client = opened.enter_context(Client(server, timeout_s=TIMEOUT_S))
+            backends.append(ServerBackend(client, ready))
+        backends.append(PackBackend(ready))
+        obstacle = browser_obstacle(ready)
+        if browser and obstacle:
+            raise PackError(f"the web app cannot be run: {obstacle}.")
+        if browser is not False and not obstacle:
+            backends.append(opened.enter_context(BrowserBackend(ready)))
         elif browser is None:
-            typer.echo(f"The web app is not asked: {without}.")
-        found = compare(Training(predictor), places, examples, labelled=bool(ready.outputs[0].labels))
+            typer.echo(f"The web app is not run: {obstacle}.")
+        found = compare(TrainingBackend(predictor), backends, examples, labelled=bool(ready.outputs[0].labels))
     if tolerance is None:
         tolerance = TOLERANCE * max(1.0, float(abs(ready.golden().outputs).max()))
     _show(found, tolerance)
-    if any(one.otherwise or not one.difference <= tolerance for one in found):
+    if any(one.disagreements or not one.difference <= tolerance for one in found):
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _show(found: "list[Compared]", tolerance: float) -> None:
+def _show(found: "list[Comparison]", tolerance: float) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
-        "place",
+        "backend",
         "examples",
         "largest difference",
-        "other answers",
+        "disagreements",
         "worst example",
-        title=f"Compared with training's code ({tolerance:.3g} is allowed)",
+        title=f"Comparison with the training code ({tolerance:.3g} is allowed)",
         title_justify="left",
     )
     for one in found:
         difference = "another answer" if one.difference == math.inf else f"{one.difference:.3g}"
-        above = not one.difference <= tolerance or one.otherwise
-        cells = (one.place, f"{one.examples:,}", difference, f"{one.otherwise:,}", one.worst)
+        above = not one.difference <= tolerance or one.disagreements
+        cells = (one.backend, f"{one.examples:,}", difference, f"{one.disagreements:,}", one.worst)
         table.add_row(*map(Text, cells), style="bold red" if above else None)
     Console().print(table)

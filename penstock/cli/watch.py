@@ -1,4 +1,4 @@
-"""`penstock watch`: a pack looks at a camera or listens to a microphone."""
+"""`penstock watch`: run a pack on a camera, a video, pictures, a microphone or a sound file."""
 
 import os
 import sys
@@ -13,17 +13,16 @@ from penstock.core.errors import PackError, SourceError
 
 if TYPE_CHECKING:
     from penstock.core.pack import Pack
-    from penstock.device.audio import Sound
-    from penstock.device.engine import Engine, LiveEngine
-    from penstock.device.frames import Source
-    from penstock.device.listen import Listen
-    from penstock.device.views import View
-    from penstock.device.watch import Watch
+    from penstock.device.device_run import DeviceRun
+    from penstock.device.source import DecodeFailures
+    from penstock.device.terminal_view import ResultView
 
 VIEWS = ("auto", "terminal", "lines", "none")
 ALSA_CONFIGURATION = Path("/usr/share/alsa/alsa.conf")
-# Of what is broken, so many are named.
-NAMED = 20
+# Items left out that are listed.
+MAX_LISTED = 20
+
+Sink = Callable[[Any], None]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,29 +39,29 @@ def watch(
         ),
     ] = "0",
     view: Annotated[
-        str, typer.Option(help="terminal, lines, none, or auto: terminal where there is one, and lines elsewhere.")
+        str, typer.Option(help="terminal, lines, none, or auto: terminal in a terminal, lines elsewhere.")
     ] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write what is seen as a video: .mp4, .mkv or .webm.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write an annotated video: .mp4, .mkv or .webm.")] = None,
     json_lines: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write a line of JSON for each answer; - for stdout.")
+        str | None, typer.Option("--json", metavar="FILE", help="Write one line of JSON per answer; - for stdout.")
     ] = None,
     every_frame: Annotated[
-        bool, typer.Option("--every-frame", help="Take all of a file, instead of playing it in real time.")
+        bool, typer.Option("--every-frame", help="Process all of a file, instead of playing it in real time.")
     ] = False,
     key: Annotated[
-        str | None, typer.Option(help="Who must have signed the pack: a public key in base64, or its PEM file.")
+        str | None, typer.Option(help="Required signer of the pack: a public key in base64, or its PEM file.")
     ] = None,
     precision: Annotated[str, typer.Option(help="fp32, or int8 where the pack has it.")] = "fp32",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the network.")] = 1,
-    size: Annotated[str | None, typer.Option(help="What a camera is asked for, 640x480.")] = None,
-    fps: Annotated[float | None, typer.Option(min=0.01, help="Frames a second that a camera is asked for.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so long.")] = None,
-    stall: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a frame after which a source is given up.")
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads for the network.")] = 1,
+    size: Annotated[str | None, typer.Option(help="Requested picture size of a camera, 640x480.")] = None,
+    fps: Annotated[float | None, typer.Option(min=0.01, help="Requested frames per second of a camera.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many seconds.")] = None,
+    stall_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Give a source up after so many seconds without a frame.")
     ] = 10.0,
 ) -> None:
-    """Look at a camera, a video or pictures with a pack, or listen to sound; a report comes at the end."""
-    from penstock.device.sources import is_sound
+    """Run a pack on a camera, a video, pictures or sound; a report is printed at the end."""
+    from penstock.device.sources import names_sound
 
     if view not in VIEWS:
         raise SourceError(f"--view is {view!r}; choose one of {', '.join(VIEWS)}.")
@@ -71,34 +70,55 @@ def watch(
     if json_lines == "-" and view in ("auto", "lines"):
         view = "none"
     ready = pack_of(pack, key)
-    if is_sound(source):
-        if out is not None:
-            raise SourceError(f"--out is {out}, a video; of sound, write --json FILE.")
-        engine, sound = _ears(ready, source, precision, threads)
-        # What another program writes waits in its pipe: nothing of it is let go.
-        real_time = not every_frame and source != "-"
-        _listen(engine, sound, view, json_lines, real_time=real_time, seconds=seconds, stall_s=stall)
-        return
-    from penstock.device.engine import Engine
-    from penstock.device.sources import source_of
+    with ExitStack() as stack:
+        sinks: list[Sink] = []
+        if names_sound(source):
+            if out is not None:
+                raise SourceError(f"--out is {out}, a video; for sound, write --json FILE.")
+            from penstock.device.captions import chunk_json, chunk_line
+            from penstock.device.listen import ListenRun
 
-    seeing = Engine(ready, precision=precision, threads=threads)
-    opened = source_of(source, size=size, rate=fps, stall_s=stall)
-    _look(seeing, opened, view, json_lines, out, every_frame=every_frame, seconds=seconds, stall_s=stall)
+            engine, sound = _open_sound(ready, source, precision, threads)
+            # The standard input is read at the pace of the program that writes it; nothing of it is dropped.
+            real_time = not every_frame and source != "-"
+            run = ListenRun(engine, sound, real_time=real_time, stall_timeout_s=stall_timeout_s)
+            unit, failures, to_json = "chunks", sound.failures, chunk_json
+            if view != "none":
+                sinks.append(lambda result: _print_line(chunk_line(result)))
+        else:
+            from penstock.device.captions import frame_json
+            from penstock.device.pack_engine import PackEngine
+            from penstock.device.sources import open_frames
+            from penstock.device.watch import WatchRun
+
+            classifier = PackEngine(ready, precision=precision, threads=threads)
+            frames = open_frames(source, size=size, rate=fps, read_timeout_s=stall_timeout_s)
+            run = WatchRun(classifier, frames, every_frame=every_frame, stall_timeout_s=stall_timeout_s)
+            unit, failures, to_json = "pictures" if frames.independent else "frames", frames.failures, frame_json
+            sinks.append(stack.enter_context(_view(view)).show)
+            if out is not None:
+                from penstock.device.annotate import VideoWriter
+
+                sinks.append(stack.enter_context(VideoWriter(out, frames.rate)).add)
+        if json_lines is not None:
+            sinks.append(stack.enter_context(_json_file(json_lines, to_json)))
+        stack.callback(_report, run, unit, failures)
+        stack.enter_context(run)
+        _pump(run, sinks, seconds)
 
 
 def _refuse_source(option: str, source: str, written: Path | None) -> None:
-    # Opened to be written, it would be empty before it is read.
-    watched = os.path.expanduser(source)
-    if written is not None and written.exists() and os.path.exists(watched) and written.samefile(watched):
+    # A source opened for writing would be emptied before it is read.
+    source = os.path.expanduser(source)
+    if written is not None and written.exists() and os.path.exists(source) and written.samefile(source):
         raise SourceError(f"{option} is {written}, the source itself; name another file.")
 
 
 def pack_of(folder: Path, key: str | None) -> "Pack":
-    """The pack in a folder, verified, and signed by the key if one is given.
+    """Read a pack, verified, and signed by the key if one is given.
 
     Raises:
-        PackError: It is none, is altered, or is not signed by the key.
+        PackError: It is no pack, is altered, or is not signed by the key.
     """
     from penstock.core.pack import read_pack
     from penstock.core.signature import read_public_key
@@ -106,139 +126,80 @@ def pack_of(folder: Path, key: str | None) -> "Pack":
     return read_pack(folder, None if key is None else read_public_key(key))
 
 
-def _look(
-    engine: "Engine",
-    source: "Source",
-    view: str,
-    json_lines: str | None,
-    out: Path | None,
-    *,
-    every_frame: bool,
-    seconds: float | None,
-    stall_s: float,
-) -> None:
-    from penstock.device.watch import Watch
-    from penstock.device.words import json_of
+def _open_sound(pack: "Pack", source: str, precision: str, threads: int) -> Any:
+    from penstock.core.live import is_sound
+    from penstock.device.pack_engine import LivePackEngine
+    from penstock.device.sound_source import open_sound
 
-    run = Watch(engine, source, every_frame=every_frame, stall_s=stall_s)
-    try:
-        with ExitStack() as stack:
-            sinks: list[Callable[[Any], None]] = [stack.enter_context(_view(view)).show]
-            if json_lines is not None:
-                sinks.append(stack.enter_context(_json_file(json_lines, json_of)))
-            if out is not None:
-                from penstock.device.annotate import VideoWriter
-
-                sinks.append(stack.enter_context(VideoWriter(out, source.rate)).add)
-            stack.enter_context(run)
-            _until_it_ends(run, sinks, seconds)
-    finally:
-        _end(run, "pictures" if source.apart else "frames", source.broken.named)
-
-
-def _ears(pack: "Pack", source: str, precision: str, threads: int) -> "tuple[LiveEngine, Sound]":
-    from penstock.device.audio import sound_of
-    from penstock.device.engine import LiveEngine
-    from penstock.device.listen import takes_sound
-
-    engine = LiveEngine(pack, precision=precision, threads=threads)
-    if ALSA_CONFIGURATION.exists():
-        # The ALSA that comes with PyAV looks for it where it was built.
-        os.environ.setdefault("ALSA_CONFIG_PATH", str(ALSA_CONFIGURATION))
-    if not takes_sound(engine):
+    engine = LivePackEngine(pack, precision=precision, threads=threads)
+    if not is_sound(pack.input):
         raise PackError(f"the pack {pack.name!r} takes {pack.input.describe()}, not 16-bit sound of one channel.")
-    return engine, sound_of(source, engine.live.rate_hz, engine.live.chunk)
+    if ALSA_CONFIGURATION.exists():
+        # PyAV's ALSA looks for its configuration where it was built.
+        os.environ.setdefault("ALSA_CONFIG_PATH", str(ALSA_CONFIGURATION))
+    return engine, open_sound(source, engine.live.rate_hz, engine.live.chunk)
 
 
-def _listen(
-    engine: "LiveEngine",
-    sound: "Sound",
-    view: str,
-    json_lines: str | None,
-    *,
-    real_time: bool,
-    seconds: float | None,
-    stall_s: float,
-) -> None:
-    from penstock.device.listen import Listen
-    from penstock.device.words import heard_json, heard_line
-
-    run = Listen(engine, sound, real_time=real_time, stall_s=stall_s)
-    try:
-        with ExitStack() as stack:
-            sinks: list[Callable[[Any], None]] = []
-            if view != "none":
-                sinks.append(lambda heard: _say_if(heard_line(heard)))
-            if json_lines is not None:
-                sinks.append(stack.enter_context(_json_file(json_lines, heard_json)))
-            stack.enter_context(run)
-            _until_it_ends(run, sinks, seconds)
-    finally:
-        _end(run, "chunks", [])
-
-
-def _until_it_ends(run: "Watch | Listen", sinks: list[Callable[[Any], None]], seconds: float | None) -> None:
+def _pump(run: "DeviceRun[Any, Any]", sinks: list[Sink], seconds: float | None) -> None:
     with suppress(KeyboardInterrupt):
-        for answer in run:
+        for result in run:
             for sink in sinks:
-                sink(answer)
+                sink(result)
             if seconds is not None and run.seconds >= seconds:
                 return
 
 
-def _view(name: str) -> "View":
+def _view(name: str) -> "ResultView":
     from rich.console import Console
 
-    from penstock.device.views import Lines, Silent, Terminal
+    from penstock.device.terminal_view import LineView, NoView, TerminalView
 
     console = Console()
     if name == "terminal" or (name == "auto" and console.is_terminal):
-        return Terminal(console)
-    return Silent() if name == "none" else Lines(typer.echo)
+        return TerminalView(console)
+    return NoView() if name == "none" else LineView(typer.echo)
 
 
-def _say_if(line: str) -> None:
+def _print_line(line: str) -> None:
     if line:
         typer.echo(line)
 
 
 @contextmanager
-def _json_file(name: str, line_of: Callable[[Any], str]) -> Generator[Callable[[Any], None]]:
+def _json_file(name: str, to_json: Callable[[Any], str]) -> Generator[Sink]:
     if name == "-":
-        yield lambda answer: typer.echo(line_of(answer))
+        yield lambda result: typer.echo(to_json(result))
         return
     try:
-        sink = Path(name).open("w", encoding="utf-8")  # noqa: SIM115
+        file = Path(name).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
     except OSError as error:
         raise SourceError(f"{name} cannot be written ({error.strerror}).") from None
 
-    def write(answer: Any) -> None:
+    def write(result: Any) -> None:
         try:
-            sink.write(line_of(answer) + "\n")
-            # Whoever follows the file sees each answer when it is there.
-            sink.flush()
+            file.write(to_json(result) + "\n")
         except OSError as error:
             raise SourceError(f"{name} cannot be written ({error.strerror}).") from None
 
     try:
         yield write
     finally:
-        # All that could be written is; what could not was told.
+        # A failed write was reported; closing would report it again.
         with suppress(OSError):
-            sink.close()
+            file.close()
 
 
-def _end(run: "Watch | Listen", unit: str, broken: list[str]) -> None:
+def _report(run: "DeviceRun[Any, Any]", unit: str, failures: "DecodeFailures") -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # Not among the answers, which may be JSON on stdout.
+    # On stderr, because the answers on stdout may be JSON.
     console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
-    for sentence in broken[:NAMED]:
+    for sentence in failures.sentences[:MAX_LISTED]:
         console.print(Text(f"Left out: {sentence}"))
-    if len(broken) > NAMED:
-        console.print(f"Left out: {len(broken) - NAMED:,} more.")
+    if failures.count > MAX_LISTED:
+        console.print(f"Left out: {failures.count - MAX_LISTED:,} more.")
     report = run.report()
     if report.answered == 0:
         return

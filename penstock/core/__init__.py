@@ -1,1 +1,1 @@
-"""What everything else stands on: specs, applications, bundles, errors. NumPy only, never torch."""
+"""Specs, applications, bundles, packs, errors: the base of every other package. NumPy only, never torch."""

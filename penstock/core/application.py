@@ -1,4 +1,4 @@
-"""What a user writes: one frozen record from which training, serving and carrying all start."""
+"""The application: one frozen record that training, serving and devices all start from."""
 
 import hashlib
 import importlib
@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.core.app_sources import check_loaded_modules, local_modules
 from penstock.core.errors import ApplicationError
 from penstock.core.live import WAV, Live, is_sound
-from penstock.core.prepare import Prepare
+from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
-from penstock.core.sources import modules_beside, refuse_strangers
 from penstock.core.spec import Array, TensorSpec
 
 Decode = Callable[[bytes, str], Array]
@@ -23,36 +23,35 @@ Reply = Callable[[Array], Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Application:
-    """A network and what it is for, declared once.
+    """A network with its inputs, outputs and training, declared once.
 
     `model` and `recipe` may be objects or import paths: `":Net"` (in the application's own module) or `"pkg.mod:Net"`.
     With paths, reading the application loads no torch.
 
     Args:
-        name: What it is called in URLs: letters, digits, `-` and `_`.
-        input: One chunk as `decode` gives it and the model takes it, raw: before any numeric preparation.
-        output: One chunk as the model gives it.
+        name: Its name in URLs: letters, digits, `-` and `_`.
+        input: One raw chunk, as `decode` returns it and the model takes it, before any numeric preparation.
+        output: One chunk of the model's output.
         model: Makes the `torch.nn.Module`, without arguments. Its `forward` takes a batch of raw inputs, shaped
-            `[B, *input.shape]`, and is what training calls; where it has `predict`, that is what is served and
-            recorded (logits, say, become probabilities there); otherwise `forward` is.
+            `[B, *input.shape]`, and training calls it. `predict`, if it has one, is served and recorded instead of
+            `forward`, for example to turn logits into probabilities.
         decode: Turns a request's body and content type into one raw array of `input`, or of `prepare.raw` where that is
-            declared. Bytes to numbers, nothing numeric beyond that. Raw bytes and JSON arrays of `input` need no
-            `decode`.
-        prepare: Where raw arrays vary in size (photos): makes one chunk of `input` from what `decode` gave. It is
+            declared. It only turns bytes into numbers. Raw bytes and JSON arrays of `input` need no `decode`.
+        prepare: For raw arrays of varying size (photos): makes one chunk of `input` of what `decode` returned. It is
             exported with the bundle, and the same graph runs everywhere.
-        recognition: What is said of a classifier's probabilities, and how that is steadied over a video; the labels are
+        recognition: Turns a classifier's probabilities into an answer, and smooths it over a video; its labels are
             those of `output`.
-        reply: Turns one output into what the client gets as JSON. By default the output as nested lists.
-        recipe: How it is trained: a `penstock.Recipe`, or a function that makes one.
+        reply: Turns one output into the JSON values of the response. By default the output as nested lists.
+        recipe: A `penstock.Recipe` to train it, or a function that makes one.
         accepts: The content types that `decode` reads, such as `("image/png",)`.
         max_body_bytes: A larger request body is refused with 413.
-        chunks: How many chunks of one client may wait in its slot; 1 for one-shot requests, and 2 at least for live
-            streams, of which a chunk comes while the last one is worked on.
-        live: Where the input is a chunk of a live signal; None for one-shot requests.
+        chunks: Chunks of one client that may wait in its slot; 1 for one-shot requests, at least 2 for live streams,
+            where a chunk arrives while the one before is computed.
+        live: For inputs that are chunks of a live signal; None for one-shot requests.
         description: One sentence for people.
 
     Raises:
-        ApplicationError: A name that cannot stand in a URL, or a field out of range.
+        ApplicationError: A name that is not valid in a URL, or a field out of range.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Application:
     description: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _stands_in_a_url(self.name):
+        if not isinstance(self.name, str) or not _is_url_safe(self.name):
             raise ApplicationError(f"Application has name {self.name!r}; use letters, digits, '-' and '_'.")
         self._check_fields()
         if self.max_body_bytes < self.input.nbytes:
@@ -111,8 +110,7 @@ class Application:
 
     def _check_fields(self) -> None:
         types = isinstance(self.accepts, tuple) and all(map(_is_content_type, self.accepts))
-        made = isinstance(self.model, str) or (callable(self.model) and not hasattr(self.model, "state_dict"))
-        made = made or isinstance(self.model, type)
+        made = is_factory(self.model)
         for name, good, fix in (
             ("input", isinstance(self.input, TensorSpec), "a TensorSpec"),
             ("output", isinstance(self.output, TensorSpec), "a TensorSpec"),
@@ -131,7 +129,7 @@ class Application:
                 raise ApplicationError(f"Application {self.name!r} has {name}={value}; it must be {fix}.")
 
 
-def _stands_in_a_url(name: str) -> bool:
+def _is_url_safe(name: str) -> bool:
     return name != "" and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
 
 
@@ -141,12 +139,12 @@ def _is_content_type(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundApplication:
-    """An application, where it was found, and what its sources were then.
+    """An application, the module that declares it, and the hashes of its sources when it was found.
 
     Args:
         application: The record.
-        module: The module that declares it, in which `":Net"` is looked up.
-        reference: What finds it again: `"digits"`, `"pkg.mod:attr"` or `"/path/app.py:attr"`.
+        module: The declaring module, in which `":Net"` is looked up.
+        reference: Finds it again: `"digits"`, `"pkg.mod:attr"` or `"/path/app.py:attr"`.
     """
 
     application: Application
@@ -164,8 +162,8 @@ class FoundApplication:
             prepare = self.application.prepare
             paths = (self.application.model, self.application.recipe, None if prepare is None else prepare.module)
             roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
-            modules = modules_beside(home, self.module.__package__ or "", roots)
-            # Now, not when it is asked for: what is edited during a long training was not what trained.
+            modules = local_modules(home, self.module.__package__ or "", roots)
+            # Hashed now, because a file edited during a long training is not the one that trained.
             for source in sorted({home, *modules.values()}):
                 if source.is_relative_to(home.parent):
                     sha256[source.relative_to(home.parent).as_posix()] = _digest(source)
@@ -173,8 +171,8 @@ class FoundApplication:
         object.__setattr__(self, "_sha256", sha256)
 
     def model(self) -> Any:
-        """A new network (a `torch.nn.Module`) with untrained weights."""
-        return self._made(self.application.model, "model")
+        """Make a network (a `torch.nn.Module`) with untrained weights."""
+        return self._make(self.application.model, "model")
 
     def recipe(self) -> Any:
         """The training recipe.
@@ -184,29 +182,29 @@ class FoundApplication:
         """
         if self.application.recipe is None:
             raise ApplicationError(f"Application {self.application.name!r} has no recipe; give it one to train it.")
-        return self._made(self.application.recipe, "recipe")
+        return self._make(self.application.recipe, "recipe")
 
     def prepare(self) -> Any:
-        """A new module (a `torch.nn.Module`) that makes one chunk of one raw array.
+        """Make the module (a `torch.nn.Module`) that turns one raw array into one chunk.
 
         Raises:
             ApplicationError: The application has none.
         """
         if self.application.prepare is None:
             raise ApplicationError(f"Application {self.application.name!r} has no prepare; its input is of one size.")
-        return self._made(self.application.prepare.module, "prepare")
+        return self._make(self.application.prepare.module, "prepare")
 
     def source_sha256(self) -> dict[str, str]:
-        """The SHA-256 of each source file, as it was when the application was found, by its path beside the first.
+        """The SHA-256 of each source file when the application was found, by its path relative to the declaring file.
 
         Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
         `model`, `recipe` or `prepare` name.
         """
         return dict(self._sha256)
 
-    def _made(self, value: Any, field: str) -> Any:
+    def _make(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
-            value = self._looked_up(value, field)
+            value = self._import(value, field)
         if not callable(value):
             return value
         try:
@@ -217,11 +215,11 @@ class FoundApplication:
                 f"arguments."
             ) from error
 
-    def _looked_up(self, path: str, field: str) -> Any:
+    def _import(self, path: str, field: str) -> Any:
         module_name, _, attribute = path.partition(":")
-        refuse_strangers(self._modules)
+        check_loaded_modules(self._modules)
         if "/" in self.reference:
-            _put_first(str(Path(self.reference).parent))
+            _prepend_path(str(Path(self.reference).parent))
         try:
             module = importlib.import_module(module_name) if module_name else self.module
             made = getattr(module, attribute)
@@ -230,7 +228,7 @@ class FoundApplication:
                 f"Application {self.application.name!r} has {field} {path!r}, which cannot be imported "
                 f"({_cause(error)}); write ':Name' for this file or 'package.module:Name'."
             ) from error
-        refuse_strangers(self._modules)
+        check_loaded_modules(self._modules)
         return made
 
 
@@ -239,11 +237,11 @@ def _digest(file: Path) -> str:
 
 
 def find_application(reference: str) -> FoundApplication:
-    """The application behind a name in penstock.apps, an import path, or a user's own file.
+    """Import an application by its name in penstock.apps, its import path, or its file.
 
     Args:
         reference: `"digits"`, `"package.module"`, `"package.module:attr"`, `"path/app.py"` or `"path/app.py:attr"`; the
-            attribute is `app` where it is left out.
+            attribute is `app` by default.
 
     Raises:
         ApplicationError: Nothing is there, it does not import, or it is not an `Application`.
@@ -298,7 +296,7 @@ def _module_from_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
-    # Named by its content too: a file that is edited and found again is another module, not the old one.
+    # Named by its content too, so that a file that was edited is a new module.
     source = file.read_bytes()
     digest = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
     name = f"penstock_user_{file.stem}_{digest[:12]}"
@@ -307,12 +305,12 @@ def _module_from_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
         raise ApplicationError(f"{file} is not a Python file; give the path of an app.py.")
-    refuse_strangers(modules_beside(file, "", ()))
+    check_loaded_modules(local_modules(file, "", ()))
     module = importlib.util.module_from_spec(spec)
-    _put_first(str(file.parent))
+    _prepend_path(str(file.parent))
     sys.modules[name] = module
     try:
-        # Not by the loader: what it compiled before it takes for the same where size and second of the edit are.
+        # Not by the loader, whose cache misses an edit within one second that keeps the size.
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))
     except Exception as error:
         del sys.modules[name]
@@ -322,8 +320,8 @@ def _module_from_file(file: Path) -> ModuleType:
     return module
 
 
-def _put_first(folder: str) -> None:
-    # As when Python runs a file: the modules beside it can be imported.
+def _prepend_path(folder: str) -> None:
+    # As when Python runs a file, its folder comes first.
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path.insert(0, folder)
@@ -334,7 +332,7 @@ def _cause(error: Exception) -> str:
 
 
 def describe(application: Application) -> dict[str, Any]:
-    """What a client may know of an application, as JSON values."""
+    """The public description of an application, as JSON values."""
     live = application.live
     return {
         "name": application.name,
@@ -343,18 +341,18 @@ def describe(application: Application) -> dict[str, Any]:
         "output": application.output.to_json(),
         "raw": None if application.prepare is None else application.prepare.raw.to_json(),
         "recognition": None if application.recognition is None else application.recognition.to_json(),
-        "accepts": _accepted(application),
+        "accepts": _accepted_types(application),
         "max_body_bytes": application.max_body_bytes,
-        "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(live, application.input)},
+        "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(application.input)},
     }
 
 
-def _accepted(application: Application) -> list[str]:
+def _accepted_types(application: Application) -> list[str]:
     raw = "application/octet-stream"
     if application.live is None:
         return [*application.accepts, "application/json", raw]
-    # Of a whole recording.
-    return [*WAV, raw] if is_sound(application.live, application.input) else [raw]
+    # For a whole recording.
+    return [*WAV, raw] if is_sound(application.input) else [raw]
 
 
 def reply_of(application: Application) -> Reply:

@@ -1,11 +1,11 @@
-"""The folder that training leaves and everything else takes: written whole or not at all, verified whenever it is read.
+"""The bundle: the folder that training writes and everything else reads, verified on every read.
 
-    manifest.json         what it is, and the SHA-256 of the other files and of itself
+    manifest.json         description, and the SHA-256 of the other files and of itself
     weights.safetensors   the network's parameters and buffers
     golden.safetensors    recorded `inputs` and `outputs`, and `raw.0`, `raw.1`, ... where inputs are prepared
-    prepare.onnx          what prepares them: the application's `prepare`, exported; only where it has one
+    prepare.onnx          the application's `prepare`, exported; only where it has one
 
-No pickle, no code. This module knows files and arrays; `penstock.runtime.bundle` adds the network.
+No pickle, no code. This module handles files and arrays; `penstock.runtime.bundle_writer` adds the network.
 """
 
 import hashlib
@@ -21,19 +21,20 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
-from penstock.core.durable import folder_beside, put_folder, sync_folder, write_through
+from penstock.core.atomic_write import replace_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
-from penstock.core.parts import reading, verify_part
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.verified_folder import FolderFiles
 
 SCHEMA_VERSION = 1
 WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
-_SEAL = "sha256"
+_FILES = FolderFiles(BundleCorrupt, "bundle")
+_SELF = "sha256"
 _KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} | dict.fromkeys(
     ("sources", "files", "metrics", "versions"), dict
 )
@@ -41,22 +42,22 @@ _KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a bundle says of itself.
+    """The description of a bundle.
 
     Args:
         name: The application's name.
-        reference: What finds the application again, see `find_application`; empty if it was made in a notebook.
+        reference: Finds the application again, see `find_application`; empty if it was made in a notebook.
         sources: The SHA-256 of each of the application's source files.
         input: One raw input chunk.
         output: One output chunk.
         files: The SHA-256 of each file beside the manifest.
         tolerance: The largest difference allowed on the golden examples.
         metrics: Validation metrics by name; in JSON, one that is NaN or infinite is null.
-        versions: The libraries that wrote it.
-        parameters: How many numbers the network learned.
-        rate_hz: Of a live signal, its frames a second; None for one-shot requests.
-        raw: One raw array of any size, of which an input is prepared; None where there is no such thing.
-        schema_version: The layout of this record.
+        versions: Versions of the libraries that wrote it.
+        parameters: Number of trained parameters.
+        rate_hz: Frames per second of a live signal; None for one-shot requests.
+        raw: The raw array that `prepare` takes; None without a `prepare`.
+        schema_version: Layout of this record.
     """
 
     name: str
@@ -75,21 +76,21 @@ class Manifest:
 
     @property
     def content_hash(self) -> str:
-        """Names the content: the same weights, examples, specs and sources give the same hash anywhere."""
+        """Hash of the content: the same weights, examples, specs and sources give the same hash anywhere."""
         content = {key: value for key, value in self.to_json().items() if key not in ("reference", "versions")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as plain JSON values."""
+        """The manifest as JSON values."""
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         fields = asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
         del fields["raw"]
-        # Left out where there is none, as it was before there were any.
+        # Left out if None, so that the hash is that of earlier bundles.
         return fields if self.raw is None else fields | {"raw": self.raw.to_json()}
 
     @classmethod
     def from_json(cls, fields: Any) -> Self:
-        """The manifest that `to_json` wrote.
+        """Read what `to_json` wrote.
 
         Raises:
             BundleCorrupt: Another schema version, or a field is missing or unknown.
@@ -119,11 +120,11 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleFiles:
-    """A bundle on disk whose files were all found to be the ones that its manifest names.
+    """A bundle on disk whose files were all verified against its manifest.
 
     Args:
-        folder: Where it is.
-        manifest: What it says of itself.
+        folder: The bundle's folder.
+        manifest: Its description.
         golden: Its recorded examples.
     """
 
@@ -133,19 +134,19 @@ class BundleFiles:
 
     @property
     def weights(self) -> Path:
-        """The file of weights, in safetensors."""
+        """The weights, in safetensors."""
         return self.folder / WEIGHTS
 
     @property
     def prepare(self) -> Path | None:
-        """The ONNX graph that makes an input of one raw array; None where the application has none."""
+        """The ONNX graph that makes an input of one raw array; None if the application has none."""
         return None if self.manifest.raw is None else self.folder / PREPARE
 
     def check_specs(self, application: Application) -> None:
-        """Refuse an application that declares other specs than the bundle was made with.
+        """Check that an application declares the specs that the bundle was made with.
 
         Raises:
-            BundleError: It does, which cannot be accepted.
+            BundleError: A spec differs.
         """
         manifest = self.manifest
         for side, now, then in (
@@ -172,18 +173,18 @@ class BundleFiles:
             )
 
     def changed_sources(self, found: FoundApplication) -> list[str]:
-        """The source files that were changed, added or taken away since the bundle was made."""
+        """Source files that were changed, added or removed since the bundle was made."""
         if not self.manifest.reference:
             return []
         now, then = found.source_sha256(), self.manifest.sources
         return sorted(file for file in now.keys() | then.keys() if now.get(file) != then.get(file))
 
     def check_sources(self, found: FoundApplication, *, accept_changed: bool = False) -> None:
-        """Refuse an application whose sources or specs are not those that the bundle was made with.
+        """Check that an application has the sources and specs that the bundle was made with.
 
         Raises:
             SourcesChanged: A source file differs and `accept_changed` is false.
-            BundleError: The specs differ, which cannot be accepted.
+            BundleError: A spec differs.
         """
         self.check_specs(found.application)
         changed = self.changed_sources(found)
@@ -197,7 +198,7 @@ class BundleFiles:
 def _prepared(raw: RawSpec | None) -> str:
     if raw is None:
         return "taken as they are"
-    return f"prepared of {raw.describe()} ({raw.meaning}), at most {list(raw.most)}"
+    return f"prepared of {raw.describe()} ({raw.meaning}), at most {list(raw.max_shape)}"
 
 
 def _rate(rate_hz: float | None) -> str:
@@ -205,7 +206,7 @@ def _rate(rate_hz: float | None) -> str:
 
 
 def read_bundle(folder: str | Path) -> BundleFiles:
-    """The bundle in a folder, every file of it verified.
+    """Read and verify the bundle in a folder.
 
     Raises:
         BundleError: There is no bundle.
@@ -221,7 +222,7 @@ def read_bundle(folder: str | Path) -> BundleFiles:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What the bundle in a folder says of itself, its other files not looked at.
+    """Read the manifest of the bundle in a folder; its other files are not verified.
 
     Raises:
         BundleError: There is no bundle.
@@ -239,20 +240,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_prepare(folder: Path, manifest: Manifest) -> bytes:
-    """The ONNX graph that makes an input of one raw array, verified.
+    """Read and verify the ONNX graph that makes an input of one raw array.
 
     Raises:
         BundleCorrupt: It is missing or altered.
     """
     _verify(folder / PREPARE, manifest)
-    return _read(folder / PREPARE)
+    return _FILES.read(folder / PREPARE)
 
 
-def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
-    """The application of a bundle: where it was when the bundle was written, or where `app` says.
+def bundle_application(files: BundleFiles, app: str | None = None) -> FoundApplication:
+    """Find the application of a bundle by the reference in its manifest, or by `app`.
 
     Raises:
-        BundleError: The bundle does not know, because it was made in a notebook.
+        BundleError: The manifest has no reference, because the application was made in a notebook.
         ApplicationError: It is not there.
     """
     reference = app or files.manifest.reference
@@ -269,38 +270,34 @@ def found_for(files: BundleFiles, app: str | None = None) -> FoundApplication:
 def write_bundle(
     folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden, prepare: bytes | None = None
 ) -> BundleFiles:
-    """Write a bundle beside its place and rename it there, so that nobody ever sees half of one.
+    """Write a bundle beside its place and rename it there, so that no reader sees half of one.
 
-    A bundle that is already there is exchanged for the new one in one step: at every instant, and after a crash or a
-    loss of power, either the old one or the new one is there whole. Only where the file system cannot exchange two
-    folders, a crash between two renames leaves none, and the old one beside in a hidden folder. Who is reading the old
-    one just then finds files of both, which is refused as damage, and has to open it again.
+    An existing bundle is exchanged for the new one in one step: at every instant, and after a crash or a loss of power,
+    one of the two is there whole. Only on a file system that cannot exchange two folders, a crash between two renames
+    leaves none, and the old one in a hidden folder beside it. A reader that has just opened the old one may find files
+    of both, which is refused as damage; it must open the bundle again.
 
     Args:
-        folder: Where it goes.
-        manifest: All but its `files`, which are filled in here.
-        weights: A safetensors file's bytes.
+        folder: The destination.
+        manifest: Without its `files`, which are filled in here.
+        weights: Bytes of a safetensors file.
         golden: The recorded examples.
-        prepare: The ONNX graph that makes an input of one raw array, where there is one.
+        prepare: The ONNX graph that makes an input of one raw array, if there is one.
 
     Raises:
         BundleError: The place is taken by something that is not a bundle, or cannot be written.
     """
-    # A link to a bundle stays; what it points to is replaced.
+    # A link to a bundle stays; its target is replaced.
     place = Path(os.path.realpath(folder))
     arrays = {"inputs": golden.inputs, "outputs": golden.outputs}
     arrays |= {f"raw.{index}": raw for index, raw in enumerate(golden.raws)}
     contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
-    contents[MANIFEST] = _sealed(fields)
+    contents[MANIFEST] = _with_hash(fields)
     try:
-        _refuse_taken(place)
-        with folder_beside(place) as beside:
+        with replace_folder(place, _refuse_taken) as beside:
             for name, data in contents.items():
                 write_through(beside / name, data)
-            sync_folder(beside)
-            put_folder(beside, place)
-            sync_folder(place.parent)
     except OSError as error:
         raise BundleError(
             f"{folder} cannot be written ({error.strerror or error}); mend that or choose another place."
@@ -313,7 +310,7 @@ def _refuse_taken(place: Path) -> None:
         return
     if not place.is_dir():
         raise BundleError(f"{place} is a file; choose another place for the bundle.")
-    # Nothing but what penstock wrote is ever deleted: other things have a manifest.json too.
+    # Only folders that penstock wrote are ever deleted; other programs write a manifest.json too.
     names = {entry.name for entry in place.iterdir()}
     foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN, PREPARE})
     if foreign:
@@ -322,46 +319,41 @@ def _refuse_taken(place: Path) -> None:
         raise BundleError(f"{place} holds only part of a bundle ({', '.join(sorted(names))}); choose another place.")
 
 
-def _dumped(fields: dict[str, Any]) -> bytes:
+def _with_hash(fields: dict[str, Any]) -> bytes:
+    return _to_bytes(fields | {_SELF: hashlib.sha256(_to_bytes(fields)).hexdigest()})
+
+
+def _to_bytes(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def _sealed(fields: dict[str, Any]) -> bytes:
-    return _dumped(fields | {_SEAL: hashlib.sha256(_dumped(fields)).hexdigest()})
-
-
 def _manifest(file: Path) -> Manifest:
-    data = _read(file)
+    data = _FILES.read(file)
     try:
         fields: Any = json.loads(data)
-        known: dict[str, Any] = {key: fields[key] for key in fields if key != _SEAL} if isinstance(fields, dict) else {}
+        known: dict[str, Any] = {key: fields[key] for key in fields if key != _SELF} if isinstance(fields, dict) else {}
         manifest = Manifest.from_json(known)
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{file} is not JSON ({error}); copy the bundle again.") from None
     try:
-        altered = _sealed(manifest.to_json()) != data
+        altered = _with_hash(manifest.to_json()) != data
     except (TypeError, ValueError, RecursionError):
         altered = True
     if altered:
-        raise BundleCorrupt(f"{file} is not the file that was written ({len(data):,} bytes); copy the bundle again.")
+        raise _FILES.altered(file, len(data))
     return manifest
-
-
-def _read(file: Path) -> bytes:
-    with reading(file, BundleCorrupt, "bundle"):
-        return file.read_bytes()
 
 
 def _verify(file: Path, manifest: Manifest) -> None:
     sha256 = manifest.files.get(file.name)
     if sha256 is None:
         raise BundleCorrupt(f"{file.parent / MANIFEST} does not name {file.name}; write the bundle again.")
-    verify_part(file, sha256, BundleCorrupt, "bundle")
+    _FILES.verify(file, sha256)
 
 
 def _golden(file: Path, manifest: Manifest) -> Golden:
     try:
-        arrays: dict[str, Array] = load_arrays(_read(file))
+        arrays: dict[str, Array] = load_arrays(_FILES.read(file))
         inputs, outputs = arrays["inputs"], arrays["outputs"]
         raws = tuple(arrays[f"raw.{index}"] for index in range(len(inputs) if manifest.raw is not None else 0))
         golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=raws)
@@ -371,7 +363,7 @@ def _golden(file: Path, manifest: Manifest) -> Golden:
     for spec, array in ((manifest.input, golden.inputs), (manifest.output, golden.outputs)):
         shape = array.shape[1:]
         if manifest.rate_hz is not None:
-            # Whole signals, of any length.
+            # Whole signals vary in length.
             shape = (*spec.shape[:1], *shape[1:])
         if array.dtype != spec.numpy_dtype or (array.shape[:1], shape) != (count, spec.shape) or not array.size:
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")

@@ -1,8 +1,10 @@
-"""Ready-made parts of a `decode`: request bytes to one raw array, in bounded memory and time."""
+"""Building blocks of a `decode`: turn request bytes into one raw array, in bounded memory and time."""
 
 import io
+import struct
 import threading
 import warnings
+import zlib
 from typing import Any, Literal, final
 
 import numpy as np
@@ -10,18 +12,15 @@ import numpy as np
 from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
 from penstock.core.spec import Array
 
-# Not all that Pillow reads: some of its formats start other programs.
+# Not every format of Pillow: some start other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # Encoders write about ten.
-MOST_SCANS = 100
+MAX_SCANS = 100
 
 
 @final
-class _Quiet:
-    """No warnings, while one thread or several are in it.
-
-    What each thread found and put back on its own would be another one's silence.
-    """
+class _WarningsOff:
+    """Suppress warnings while at least one thread is inside; the filters are shared by all threads of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,23 +42,28 @@ class _Quiet:
                 self._warnings.__exit__(None, None, None)
 
 
-_QUIET = _Quiet()
+_WARNINGS_OFF = _WarningsOff()
+# Raised by Pillow's decoders for damaged files; they have no common base.
+_PILLOW_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError),
+    *(SyntaxError, TypeError, ValueError, struct.error, zlib.error),
+)
 
 
 def decode_image(
     body: bytes, *, mode: Literal["L", "RGB", "RGBA"], size: tuple[int, int] | None = None, max_pixels: int = 1 << 22
 ) -> Array:
-    """The pixels of a picture as uint8: `[H, W]` for mode `"L"`, `[H, W, 3]` for `"RGB"` and `[H, W, 4]` for `"RGBA"`.
+    """Decode a picture to uint8: `[H, W]` for mode `"L"`, `[H, W, 3]` for `"RGB"` and `[H, W, 4]` for `"RGBA"`.
 
-    PNG, JPEG, WebP, GIF (its first frame) and BMP are read, turned as their orientation tag says, as a browser does.
-    The header is read first: a picture of too many pixels is refused before any of them is decoded.
+    PNG, JPEG, WebP, GIF (its first frame) and BMP are read, upright by their orientation tag, as in a browser. The
+    header is read first: a picture of too many pixels is refused before it is decoded.
 
     Args:
         body: The file's bytes.
-        mode: `"L"` for grey, `"RGB"` for colour; `"RGBA"` for colour and 255, as a browser has the pixels of a canvas
-            without transparency. Transparent parts become black, 16 bits become the upper 8.
-        size: The sensor's height and width in pixels; another size is averaged or interpolated to it.
-        max_pixels: The most pixels that are decoded.
+        mode: `"L"` for grey, `"RGB"` for colour; `"RGBA"` for colour and 255, as in a browser's opaque canvas.
+            Transparent parts become black, 16 bits become the upper 8.
+        size: Height and width in pixels to resize to, by averaging or interpolation.
+        max_pixels: Largest number of pixels that is decoded.
 
     Raises:
         InvalidInput: Not a picture, or one that is cut short.
@@ -68,13 +72,12 @@ def decode_image(
     """
     if mode not in ("L", "RGB", "RGBA"):
         raise ApplicationError(f"decode_image has mode {mode!r}; choose 'L', 'RGB' or 'RGBA'.")
-    # Pillow warns of many a harmless oddity; the server's log is not the place for what a client sends.
-    with _QUIET:
+    # Pillow warns of harmless oddities, which would let clients fill the server's log.
+    with _WARNINGS_OFF:
         image = _opened(body, max_pixels)
         try:
             return np.asarray(_resized(plain_pixels(image, mode), size), np.uint8)
-        except Exception as error:
-            # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
+        except _PILLOW_ERRORS as error:
             raise InvalidInput("The picture is cut short or damaged; send the whole file.") from error
 
 
@@ -87,11 +90,11 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         raise TooLarge(
             f"The picture has far too many pixels; at most {max_pixels:,} are taken. Scale it down."
         ) from None
-    except Exception as error:
+    except _PILLOW_ERRORS as error:
         raise InvalidInput("The body is not a picture that can be read; send a PNG or JPEG file's bytes.") from error
-    # A scan of a progressive JPEG takes a few bytes, and each goes over all of the picture.
-    if body.startswith(b"\xff\xd8") and (scans := body.count(b"\xff\xda")) > MOST_SCANS:
-        raise TooLarge(f"The picture has {scans:,} scans; at most {MOST_SCANS} are taken. Save it again.")
+    # A scan of a progressive JPEG takes a few bytes in the file and a pass over the whole picture to decode.
+    if body.startswith(b"\xff\xd8") and (scans := body.count(b"\xff\xda")) > MAX_SCANS:
+        raise TooLarge(f"The picture has {scans:,} scans; at most {MAX_SCANS} are taken. Save it again.")
     width, height = image.size
     if width * height > max_pixels:
         raise TooLarge(
@@ -101,16 +104,16 @@ def _opened(body: bytes, max_pixels: int) -> Any:
 
 
 def plain_pixels(image: Any, mode: str) -> Any:
-    """A Pillow image in a mode, upright, without transparency, 8 bits a channel; the one given may be changed."""
+    """Convert a Pillow image to a mode: upright, opaque, 8 bits per channel; the argument may be modified."""
     from PIL import Image, ImageOps
 
     if image.mode.startswith("I"):
-        # Pillow would cut 16-bit grey off at 255.
+        # Pillow clips 16-bit grey at 255.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     ImageOps.exif_transpose(image, in_place=True)
     if "A" in image.getbands() or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
-    # Pillow copies where nothing is to be done.
+    # Pillow copies even if the mode is the same.
     return image if image.mode == mode else image.convert(mode)
 
 

@@ -1,6 +1,6 @@
 """Every error that a user can cause or meet.
 
-PenstockError                 says what, the value received, and the fix
+PenstockError                 states what is wrong, the value received, and the fix
 ├── ApplicationError          an application is declared wrong, or cannot be found
 ├── BundleError               a bundle cannot be used
 │   ├── BundleCorrupt         a file is missing, cut short or altered
@@ -9,18 +9,18 @@ PenstockError                 says what, the value received, and the fix
 ├── PackError                 a pack cannot be made or used
 │   └── PackCorrupt           a file of it is missing, cut short or altered, or a signature is not of it
 ├── TrainError                a recipe, a run or a checkpoint is wrong
-│   ├── OthersLost            the processes that train with this one ended, or do not come
+│   ├── PeersLost             the other training processes ended, or did not start
 │   └── BadExample            an example is damaged or missing
 ├── BenchError                a measurement cannot be trusted, so it is not given
-├── SourceError               what a device should watch, hear or index cannot be read
+├── SourceError               a camera, microphone, video, sound or picture cannot be read
 ├── ServeError                the server cannot start
-│   ├── EngineLost            the engine ended before it was done; another one is started
-│   └── DeviceLost            the GPU failed; only another process can use it again
-├── ClientError               a client is set up wrong, or got no answer
-│   ├── Unreachable           no connection, or it broke before the answer was whole
-│   ├── TimedOut              no answer within the client's `timeout_s`
-│   └── NotUnderstood         the answer is not one of a Penstock server
-└── RequestError              a request gets no result; each knows its HTTP status
+│   ├── EngineLost            the engine process ended; another one is started
+│   └── DeviceLost            the GPU failed; only a new process can use it again
+├── ClientError               a client is configured wrong, or got no response
+│   ├── Unreachable           no connection, or it broke before the response was complete
+│   ├── TimedOut              no response within the client's `timeout_s`
+│   └── InvalidResponse       the response is not one of a Penstock server
+└── RequestError              a request gets no result; each has its HTTP status
     ├── InvalidInput          400
     ├── Unauthorized          401
     ├── Forbidden             403
@@ -31,14 +31,14 @@ PenstockError                 says what, the value received, and the fix
     ├── UnsupportedContent    415
     ├── WrongVersion          426
     ├── ComputeFailed         500  the application's own code failed on this request
-    ├── Overloaded            503  refused now; come back after `retry_after_s`
-    │   └── TooLate           503  admitted, but it could not be answered in time after all
+    ├── Overloaded            503  load shedding; retry after `retry_after_s`
+    │   └── TooLate           503  admitted, but the deadline passed
     └── DeadlineImpossible    504  the budget is shorter than the network's own time
 """
 
 
 class PenstockError(Exception):
-    """A mistake or a fault that is the reader's to mend: what is wrong, the value received, and the fix."""
+    """An error for the user: what is wrong, the value received, and the fix."""
 
 
 class ApplicationError(PenstockError):
@@ -66,15 +66,15 @@ class PackError(PenstockError):
 
 
 class PackCorrupt(PackError):
-    """A file of a pack is missing, cut short, altered or of another schema, or its signature is of something else."""
+    """A file of a pack is missing, cut short, altered or of another schema, or its signature does not match."""
 
 
 class TrainError(PenstockError):
     """A recipe, a run folder or a checkpoint is wrong."""
 
 
-class OthersLost(TrainError):
-    """The processes that train together with this one ended, or did not come in time."""
+class PeersLost(TrainError):
+    """The other training processes ended, or did not start in time."""
 
 
 class BadExample(TrainError):
@@ -82,8 +82,8 @@ class BadExample(TrainError):
 
     Args:
         message: What is wrong with it, in a sentence.
-        index: Which example of its set it is.
-        name: What it is counted by: the file that is damaged.
+        index: Index of the example in its set.
+        name: Name in reports: the damaged file.
     """
 
     def __init__(self, message: str, *, index: int, name: str) -> None:
@@ -97,7 +97,7 @@ class BenchError(PenstockError):
 
 
 class SourceError(PenstockError):
-    """A camera, microphone, video, sound, picture or folder of them that a device should read cannot be read."""
+    """A camera, microphone, video, sound, picture or folder of pictures cannot be read."""
 
 
 class ServeError(PenstockError):
@@ -105,43 +105,43 @@ class ServeError(PenstockError):
 
 
 class DeviceLost(ServeError):
-    """The GPU failed in the middle of its work, for good as far as this process goes."""
+    """The GPU failed; only a new process can use it again."""
 
 
 class EngineLost(ServeError):
-    """The engine's process ended before it had done what was asked; another one is started in its place."""
+    """The engine process ended before it answered; another one is started in its place."""
 
 
 class ClientError(PenstockError):
-    """A client is set up wrong, or got no answer."""
+    """A client is configured wrong, or got no response."""
 
 
 class Unreachable(ClientError):
-    """No connection to the server, or it broke before the answer was whole."""
+    """No connection to the server, or it broke before the response was complete."""
 
 
 class TimedOut(ClientError):
-    """No answer within the client's `timeout_s`."""
+    """No response within the client's `timeout_s`."""
 
 
-class NotUnderstood(ClientError):
-    """What answered is not a Penstock server, or serves another bundle than a moment ago."""
+class InvalidResponse(ClientError):
+    """The response is not one of a Penstock server, or the server now serves another bundle."""
 
 
 class RequestError(PenstockError):
-    """A request gets no result. `status` is the HTTP status that says so."""
+    """A request gets no result; `status` is its HTTP status."""
 
     status = 500
 
 
 class InvalidInput(RequestError):
-    """The request's content is not what the application takes."""
+    """The application does not accept the request's content."""
 
     status = 400
 
 
 class Unauthorized(RequestError):
-    """The request needs an API key and has none that is known."""
+    """The request has no valid API key."""
 
     status = 401
 
@@ -169,31 +169,31 @@ class WrongMethod(RequestError):
 
 
 class TooSlow(RequestError):
-    """The client began a request and fell silent."""
+    """The client began a request and did not complete it in time."""
 
     status = 408
 
 
 class TooLarge(RequestError):
-    """The request's head, body or picture is larger than what is taken."""
+    """The request's head, body or picture is too large."""
 
     status = 413
 
 
 class UnsupportedContent(RequestError):
-    """A content type or encoding that the application does not read."""
+    """The application does not read this content type or encoding."""
 
     status = 415
 
 
 class WrongVersion(RequestError):
-    """An upgrade to another version of WebSocket. `spoken` goes into the Sec-WebSocket-Version header."""
+    """An upgrade to an unsupported version of WebSocket. `supported` goes into the Sec-WebSocket-Version header."""
 
     status = 426
 
-    def __init__(self, message: str, spoken: str) -> None:
+    def __init__(self, message: str, supported: str) -> None:
         super().__init__(message)
-        self.spoken = spoken
+        self.supported = supported
 
 
 class ComputeFailed(RequestError):
@@ -203,7 +203,7 @@ class ComputeFailed(RequestError):
 
 
 class Overloaded(RequestError):
-    """Refused: the answer would come too late. `retry_after_s` says when to come back, in seconds."""
+    """Load shedding: the answer would be late. `retry_after_s` is the time until a retry, in seconds."""
 
     status = 503
 
@@ -213,10 +213,15 @@ class Overloaded(RequestError):
 
 
 class TooLate(Overloaded):
-    """Admitted, but the answer could not come in time after all."""
+    """The request was admitted, but its deadline passed."""
 
 
 class DeadlineImpossible(RequestError):
-    """The request's budget is shorter than the network's own time, so that no load is low enough."""
+    """The request's budget is shorter than the network's own time, whatever the load."""
 
     status = 504
+
+
+def one_line(error: BaseException, max_length: int = 300) -> str:
+    """The message of another library's error, short enough for a sentence."""
+    return " ".join(str(error).split())[:max_length].rstrip(".")

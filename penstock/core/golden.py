@@ -1,4 +1,4 @@
-"""Recorded inputs and outputs: how every place that runs a network shows that it gives the same answers."""
+"""Golden examples: recorded inputs and outputs, against which every executor is checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from penstock.core.spec import Array
 
 # N examples, then the shape of one chunk
 
-# Of the largest number that was prepared, how far another place's may be off; what is prepared is not rounded.
+# Relative to the largest prepared number.
 PREPARED_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Golden:
-    """Examples that were recorded when the bundle was written.
+    """Examples recorded when the bundle was written.
 
     Args:
         inputs: Raw inputs, `[N, *input.shape]`.
-        outputs: What the network answered, `[N, *output.shape]`.
-        tolerance: The largest absolute difference that still counts as the same answer.
-        raws: Where the application prepares its inputs, the N raw arrays of which `inputs` were made; else none.
+        outputs: The network's answers, `[N, *output.shape]`.
+        tolerance: Largest allowed absolute difference from `outputs`.
+        raws: The N raw arrays that `inputs` were prepared from; empty without a `prepare`.
     """
 
     inputs: Array
@@ -32,14 +32,14 @@ class Golden:
 
     @property
     def prepared_tolerance(self) -> float:
-        """The largest absolute difference of prepared inputs that still counts as the same."""
+        """Largest allowed absolute difference of prepared inputs."""
         return PREPARED_TOLERANCE * max(1.0, float(np.abs(self.inputs.astype(np.float64)).max(initial=0.0)))
 
     def check_prepared(self, prepare: Callable[[Array], Array]) -> float:
         """Prepare the raw arrays and return the largest absolute difference from `inputs`.
 
         Raises:
-            GoldenMismatch: It is too large, or a shape differs.
+            GoldenMismatch: It exceeds the tolerance, or a shape differs.
         """
         differences = [0.0]
         for raw, recorded in zip(self.raws, self.inputs, strict=True):
@@ -51,11 +51,12 @@ class Golden:
                 )
             differences.append(float(np.abs(prepared.astype(np.float64) - recorded.astype(np.float64)).max()))
         largest = float(np.max(differences))
-        # Not the other way round: NaN is above nothing.
+        # Written so that NaN fails.
         if not largest <= self.prepared_tolerance:
             raise GoldenMismatch(
-                f"what is prepared differs from what was recorded by {largest:.3g} where {self.prepared_tolerance:.3g} "
-                f"is allowed; the application or a library changed. Train again, or go back to those versions."
+                f"the prepared inputs differ from the recorded ones by {largest:.3g} where "
+                f"{self.prepared_tolerance:.3g} is allowed; the application or a library changed. Train again, or go "
+                f"back to those versions."
             )
         return largest
 
@@ -63,9 +64,9 @@ class Golden:
         """Run the examples through `predict` and return the largest absolute difference.
 
         Raises:
-            GoldenMismatch: It is above the tolerance, or the shape differs.
+            GoldenMismatch: It exceeds the tolerance, or the shape differs.
         """
-        # A copy: a network that works in place would otherwise change the examples themselves.
+        # A copy, because a network may modify its input in place.
         answers = predict(self.inputs.copy())
         if answers.shape != self.outputs.shape:
             raise GoldenMismatch(
@@ -74,9 +75,9 @@ class Golden:
             )
         if not np.isfinite(answers).all():
             raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
-        # Extended precision, in which 64-bit whole numbers are exact.
-        apart = np.abs(answers.astype(np.longdouble) - self.outputs.astype(np.longdouble))
-        difference = float(apart.max(initial=0.0))
+        # Extended precision represents 64-bit integers exactly.
+        errors = np.abs(answers.astype(np.longdouble) - self.outputs.astype(np.longdouble))
+        difference = float(errors.max(initial=0.0))
         if not difference <= self.tolerance:
             raise GoldenMismatch(
                 f"the network's answers differ from the recorded ones by {difference:.3g} where {self.tolerance:.3g} "

@@ -1,35 +1,36 @@
-"""What makes an application one of live streams: its input is a signal that comes a chunk at a time."""
+"""Live applications: the input is a signal that arrives in chunks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import ApplicationError
+from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 
 # U frames of an output
 
-# The content types by which a whole recording of sound comes.
+# Content types of a whole recording.
 WAV = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
 
-# `events(output_U, memory, last)`: what the client gets of one result, and what the next call is given as memory.
+# `events(output_U, memory, last)` returns the event for the client, and the memory for the next call.
 Events = Callable[[Array, Any, bool], tuple[Any, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
-    """Chunks of one client belong to one signal, and the network remembers what it heard.
+    """A signal in chunks, with network state from one chunk to the next.
 
-    The application's input is then a chunk of a signal with its frames first: a client may send chunks of 1 frame up to
-    `input.shape[0]`. Its output has the frames that one chunk gives at most first. Its model makes a
-    `penstock.nn.Streaming`, whose `forward` is what training calls and whose `step` is what is served.
+    The first dimension of the application's input is frames: a client may send chunks of 1 to `input.shape[0]` frames.
+    The first dimension of its output is the largest number of frames that one chunk gives. Its model makes a
+    `penstock.nn.Streaming`: training calls its `forward`, serving calls its `step`.
 
     Args:
-        rate_hz: Frames of the signal in a second of real time, the sample rate of sound.
-        events: Makes of the valid frames of an output `[U, ...]`, U from 0, what the client gets, as JSON values; None
-            for nothing. It is also given what its last call returned as memory (None at first; JSON values, so that a
-            stream can go on elsewhere) and whether the stream ends with this output. By default the output as nested
-            lists, and None where it has no frame.
+        rate_hz: Frames of the signal per second, the sample rate of sound.
+        events: Turns the valid frames of an output `[U, ...]`, U from 0, into the client's event, as JSON values; None
+            sends nothing. Its other arguments are the memory that its last call returned (None at first; JSON values,
+            so that a stream can move to another server) and whether the stream ends with this output. By default the
+            output as nested lists, and None for an output without frames.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -49,17 +50,17 @@ class Live:
             )
 
     def chunk_s(self, input: TensorSpec) -> float:
-        """Seconds of the signal in the longest chunk."""
+        """Length of the longest chunk in seconds."""
         return input.shape[0] / self.rate_hz
 
 
-def is_sound(live: Live, input: TensorSpec) -> bool:
-    """Whether the signal is one channel of 16-bit samples, so that it can be resampled and decoded as sound."""
+def is_sound(input: TensorSpec | RawSpec) -> bool:
+    """True for a signal of one channel of 16-bit samples, which can be decoded and resampled as sound."""
     return input.dtype == "int16" and len(input.shape) == 1
 
 
 def events_of(live: Live) -> Events:
-    """The `events` of a live application, or the default: the output as nested lists."""
+    """The application's `events`, or the default: the output as nested lists."""
     return live.events or _as_lists
 
 

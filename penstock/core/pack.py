@@ -1,21 +1,21 @@
-"""A bundle made ready for a device: a folder that is hosted as it is, and verified whenever it is read.
+"""The pack: a bundle exported for devices, a folder that is hosted as it is and verified on every read.
 
-    pack.json            what it is, the SHA-256 of every other file and of itself
-    model.onnx           the network with everything numeric before it, float32
-    model-int8.onnx      the same in 8 bits, where that was smaller and as good
+    pack.json            description, the SHA-256 of every other file and of itself
+    model.onnx           the network with its numeric preparation, float32
+    model-int8.onnx      the same in 8 bits, if that was smaller and as accurate
     golden.safetensors   recorded inputs and outputs
-    pack.sig             who made it, where it is signed
+    pack.sig             the signature, if the pack is signed
     web/                 the app that runs it in a browser
-    index/               what `penstock index` put beside it; not part of what is verified
+    index/               written by `penstock index`; not verified with the pack
 
-This module knows files and arrays; `penstock.export` makes packs and `penstock.device` runs them.
+This module handles files and arrays; `penstock.export` makes packs and `penstock.device` runs them.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
@@ -25,11 +25,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
-from penstock.core.parts import reading, verify_part
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
-from penstock.core.signature import key_in_words, signer
+from penstock.core.signature import key_text, verify_signature
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
+from penstock.core.verified_folder import FolderFiles
 
 SCHEMA_VERSION = 1
 DESCRIPTION = "pack.json"
@@ -40,8 +40,9 @@ MODEL_INT8 = "model-int8.onnx"
 INDEX = "index"
 WEB = "web"
 FP32, INT8 = "fp32", "int8"
-# The hash of pack.json is that of its bytes with zeros where the hash stands.
-_UNSEALED = "0" * 64
+_FILES = FolderFiles(PackCorrupt, "pack")
+# pack.json's own hash is computed over its bytes with these zeros in place of the hash.
+_NO_HASH = "0" * 64
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 Kind = Literal["oneshot", "live"]
@@ -49,14 +50,14 @@ Kind = Literal["oneshot", "live"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackState:
-    """One leaf of a stream's state: what goes into a step and what comes of it for the next one.
+    """One tensor of a stream's state: an input of a step, and the output that feeds the next step.
 
     Args:
         input: Its name among the graph's inputs.
-        output: Its name among the outputs.
+        output: Its name among the graph's outputs.
         dtype: A NumPy dtype name.
-        shape: With the batch of one first.
-        initial: What all of it is before a stream's first chunk.
+        shape: Including the batch dimension of one.
+        initial: Value of every element before a stream's first chunk.
     """
 
     input: str
@@ -68,15 +69,15 @@ class PackState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackLive:
-    """How a live signal goes through the graph.
+    """Inputs and outputs of a live graph.
 
     Args:
-        rate_hz: Frames of the signal in a second.
+        rate_hz: Frames of the signal per second.
         chunk: Frames of a chunk.
-        states: What is remembered from one chunk to the next.
-        length: The input that says how many frames of the chunk are valid, int64 `[1]`.
-        last: The input that says whether the stream ends with this chunk, bool `[1]`.
-        output_length: The output that says how many of its frames are valid, int64 `[1]`.
+        states: State from one chunk to the next.
+        length: Input for the number of valid frames of the chunk, int64 `[1]`.
+        last: Input for whether the stream ends with this chunk, bool `[1]`.
+        output_length: Output for the number of valid output frames, int64 `[1]`.
     """
 
     rate_hz: float
@@ -90,9 +91,27 @@ class PackLive:
         """The state of a stream before its first chunk, by the graph's inputs."""
         return {state.input: np.full(state.shape, state.initial, state.dtype) for state in self.states}
 
+    def feeds(self, input_name: str, chunk_T: Array, states: Mapping[str, Array], *, last: bool) -> dict[str, Array]:
+        """The graph's inputs for one step.
+
+        Args:
+            input_name: Name of the chunk's input.
+            chunk_T: Up to `chunk` frames; fewer are padded with zeros.
+            states: By the graph's inputs.
+            last: Whether the stream ends with this chunk.
+        """
+        padded_T = np.zeros((self.chunk, *chunk_T.shape[1:]), chunk_T.dtype)
+        padded_T[: len(chunk_T)] = chunk_T
+        length, ends = np.array([len(chunk_T)], np.int64), np.array([last])
+        return {input_name: padded_T[None], self.length: length, self.last: ends, **states}
+
+    def next_states(self, outputs: Sequence[Array]) -> dict[str, Array]:
+        """The states for the next step, from the graph's outputs behind the first two."""
+        return dict(zip((state.input for state in self.states), outputs, strict=True))
+
     @classmethod
     def from_json(cls, fields: Any) -> Self:
-        """What `dataclasses.asdict` made of it.
+        """Read what `dataclasses.asdict` made.
 
         Raises:
             KeyError, TypeError: A field is missing or unknown.
@@ -108,10 +127,9 @@ class PackModel:
 
     Args:
         file: Its name in the pack.
-        ms: Milliseconds for one input on one thread of the machine that exported it.
-        agreement: The share of golden answers whose likeliest entry is the bundle's; None where the output has no
-            labels.
-        accuracy: The share of validation examples that it answers rightly; None where there were none to ask.
+        ms: Milliseconds for one input on one thread of the exporting machine.
+        agreement: Share of golden answers with the bundle's likeliest entry; None if the output has no labels.
+        accuracy: Share of validation examples answered correctly; None without validation examples.
     """
 
     file: str
@@ -125,9 +143,9 @@ class PackGolden:
     """Recorded inputs and outputs.
 
     Args:
-        inputs: One array each, as it goes into the graph but without a batch dimension; of a live signal whole signals.
-        outputs: What the bundle answered, `[N, ...]`.
-        tolerance: The largest absolute difference that still counts as the same answer.
+        inputs: The graph's inputs without a batch dimension, one array each; for a live pack, whole signals.
+        outputs: The bundle's answers, `[N, ...]`.
+        tolerance: Largest allowed absolute difference from `outputs`.
     """
 
     inputs: tuple[Array, ...]
@@ -137,25 +155,25 @@ class PackGolden:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """A pack whose every file was found to be the one that was written.
+    """A pack whose files were all verified.
 
     Args:
-        folder: Where it is.
+        folder: The pack's folder.
         name: The application's name.
         description: One sentence for people.
-        licence: Under which it may be used; empty if nobody said.
-        made: By which versions, of which bundle (its content hash) and when.
+        licence: Licence of the network; empty if not stated.
+        made: Versions of the packages that made it, the content hash of its bundle, and the time.
         kind: `"oneshot"`, or `"live"` for streams.
-        input: What goes into the graph: any size where a dimension is None, and then without a batch dimension.
-        input_name: Of the graph's input.
-        outputs: What comes of it, each without its batch dimension: the answer first, the embedding where there is one.
-        recognition: How the answer becomes a label, None where it does not.
-        live: Of streams, how they go through the graph.
-        tolerance: The largest difference allowed on the golden examples.
-        golden_count: How many there are.
-        models: The graphs by precision, `"fp32"` and maybe `"int8"`.
-        files: The SHA-256 and the size in bytes of each file, by its path in the folder.
-        signed_by: The public key, 32 bytes, that signed it; None where it is not signed.
+        input: The graph's input; a dimension of any size is None, and then there is no batch dimension.
+        input_name: Name of the graph's input.
+        outputs: The graph's outputs without batch dimension: the answer, then the embedding if there is one.
+        recognition: Turns the answer into a label; None if the application has none.
+        live: Inputs and outputs of a live graph; None for one-shot packs.
+        tolerance: Largest difference allowed on the golden examples.
+        golden_count: Number of golden examples.
+        models: Graphs by precision, `"fp32"` and maybe `"int8"`.
+        files: SHA-256 and size in bytes of each file, by its path in the folder.
+        signed_by: The public key, 32 bytes, that signed it; None if it is not signed.
     """
 
     folder: Path
@@ -177,28 +195,28 @@ class Pack:
 
     @property
     def varies(self) -> bool:
-        """Whether inputs of several sizes are taken."""
+        """True if the input has a dimension of any size."""
         return None in self.input.shape
 
     def model(self, precision: str = FP32) -> Path:
         """The file of the graph in a precision.
 
         Raises:
-            PackError: The pack has none of it.
+            PackError: The pack does not have it.
         """
         if precision not in self.models:
             raise PackError(f"the pack {self.folder} has no {precision} model; it has {', '.join(self.models)}.")
         return self.folder / self.models[precision].file
 
     def golden(self) -> PackGolden:
-        """Its recorded examples.
+        """Read the recorded examples.
 
         Raises:
-            PackCorrupt: They are not those of this pack.
+            PackCorrupt: They do not match this pack.
         """
         file = self.folder / GOLDEN
         try:
-            arrays: dict[str, Array] = load_arrays(_read(file))
+            arrays: dict[str, Array] = load_arrays(_FILES.read(file))
             names = [f"raw.{index}" for index in range(self.golden_count)] if self.varies else []
             inputs = tuple(arrays[name] for name in names) if names else tuple(arrays["inputs"])
             golden = PackGolden(inputs=inputs, outputs=arrays["outputs"], tolerance=self.tolerance)
@@ -209,7 +227,7 @@ class Pack:
         return golden
 
     def to_json(self) -> dict[str, Any]:
-        """What stands in pack.json, its own hash left out."""
+        """The content of pack.json without its own hash."""
         live = None if self.live is None else asdict(self.live)
         models = {name: _without_none(asdict(model)) for name, model in self.models.items()}
         return {
@@ -230,7 +248,7 @@ class Pack:
 
     @classmethod
     def from_json(cls, folder: Path, fields: Any) -> Self:
-        """The pack that `to_json` wrote.
+        """Read what `to_json` wrote.
 
         Raises:
             PackCorrupt: Another schema version, or a field is missing or of another type.
@@ -271,56 +289,62 @@ class Pack:
         return pack
 
 
+def chunks_of(signal_T: Array, chunk: int) -> Iterator[tuple[Array, bool]]:
+    """The chunks of a signal and whether each is the last; one of no frames for a signal of none."""
+    for start in range(0, max(len(signal_T), 1), chunk):
+        yield signal_T[start : start + chunk], start + chunk >= len(signal_T)
+
+
 def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
-    """The pack in a folder, every file of it verified, and its signature where it has one.
+    """Read a pack and verify its files and its signature.
 
     Args:
-        folder: Where it is.
-        key: The public key, 32 bytes, of who must have signed it; see `core.signature.read_public_key`. Without one, a
-            signature that is there is verified, and none is asked for.
+        folder: The pack's folder.
+        key: The public key, 32 bytes, of the required signer, see `core.signature.read_public_key`. Without one, a
+            signature is verified if there is one, but not required.
 
     Raises:
         PackError: There is no pack, or it is not signed by the key.
-        PackCorrupt: A file is missing or altered, a signature is not of these files, or the schema is another.
+        PackCorrupt: A file is missing or altered, the signature does not match, or the schema is another.
     """
     folder = Path(folder)
     if not os.path.isfile(folder / DESCRIPTION):
         raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --to DIR' writes one.")
-    data = _read(folder / DESCRIPTION)
+    data = _FILES.read(folder / DESCRIPTION)
     signed_by = _signed_by(folder, data, key)
-    fields = _unsealed(folder / DESCRIPTION, data)
+    fields = _parse(folder / DESCRIPTION, data)
     pack = Pack.from_json(folder, fields)
     for path, (sha256, size) in pack.files.items():
-        verify_part(folder / path, sha256, PackCorrupt, "pack", size)
+        _FILES.verify(folder / path, sha256, size)
     object.__setattr__(pack, "signed_by", signed_by)
     return pack
 
 
-def sealed(pack: Pack) -> bytes:
+def pack_json(pack: Pack) -> bytes:
     """The bytes of pack.json."""
-    unsealed = _dumped(pack.to_json() | {"sha256": _UNSEALED})
-    return _dumped(pack.to_json() | {"sha256": hashlib.sha256(unsealed).hexdigest()})
+    without_hash = _to_bytes(pack.to_json() | {"sha256": _NO_HASH})
+    return _to_bytes(pack.to_json() | {"sha256": hashlib.sha256(without_hash).hexdigest()})
 
 
 def digest(data: bytes) -> tuple[str, int]:
-    """What pack.json says of a file's content."""
+    """SHA-256 and size of a file's content, as in pack.json."""
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
-def _dumped(fields: Mapping[str, Any]) -> bytes:
+def _to_bytes(fields: Mapping[str, Any]) -> bytes:
     return (json.dumps(fields, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
-def _unsealed(file: Path, data: bytes) -> Any:
+def _parse(file: Path, data: bytes) -> Any:
     try:
         fields: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise PackCorrupt(f"{file} is not JSON ({error}); copy the pack again.") from None
-    seal = fields.get("sha256") if isinstance(fields, dict) else None
-    if not isinstance(seal, str) or not _SHA256.fullmatch(seal):
-        raise PackCorrupt(f"{file} does not say its own SHA-256; copy the pack again.")
-    if hashlib.sha256(data.replace(seal.encode(), _UNSEALED.encode())).hexdigest() != seal:
-        raise PackCorrupt(f"{file} is not the file that was written ({len(data):,} bytes); copy the pack again.")
+    sha256 = fields.get("sha256") if isinstance(fields, dict) else None
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise PackCorrupt(f"{file} does not state its own SHA-256; copy the pack again.")
+    if hashlib.sha256(data.replace(sha256.encode(), _NO_HASH.encode())).hexdigest() != sha256:
+        raise _FILES.altered(file, len(data))
     return fields
 
 
@@ -329,20 +353,15 @@ def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:
     if not file.exists():
         if key is not None:
             raise PackError(
-                f"{folder} is not signed, and was to be by {key_in_words(key)}; get the pack from who made it."
+                f"{folder} is not signed, but must be signed by {key_text(key)}; get the pack from its maker."
             )
         return None
-    public = signer(data, _read(file), str(file))
+    public = verify_signature(data, _FILES.read(file), str(file))
     if key is not None and public != key:
         raise PackError(
-            f"{folder} is signed by {key_in_words(public)}, not by {key_in_words(key)}; get the pack from who made it."
+            f"{folder} is signed by {key_text(public)}, not by {key_text(key)}; get the pack from its maker."
         )
     return public
-
-
-def _read(file: Path) -> bytes:
-    with reading(file, PackCorrupt, "pack"):
-        return file.read_bytes()
 
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
@@ -350,7 +369,7 @@ def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(pack: Pack) -> None:
-    """Raise ValueError or TypeError unless the fields go together."""
+    """Raise ValueError or TypeError unless the fields are consistent."""
     words = (pack.name, pack.description, pack.licence, pack.input_name, *pack.made.keys(), *pack.made.values())
     if not all(isinstance(word, str) for word in words):
         raise TypeError("a field is of another type")
@@ -385,4 +404,4 @@ def _check_live(live: PackLive) -> None:
         or live.chunk < 1
         or not live.rate_hz > 0
     ):
-        raise ValueError("live is not what a stream needs")
+        raise ValueError("a field of live is missing or out of range")

@@ -1,6 +1,6 @@
-"""What is said of a classifier's probabilities: the general class first, then the kind within it, or "unsure".
+"""Turn a classifier's probabilities into an answer: a group, a label within the group, or "unsure".
 
-The offline web app says the same by the same arithmetic in JavaScript; `tests/data/recognition.json` holds both to it.
+`device/web/recognition.js` computes the same; `tests/data/recognition.json` tests both.
 """
 
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ TOP = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recognition:
-    """How a classifier's probabilities become an answer, and how answers are steadied over a video's frames.
+    """Labels, groups and thresholds of a classifier's answers, for single inputs and for frames of a video.
 
     Args:
-        labels: Names of the kinds, one for each probability.
-        groups: `groups[i]` is the general class of `labels[i]`; where left out, each kind is a class of its own.
-        unsure_below: A class with a smaller probability is not named, nor a kind with a smaller share of its class's.
-        half_life_s: After so many seconds what was seen counts half.
-        enter: The smoothed probability from which another class is shown.
-        leave: The smoothed probability down to which the class that is shown stays.
+        labels: One name for each probability.
+        groups: `groups[i]` is the general class of `labels[i]`; by default each label is a group of its own.
+        unsure_below: A group with a smaller probability is not named, nor a label with a smaller share of its group.
+        half_life_s: Time after which a video frame counts half.
+        enter: Smoothed probability from which another group is shown.
+        leave: Smoothed probability down to which the shown group stays.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -38,7 +38,7 @@ class Recognition:
     half_life_s: float = 0.3
     enter: float = 0.6
     leave: float = 0.4
-    _names_G: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    group_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _group_L: Array = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,34 +58,35 @@ class Recognition:
                 )
         if self.leave > self.enter:
             raise ApplicationError(
-                f"Recognition has leave={self.leave} above enter={self.enter}; what is shown would flicker."
+                f"Recognition has leave={self.leave} above enter={self.enter}; the shown group would flicker."
             )
         if not _is_number(self.half_life_s) or not 0 < self.half_life_s < float("inf"):
             raise ApplicationError(
                 f"Recognition has half_life_s={self.half_life_s!r}; it must be a number of seconds above 0."
             )
         names = tuple(dict.fromkeys(self.group_of))
-        object.__setattr__(self, "_names_G", names)
+        object.__setattr__(self, "group_names", names)
         object.__setattr__(self, "_group_L", np.array([names.index(name) for name in self.group_of]))
 
     @property
     def group_of(self) -> tuple[str, ...]:
-        """The general class of each label: the label itself where there are none."""
+        """The group of each label."""
         return self.labels if self.groups is None else self.groups
 
-    def answer(self, probabilities: Array) -> dict[str, Any]:
-        """What is said of probabilities.
+    def group_sums(self, probability_L: Array) -> Array:
+        """The summed probability of each group, float64 `[G]`, in the order of `group_names`."""
+        # bincount adds from the first to the last, as JavaScript does.
+        return np.bincount(self._group_L, probability_L)
 
-        The class with the largest summed probability comes first, then the likeliest kind within it; of equals, the
-        first.
+    def answer(self, probabilities: Array) -> dict[str, Any]:
+        """Name the group with the largest summed probability, and the likeliest label within it; of equals, the first.
 
         Args:
             probabilities: `[labels]`, of any float dtype.
 
         Returns:
-            `group` and `label`, either None where it is unsure; `probability` of the likeliest kind and
-            `group_probability` of its class, whether or not they are named; `unsure`, whether not even the class is;
-            and `top`, up to 5 pairs of label and probability.
+            `group` and `label`, either None if unsure; `probability` of the likeliest label and `group_probability` of
+            its group, named or not; `unsure`: whether no group is named; `top`: up to 5 pairs of label and probability.
 
         Raises:
             InvalidInput: There is not one number for each label, or one is not finite.
@@ -96,25 +97,34 @@ class Recognition:
                 f"probabilities have shape {list(probability_L.shape)}; give one finite number for each of the "
                 f"{len(self.labels):,} labels."
             )
-        # Summed from the first to the last, as JavaScript does.
-        group_G = np.bincount(self._group_L, probability_L)
-        group = int(group_G.argmax())
-        kind = int(np.where(self._group_L == group, probability_L, -np.inf).argmax())
-        group_probability, probability = float(group_G[group]), float(probability_L[kind])
-        sure = group_probability >= self.unsure_below
+        sums_G = self.group_sums(probability_L)
+        group = int(sums_G.argmax())
+        return self.answer_with_group(probability_L, sums_G, group, sure=bool(sums_G[group] >= self.unsure_below))
+
+    def answer_with_group(self, probability_L: Array, sums_G: Array, group: int, *, sure: bool) -> dict[str, Any]:
+        """The fields of `answer` for a group that is already chosen.
+
+        Args:
+            probability_L: Of each label, float64.
+            sums_G: From `group_sums`.
+            group: Index of the group.
+            sure: Whether the group is named.
+        """
+        index = int(np.where(self._group_L == group, probability_L, -np.inf).argmax())
+        probability, group_probability = float(probability_L[index]), float(sums_G[group])
         named = sure and probability >= self.unsure_below * group_probability
         top = np.argsort(-probability_L, kind="stable")[:TOP]
         return {
-            "label": self.labels[kind] if named else None,
-            "group": self._names_G[group] if sure else None,
+            "label": self.labels[index] if named else None,
+            "group": self.group_names[group] if sure else None,
             "probability": probability,
             "group_probability": group_probability,
             "unsure": not sure,
-            "top": [[self.labels[index], float(probability_L[index])] for index in top],
+            "top": [[self.labels[at], float(probability_L[at])] for at in top],
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON values, with a class for every label."""
+        """The record as JSON values, with a group for every label."""
         return {
             "labels": list(self.labels),
             "groups": list(self.group_of),
@@ -126,7 +136,7 @@ class Recognition:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """The record that `to_json` wrote.
+        """Read what `to_json` wrote.
 
         Raises:
             BundleCorrupt: A field is missing, unknown or wrong.
@@ -135,7 +145,7 @@ class Recognition:
             tuples: dict[str, Any] = {key: tuple(fields[key]) for key in ("labels", "groups")}
             return cls(**(fields | tuples))
         except (ApplicationError, KeyError, TypeError) as error:
-            raise BundleCorrupt(f"what is said of probabilities is not readable ({error}); write it again.") from None
+            raise BundleCorrupt(f"a recognition is not readable ({error}); write it again.") from None
 
 
 def _are_names(value: object) -> bool:

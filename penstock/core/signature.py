@@ -1,4 +1,4 @@
-"""Who made a pack: an Ed25519 signature (RFC 8032) over the bytes of its `pack.json`, which names every other file."""
+"""Ed25519 signatures (RFC 8032) of packs, over the bytes of `pack.json`, which has the hash of every other file."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ KEY_BYTES = 32
 
 
 def new_key(file: Path) -> bytes:
-    """Write a new private key as PEM, readable by its owner alone, and its public half beside it.
+    """Write a new private key as PEM, readable only by its owner, and the public key beside it.
 
     Args:
         file: Where the private key goes, `KEY.pem`; the public one goes to `KEY.pub.pem`.
@@ -23,7 +23,7 @@ def new_key(file: Path) -> bytes:
         The public key, 32 bytes.
 
     Raises:
-        PackError: One of the files is there already, or cannot be written.
+        PackError: One of the files exists, or cannot be written.
     """
     ed25519, serialization = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()
@@ -44,15 +44,15 @@ def new_key(file: Path) -> bytes:
 
 
 def public_file(file: Path) -> Path:
-    """Where the public half of a private key is written."""
+    """The file of the public key that belongs to a private key's file."""
     return file.with_suffix(f".pub{file.suffix}")
 
 
 def sign(data: bytes, file: Path) -> bytes:
-    """The content of `pack.sig` for some bytes.
+    """Sign bytes and return the content of `pack.sig`.
 
     Args:
-        data: What is signed.
+        data: The bytes to sign.
         file: The private key, PEM.
 
     Raises:
@@ -63,9 +63,9 @@ def sign(data: bytes, file: Path) -> bytes:
     try:
         key: Any = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as error:
-        raise _no_key(file, "private", str(error)) from None
+        raise _not_a_key(file, "private", str(error)) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise _no_key(file, "private", "it is of another kind")
+        raise _not_a_key(file, "private", "it is of another kind")
     fields = {
         "algorithm": ALGORITHM,
         "public_key": base64.b64encode(_raw(key.public_key())).decode(),
@@ -74,16 +74,16 @@ def sign(data: bytes, file: Path) -> bytes:
     return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
 
-def signer(data: bytes, signature: bytes, name: str) -> bytes:
-    """The public key, 32 bytes, that made a signature of some bytes.
+def verify_signature(data: bytes, signature: bytes, name: str) -> bytes:
+    """Verify a signature and return the public key, 32 bytes, that made it.
 
     Args:
-        data: What was signed.
+        data: The signed bytes.
         signature: The content of `pack.sig`.
-        name: What it is called in messages.
+        name: Name of the signature in messages.
 
     Raises:
-        PackCorrupt: The signature is not of these bytes, or not readable.
+        PackCorrupt: The signature does not match these bytes, or is not readable.
         PackError: The package that verifies signatures is not installed.
     """
     ed25519, _ = _cryptography()
@@ -109,7 +109,7 @@ def signer(data: bytes, signature: bytes, name: str) -> bytes:
 
 
 def read_public_key(text: str) -> bytes:
-    """A public key, 32 bytes, from its base64 or from a PEM file.
+    """Read a public key, 32 bytes, from its base64 or from a PEM file.
 
     Raises:
         PackError: It is neither.
@@ -125,16 +125,16 @@ def read_public_key(text: str) -> bytes:
     pem = _read(file)
     try:
         if b"PRIVATE" in pem:
-            raise _no_key(file, "public", f"it is a private key, of which {public_file(file).name} is the public half")
+            raise _not_a_key(file, "public", f"it is a private key; its public key is in {public_file(file).name}")
         key: Any = serialization.load_pem_public_key(pem)
     except (ValueError, TypeError) as error:
-        raise _no_key(file, "public", str(error)) from None
+        raise _not_a_key(file, "public", str(error)) from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise _no_key(file, "public", "it is of another kind")
+        raise _not_a_key(file, "public", "it is of another kind")
     return _raw(key)
 
 
-def key_in_words(public: bytes) -> str:
+def key_text(public: bytes) -> str:
     """A public key as base64."""
     return base64.b64encode(public).decode()
 
@@ -152,14 +152,14 @@ def _read(file: Path) -> bytes:
         ) from None
 
 
-def _no_key(file: Path, half: str, cause: str) -> PackError:
+def _not_a_key(file: Path, half: str, cause: str) -> PackError:
     return PackError(
         f"{file} is not an Ed25519 {half} key in PEM ({cause}); make one with 'penstock export --new-key KEY.pem'."
     )
 
 
 def _cryptography() -> tuple[Any, Any]:
-    # Only where something is signed or a signature is there: a pack without one needs no more than NumPy.
+    # Imported only for signed packs, so that others need no more than NumPy.
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

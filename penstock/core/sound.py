@@ -1,6 +1,6 @@
-"""Sound as clients send it made into 16-bit samples at an application's rate, a piece at a time.
+"""Decode a client's sound piece by piece into 16-bit samples at the application's rate.
 
-However the bytes are cut into pieces, the samples are the same. What a resampler holds back comes at the end.
+The samples do not depend on how the bytes are split into pieces. Samples held back by the resampler follow at the end.
 """
 
 import math
@@ -18,14 +18,14 @@ from penstock.core.errors import InvalidInput, TooLarge
 Samples = npt.NDArray[np.int16]
 
 ENCODINGS = ("pcm_s16le", "pcm_f32le", "mulaw", "wav", "raw")
-# What microphones and telephones give; beyond it, a rate is a mistake.
-LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 384_000
-# soxr's low quality: its filters already keep aliases below 16 bits, and its blocks are the shortest.
+# The range of microphones and telephones.
+MIN_RATE_HZ, MAX_RATE_HZ = 1_000, 384_000
+# soxr's low quality keeps aliases below 16 bits, and has the shortest blocks.
 QUALITY = "LQ"
 _FULL_SCALE = 32_768.0
-# Of a WAV, before its samples: some writers put pictures there.
-MOST_HEADER_BYTES = 1 << 16
-_UNTOLD = (0, 0xFFFFFFFF)  # sizes of a WAV whose writer did not know its end
+# Before a WAV's samples; some writers put pictures there.
+MAX_HEADER_BYTES = 1 << 16
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # written by programs that stream a WAV
 
 
 def _mulaw_table() -> Samples:
@@ -39,13 +39,13 @@ def _mulaw_table() -> Samples:
 _MULAW = _mulaw_table()
 
 
-class Decoder(ABC):
-    """Makes samples of one client's bytes.
+class SoundDecoder(ABC):
+    """Decode one client's sound.
 
     Attributes:
-        rate_hz: Of what comes in; None while a header has not said.
-        frames_in: Frames that came in.
-        blocks: Whether frames come out in other portions than they came in.
+        rate_hz: Rate of the incoming sound; None until a header is read.
+        frames_in: Frames received.
+        blocks: Whether frames are returned in other portions than they were received.
     """
 
     rate_hz: float | None
@@ -54,55 +54,57 @@ class Decoder(ABC):
 
     @abstractmethod
     def feed(self, piece: bytes | memoryview) -> Samples:
-        """The samples that the next piece gives.
+        """Decode the next piece.
 
         Raises:
-            InvalidInput: It is not of the encoding.
-            TooLarge: It is longer than a piece may be.
+            InvalidInput: It does not match the encoding.
+            TooLarge: The piece is too long.
         """
 
     @abstractmethod
     def flush(self, *, cut_short: bool = False) -> Samples:
-        """What was held back.
+        """End the signal and return the samples held back.
 
         Args:
-            cut_short: Whether the signal may end within a frame, which is dropped.
+            cut_short: Drop an incomplete last frame instead of raising.
 
         Raises:
             InvalidInput: The signal ends within a frame.
         """
 
 
-def decoder_of(encoding: str, rate_hz: float | None, target_hz: float, most_s: float = math.inf) -> Decoder:
-    """What decodes a client's sound.
+def sound_decoder(
+    encoding: str, rate_hz: float | None, target_hz: float, max_piece_s: float = math.inf
+) -> SoundDecoder:
+    """Make a decoder for a client's sound.
 
     Args:
         encoding: One of `ENCODINGS`.
-        rate_hz: Of the client's sound; None for the application's, or what a WAV says.
+        rate_hz: Rate of the client's sound; by default the application's, or that of the WAV's header.
         target_hz: The application's rate.
-        most_s: Seconds of the sound that one piece may hold.
+        max_piece_s: Longest piece in seconds of sound.
 
     Raises:
-        InvalidInput: A rate that no sound has.
+        InvalidInput: The rate is out of range.
     """
     if encoding == "wav":
-        return _Wav(rate_hz, target_hz, most_s)
-    return _Plain(encoding, rate_hz or target_hz, target_hz, most_s)
+        return _WavDecoder(rate_hz, target_hz, max_piece_s)
+    return _PcmDecoder(encoding, rate_hz or target_hz, target_hz, max_piece_s)
 
 
 def frame_bytes_of(encoding: str) -> int:
-    """Bytes of one sample; of a WAV, as many as the widest has."""
+    """Bytes of one sample; for a WAV, of the widest format."""
     return {"mulaw": 1, "pcm_s16le": 2, "raw": 2, "pcm_f32le": 4, "wav": 8}[encoding]
 
 
 @final
-class _Plain(Decoder):
-    def __init__(self, encoding: str, rate_hz: float, target_hz: float, most_s: float, channels: int = 1) -> None:
+class _PcmDecoder(SoundDecoder):
+    def __init__(self, encoding: str, rate_hz: float, target_hz: float, max_piece_s: float, channels: int = 1) -> None:
         self.rate_hz = rate_hz
         self.frames_in = 0
         self._encoding = encoding
         self._channels = channels
-        self._most_frames = math.ceil(rate_hz * most_s) if math.isfinite(most_s) else math.inf
+        self._max_frames = math.ceil(rate_hz * max_piece_s) if math.isfinite(max_piece_s) else math.inf
         self._frame_bytes = frame_bytes_of(encoding) * channels
         self._resampler = None if rate_hz == target_hz else resampler(rate_hz, target_hz)
         self.blocks = self._resampler is not None
@@ -113,8 +115,8 @@ class _Plain(Decoder):
                 f"A message has {len(piece):,} bytes of samples; {self._encoding} takes {self._frame_bytes} a frame."
             )
         frames = len(piece) // self._frame_bytes
-        if frames > self._most_frames:
-            raise TooLarge(f"A message has {frames:,} frames; at most {self._most_frames:,} are taken.")
+        if frames > self._max_frames:
+            raise TooLarge(f"A message has {frames:,} frames; at most {self._max_frames:,} are taken.")
         self.frames_in += frames
         if self._encoding == "pcm_f32le":
             sound_T = np.frombuffer(piece, "<f4")
@@ -141,21 +143,21 @@ class _Plain(Decoder):
 
 
 @final
-class _Wav(Decoder):
-    """A RIFF file, whose header says what the samples are; it may be cut anywhere."""
+class _WavDecoder(SoundDecoder):
+    """A RIFF file with its header, split anywhere."""
 
-    def __init__(self, rate_hz: float | None, target_hz: float, most_s: float) -> None:
+    def __init__(self, rate_hz: float | None, target_hz: float, max_piece_s: float) -> None:
         self.rate_hz = rate_hz
         self.blocks = False
         self._target_hz = target_hz
-        self._most_s = most_s
+        self._max_piece_s = max_piece_s
         self._head = bytearray()
         self._at = 12  # where the header's next chunk begins
         self._form: bytes | None = None
-        self._rest = b""  # of a frame that was cut
+        self._rest = b""  # an incomplete frame
         self._left = 0
         self._frame_bytes = 0
-        self._inner: _Plain | None = None
+        self._inner: _PcmDecoder | None = None
 
     @property
     def frames_in(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -186,9 +188,9 @@ class _Wav(Decoder):
         return self._inner.flush()
 
     def _begin(self) -> int | None:
-        """Where the samples begin, once the whole header is there."""
+        """Offset of the samples, once the header is complete."""
         head = self._head
-        # Garbage is refused by its first bytes, not when there are enough of them.
+        # Garbage is refused by its first bytes, before a whole header has arrived.
         if not b"RIFF".startswith(bytes(head[:4])) or not b"WAVE".startswith(bytes(head[8:12])):
             raise InvalidInput("The stream is no WAV; it does not begin with RIFF and WAVE.")
         while len(head) >= self._at + 8:
@@ -196,10 +198,10 @@ class _Wav(Decoder):
             name, size = bytes(head[at : at + 4]), int.from_bytes(head[at + 4 : at + 8], "little")
             if name == b"data":
                 self._inner = self._of_format()
-                self._left = 1 << 62 if size in _UNTOLD else size
+                self._left = 1 << 62 if size in _UNKNOWN_SIZES else size
                 return at + 8
-            if at + 8 + size > MOST_HEADER_BYTES:
-                raise InvalidInput(f"The WAV has no samples within its first {MOST_HEADER_BYTES:,} bytes.")
+            if at + 8 + size > MAX_HEADER_BYTES:
+                raise InvalidInput(f"The WAV has no samples within its first {MAX_HEADER_BYTES:,} bytes.")
             if len(head) < at + 8 + size:
                 return None
             if name == b"fmt ":
@@ -207,7 +209,7 @@ class _Wav(Decoder):
             self._at += 8 + size + size % 2
         return None
 
-    def _of_format(self) -> _Plain:
+    def _of_format(self) -> _PcmDecoder:
         form = self._form
         if form is None:
             raise InvalidInput("The WAV has no 'fmt ' chunk before its samples.")
@@ -222,22 +224,22 @@ class _Wav(Decoder):
         if channels not in (1, 2):
             raise InvalidInput(f"The WAV has {channels} channels; send 1 or 2.")
         if self.rate_hz not in (None, rate_hz):
-            raise InvalidInput(f"The WAV has {rate_hz:,} Hz, the start said {self.rate_hz:g}; leave rate_hz out.")
-        inner = _Plain(encoding, rate_hz, self._target_hz, self._most_s, channels)
+            raise InvalidInput(f"The WAV has {rate_hz:,} Hz, the start message {self.rate_hz:g}; leave rate_hz out.")
+        inner = _PcmDecoder(encoding, rate_hz, self._target_hz, self._max_piece_s, channels)
         self.rate_hz, self.blocks = rate_hz, inner.blocks
         self._frame_bytes = frame_bytes_of(encoding) * channels
         return inner
 
 
 def resampler(rate_hz: float, target_hz: float) -> Any:
-    """soxr's, from one rate to another.
+    """Make a soxr resampler.
 
     Raises:
-        InvalidInput: A rate that no sound has.
+        InvalidInput: The rate is out of range.
     """
-    if not (math.isfinite(rate_hz) and LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ):
-        raise InvalidInput(f"rate_hz is {rate_hz:g}; it must be from {LEAST_RATE_HZ:,} to {MOST_RATE_HZ:,}.")
-    # Only by who needs it.
+    if not (math.isfinite(rate_hz) and MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ):
+        raise InvalidInput(f"rate_hz is {rate_hz:g}; it must be from {MIN_RATE_HZ:,} to {MAX_RATE_HZ:,}.")
+    # Imported only where it is needed.
     import soxr
 
     return soxr.ResampleStream(rate_hz, target_hz, 1, dtype="float32", quality=QUALITY)

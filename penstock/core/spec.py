@@ -1,4 +1,4 @@
-"""What one chunk looks like: the one declaration that decoding, the slot table, protocols and training all read."""
+"""TensorSpec: the dtype and shape of one chunk, read by decoding, the slot table, protocols and training."""
 
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -12,8 +12,7 @@ from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
 
 Array = npt.NDArray[Any]
 
-# Random whole numbers of many bits are below this: they are names of things more often than measurements, and few
-# vocabularies are smaller.
+# Random integers of more than 16 bits stay below this, because they are often indices into a vocabulary.
 RANDOM_WHOLE_BELOW = 128
 
 _NUMBERS = {bool, int, float}
@@ -43,7 +42,7 @@ class TensorSpec:
     Args:
         dtype: A NumPy dtype name, one of bool, (u)int8..64, float16..64.
         shape: The fixed shape of one chunk, such as `(28, 28)` for height and width.
-        meaning: What the numbers are, in words: `"grey image, 0 is black"`.
+        meaning: Meaning of the numbers, in words: `"grey image, 0 is black"`.
         units: The unit of one number: `"0..255"`, `"probability"`, `"int16 PCM at 16 kHz"`.
         labels: Names for the entries of the last dimension, for a classifier's classes.
         name: The tensor's name in the Open Inference Protocol.
@@ -102,12 +101,12 @@ class TensorSpec:
 
     @property
     def takes_nan(self) -> bool:
-        """Whether the dtype can hold NaN or infinity at all, so that a check is due."""
+        """True for float dtypes, which must be checked for NaN and infinity."""
         return self.dtype.startswith("float")
 
     @property
     def takes_any_bytes(self) -> bool:
-        """Whether raw bytes of the right count are always a chunk; a float can be NaN, and a bool is 0 or 1."""
+        """True if raw bytes of the right count are always valid; floats can be NaN, and bools must be 0 or 1."""
         return self.numpy_dtype.kind in "iu"
 
     def describe(self) -> str:
@@ -115,7 +114,7 @@ class TensorSpec:
         return f"{self.dtype}{list(self.shape)}"
 
     def check(self, array: Array) -> Array:
-        """The array itself if it is one chunk of this spec.
+        """Return the array if it is one chunk of this spec.
 
         Raises:
             InvalidInput: Not an array, another dtype or shape, or a float that is NaN or infinite.
@@ -135,7 +134,7 @@ class TensorSpec:
             raise InvalidInput(f"{self.name} holds NaN or infinity; every number must be finite.")
 
     def check_raw(self, frames: bytes | memoryview) -> None:
-        """Look at some frames of a chunk as raw little-endian bytes, of which there are whole numbers.
+        """Check some whole frames of a chunk, given as raw little-endian bytes.
 
         Raises:
             InvalidInput: A float that is NaN or infinite, or a bool that is neither 0 nor 1.
@@ -146,7 +145,7 @@ class TensorSpec:
         self.check_finite(array)
 
     def from_bytes(self, body: bytes | memoryview) -> Array:
-        """One chunk from its raw little-endian bytes.
+        """Make one chunk from its raw little-endian bytes.
 
         Raises:
             InvalidInput: The wrong count of bytes, a float that is NaN or infinite, or a bool that is neither 0 nor 1.
@@ -160,7 +159,7 @@ class TensorSpec:
         return np.frombuffer(body, self.numpy_dtype).reshape(self.shape)
 
     def from_numbers(self, numbers: object) -> Array:
-        """One chunk from nested lists of numbers, as JSON gives them.
+        """Make one chunk from nested lists of numbers, as in JSON.
 
         Raises:
             InvalidInput: Not numbers, ragged, another shape, out of the dtype's range, or fractions for whole numbers.
@@ -168,7 +167,7 @@ class TensorSpec:
         return self._from_flat(self._flat(numbers, self.shape)).reshape(self.shape)
 
     def from_rows(self, numbers: object, rows: int) -> Array:
-        """Several chunks, `[rows, *shape]`, from lists of numbers that are nested or flat.
+        """Make several chunks, `[rows, *shape]`, from nested or flat lists of numbers.
 
         Raises:
             InvalidInput: As `from_numbers`.
@@ -178,7 +177,7 @@ class TensorSpec:
         return self._from_flat(self._flat(numbers, shape)).reshape(rows, *self.shape)
 
     def cast(self, wide: Array) -> Array:
-        """Numbers of another dtype as this spec's dtype, if none of them changes by it (floats may round).
+        """Convert numbers of another dtype to this spec's dtype, if none of them changes (floats may round).
 
         Raises:
             InvalidInput: Not numbers, or one that does not fit the dtype.
@@ -189,7 +188,7 @@ class TensorSpec:
             self.check_finite(wide)
             return wide
         if wide.dtype.kind == "f" and self.numpy_dtype.kind in "iu":
-            # Out of range, what a float becomes as an integer is up to the processor.
+            # The result of converting a float out of range depends on the processor.
             limits = np.iinfo(self.numpy_dtype)
             with np.errstate(over="ignore"):
                 fits = (wide >= float(limits.min)) & (wide < float(limits.max + 1))
@@ -205,8 +204,8 @@ class TensorSpec:
         return narrow
 
     def _flat(self, numbers: object, shape: tuple[int, ...]) -> list[Any]:
-        # Never more than the shape's own count of numbers is held, whatever was sent. np.array would look for a dtype
-        # that holds everything: one long string among short ones asks for gigabytes.
+        # Holds at most the shape's count of numbers, whatever was sent. np.array would look for a dtype that fits
+        # everything, and allocate gigabytes for one long string among short ones.
         level: list[Any] = [numbers]
         for size in shape:
             if not set(map(type, level)) <= _LISTS or set(map(len, level)) != {size}:
@@ -245,12 +244,12 @@ class TensorSpec:
         return InvalidInput(f"{self.name} has {found} where {belongs}; it must be {wanted}.")
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as plain JSON values."""
+        """The spec as JSON values."""
         return asdict(self) | {"shape": list(self.shape), "labels": list(self.labels)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """The spec that `to_json` wrote.
+        """Read what `to_json` wrote.
 
         Raises:
             BundleCorrupt: A field is missing, unknown or wrong.
@@ -262,13 +261,13 @@ class TensorSpec:
             raise BundleCorrupt(f"a tensor spec is not readable ({error}); write the bundle again.") from None
 
 
-def random_numbers(dtype: str, shape: tuple[int, ...], chance: np.random.Generator) -> Array:
-    """Numbers of any kind that a spec knows, over its whole range where that is short."""
+def random_numbers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Random numbers of any dtype of a spec, over its whole range up to 16 bits."""
     if dtype == "bool":
-        return chance.random(shape) < 0.5
+        return rng.random(shape) < 0.5
     if dtype.startswith("float"):
-        return chance.standard_normal(shape).astype(dtype)
+        return rng.standard_normal(shape).astype(dtype)
     limits = np.iinfo(dtype)
     if limits.bits <= 16:
-        return chance.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
-    return chance.integers(0, RANDOM_WHOLE_BELOW, shape, dtype=dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+    return rng.integers(0, RANDOM_WHOLE_BELOW, shape, dtype=dtype)

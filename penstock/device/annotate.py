@@ -1,4 +1,4 @@
-"""What is shown, drawn into the pictures, and a video of them."""
+"""Answers drawn into the pictures, and a video of them."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -12,22 +12,22 @@ from PIL import Image, ImageDraw, ImageFont
 
 from penstock.core.errors import SourceError
 from penstock.core.spec import Array
-from penstock.device.watch import Seen
-from penstock.device.words import line_of
+from penstock.device.captions import answer_line
+from penstock.device.watch import FrameResult
 
 CODECS = {".mp4": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}
-# Frames are written at the times at which they were taken.
-TICKS_A_SECOND = 1_000
+# Each frame is written with its own time.
+TICKS_PER_SECOND = 1_000
 _BT709 = 1
 
 
 def annotated(pixels: Array, text: str, size: tuple[int, int] | None = None) -> Array:
-    """The picture with a line of text on a dark strip at its bottom.
+    """Draw a line of text on a dark strip at the bottom of a picture.
 
     Args:
         pixels: RGBA `[H, W, 4]`.
-        text: What is shown.
-        size: Height and width of the result; the picture is fitted into it, the rest is black.
+        text: The line.
+        size: Height and width of the result; the picture is scaled to fit, the rest is black.
 
     Returns:
         RGB, uint8 `[H, W, 3]`, with an even height and width.
@@ -49,11 +49,11 @@ def annotated(pixels: Array, text: str, size: tuple[int, int] | None = None) -> 
 
 @final
 class VideoWriter:
-    """Writes what is seen as a video; to be used as a context.
+    """Write annotated frames as a video; to be used as a context.
 
     Args:
-        file: Ends in .mp4, .mkv or .webm. One that is there is replaced.
-        rate: Frames a second that the player is told of; each frame has its own time all the same.
+        file: Ends in .mp4, .mkv or .webm; an existing file is replaced.
+        rate: Nominal frames per second; each frame has its own time.
 
     Raises:
         SourceError: Another ending, or the file cannot be written.
@@ -63,7 +63,7 @@ class VideoWriter:
         if file.suffix.lower() not in CODECS:
             raise SourceError(f"--out is {file}; write a video that ends in {', '.join(CODECS)}.")
         try:
-            # FFmpeg opens it with the first frame only.
+            # FFmpeg opens the file only with the first frame; fail now.
             file.open("wb").close()
             self._container = av.open(str(file), "w")
         except (av.error.FFmpegError, OSError) as error:
@@ -86,25 +86,25 @@ class VideoWriter:
             finally:
                 self._container.close()
         except (av.error.FFmpegError, OSError) as error:
-            # What ended the run is told, not what came of that.
+            # The error that ended the run is the one to report.
             if kind is None:
                 raise self._unwritable(error) from None
 
-    def add(self, seen: Seen) -> None:
-        """One frame more.
+    def add(self, result: FrameResult) -> None:
+        """Append a frame.
 
         Raises:
             SourceError: It cannot be written.
         """
         try:
-            self._write(seen)
+            self._write(result)
         except (av.error.FFmpegError, OSError) as error:
-            # FFmpeg crashes where more is written behind a failure.
+            # FFmpeg crashes if more is written after a failure.
             self._stream = None
             raise self._unwritable(error) from None
 
-    def _write(self, seen: Seen) -> None:
-        picture = annotated(seen.pixels, line_of(seen.shown), self._size if self._stream is not None else None)
+    def _write(self, result: FrameResult) -> None:
+        picture = annotated(result.pixels, answer_line(result.answer), self._size if self._stream is not None else None)
         stream = self._begin(picture) if self._stream is None else self._stream
         frame = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(picture, format="rgb24"),
@@ -115,8 +115,8 @@ class VideoWriter:
         )
         frame.colorspace = frame.color_primaries = frame.color_trc = _BT709
         frame.color_range = ColorRange.MPEG
-        self._last = max(round(seen.frame.time_s * TICKS_A_SECOND), self._last + 1)
-        frame.pts, frame.time_base = self._last, Fraction(1, TICKS_A_SECOND)
+        self._last = max(round(result.frame.time_s * TICKS_PER_SECOND), self._last + 1)
+        frame.pts, frame.time_base = self._last, Fraction(1, TICKS_PER_SECOND)
         self._container.mux(stream.encode(frame))
 
     def _unwritable(self, error: av.error.FFmpegError | OSError) -> SourceError:
@@ -128,10 +128,10 @@ class VideoWriter:
         stream: Any = self._container.add_stream(CODECS[self._file.suffix.lower()], rate=rate)
         stream.height, stream.width, stream.pix_fmt = *self._size, "yuv420p"
         context = stream.codec_context
-        context.time_base = Fraction(1, TICKS_A_SECOND)
+        context.time_base = Fraction(1, TICKS_PER_SECOND)
         context.colorspace = context.color_primaries = context.color_trc = _BT709
         context.color_range = ColorRange.MPEG
-        # Beside a camera there is no time for better ones.
+        # Fast presets, to keep up with a camera.
         stream.options = {"preset": "veryfast", "deadline": "realtime", "cpu-used": "8"}
         self._stream = stream
         return stream

@@ -1,7 +1,7 @@
-"""Decoded frames as the RGBA pixels that a browser would show of them.
+"""Convert decoded frames to the RGBA pixels that a browser would show.
 
-What a browser makes of YUV was found by drawing videos with every tag on a canvas in Chromium, see decision 021.
-swscale alone takes BT.601 for whatever says nothing, however large it is; a browser takes BT.709 from 720 lines on.
+The rules were measured by drawing videos with every colour tag on a canvas in Chromium, see decision 021. swscale takes
+untagged frames of any size as BT.601; a browser takes them as BT.709 from 720 lines on.
 """
 
 from enum import IntEnum
@@ -16,15 +16,15 @@ from penstock.core.spec import Array
 # H height, W width, 4 RGBA
 
 HD_LINES = 720
-# Codecs whose own stream says what its colours are, and means BT.601 where it says nothing.
+# Codecs whose bitstream carries the colour tags; untagged means BT.601.
 _SELF_DESCRIBED = ("vp9",)
-# ITU-T H.273, which FFmpeg's numbers are.
+# ITU-T H.273 numbers, as FFmpeg uses.
 _RGB, _UNSPECIFIED = 0, 2
 _FULL = 2
 
 
 class Matrix(IntEnum):
-    """How Y, U and V become R, G and B, in swscale's numbers."""
+    """YUV to RGB matrices, in swscale's numbers."""
 
     BT709 = 1
     BT601 = 5
@@ -34,34 +34,34 @@ class Matrix(IntEnum):
 def matrix_of(
     *, matrix: int, primaries: int, transfer: int, lines: int, full_range: bool, codec: str, camera: bool
 ) -> Matrix:
-    """The matrix that a browser takes for a frame.
+    """The matrix that a browser uses for a frame.
 
     Args:
-        matrix: The frame's, in the numbers of ITU-T H.273, as the primaries and the transfer function.
-        primaries: 2 where nothing is said.
-        transfer: 2 where nothing is said.
-        lines: Its height in pixels.
+        matrix: The frame's tag, in the numbers of ITU-T H.273.
+        primaries: The same; 2 is unspecified.
+        transfer: The same; 2 is unspecified.
+        lines: Height in pixels.
         full_range: Whether black is 0 and white 255.
         codec: FFmpeg's name, `"h264"`.
-        camera: Whether it comes from a camera of this machine; those mean BT.601 where they say nothing.
+        camera: Whether it comes from a local camera, where untagged means BT.601.
     """
-    # Chromium trusts tags only if all three are there.
-    told = _UNSPECIFIED not in (matrix, primaries, transfer) or (codec in _SELF_DESCRIBED)
-    if told or camera:
+    # Chromium trusts the tags only if all three are set.
+    tagged = _UNSPECIFIED not in (matrix, primaries, transfer) or (codec in _SELF_DESCRIBED)
+    if tagged or camera:
         return {1: Matrix.BT709, 9: Matrix.BT2020, 10: Matrix.BT2020}.get(matrix, Matrix.BT601)
     if matrix == _UNSPECIFIED and full_range:
-        # As JPEG has it.
+        # As in JPEG.
         return Matrix.BT601
     return Matrix.BT709 if lines >= HD_LINES else Matrix.BT601
 
 
 @final
-class Converter:
-    """Makes pixels of one source's frames: colours, square pixels, turned as the source says.
+class FrameConverter:
+    """Convert one source's frames to upright RGBA with square pixels.
 
     Args:
         codec: FFmpeg's name of the source's codec.
-        camera: Whether the source is a camera of this machine.
+        camera: Whether the source is a local camera.
     """
 
     def __init__(self, codec: str, *, camera: bool) -> None:
@@ -70,10 +70,10 @@ class Converter:
         self._reformatter = VideoReformatter()
 
     def rgba(self, frame: av.VideoFrame, aspect: float = 1.0) -> Array:
-        """The pixels, uint8 `[H, W, 4]`, opaque.
+        """Opaque pixels, uint8 `[H, W, 4]`.
 
         Args:
-            frame: As it was decoded.
+            frame: The decoded frame.
             aspect: Width of a pixel over its height.
         """
         full_range = frame.color_range == _FULL or frame.format.name.startswith("yuvj")
@@ -100,6 +100,6 @@ class Converter:
             threads=1,
             **options,
         )
-        # The rotation is how far the picture is to be turned counter-clockwise.
-        turned = np.rot90(converted.to_ndarray(), round(frame.rotation / 90) % 4)
-        return np.ascontiguousarray(turned)
+        # FFmpeg's rotation is counter-clockwise.
+        upright = np.rot90(converted.to_ndarray(), round(frame.rotation / 90) % 4)
+        return np.ascontiguousarray(upright)

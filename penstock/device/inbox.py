@@ -1,92 +1,82 @@
-"""What waits between a source and the network, decided without threads or clocks.
+"""The queue between a source and the network, and the playback clock; both without threads or clocks of their own.
 
-With room for one, the latest frame wins: what it replaces was never looked at. Sound keeps its order and has more room.
+With room for one item, the latest frame replaces an older one. Sound keeps its order and has more room.
 """
 
 from collections import deque
-from typing import Generic, Protocol, TypeVar, final
+from typing import Generic, final
 
-
-class Timed(Protocol):
-    """What has a moment at which it was taken."""
-
-    @property
-    def taken_s(self) -> float:
-        """When it was due or came, in seconds on the clock of the run."""
-        ...
-
-
-T = TypeVar("T", bound=Timed)
+from penstock.device.source import T
 
 
 @final
 class Inbox(Generic[T]):
-    """What came and was not taken yet.
+    """Items that arrived and were not taken yet.
 
     Args:
-        most: How many may wait; the oldest makes room.
-        most_age_s: What waited longer is let go when it would be taken: its answer would be of another world.
+        capacity: Items that may wait; the oldest is dropped for a new one.
+        max_age_s: An item that waited longer is dropped instead of being taken.
 
     Attributes:
-        offered: How many came.
-        dropped: How many of them were replaced or grew too old.
+        offered: Items that arrived.
+        dropped: Items that were replaced or grew too old.
     """
 
-    def __init__(self, *, most: int = 1, most_age_s: float = float("inf")) -> None:
+    def __init__(self, *, capacity: int = 1, max_age_s: float = float("inf")) -> None:
         self.offered = 0
         self.dropped = 0
-        self._most = most
-        self._most_age_s = most_age_s
+        self._capacity = capacity
+        self._max_age_s = max_age_s
         self._waiting: deque[T] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def offer(self, item: T) -> None:
-        """Something came."""
+        """Add an item."""
         self.offered += 1
         self._waiting.append(item)
-        if len(self._waiting) > self._most:
+        if len(self._waiting) > self._capacity:
             self._waiting.popleft()
             self.dropped += 1
 
     def take(self, now_s: float) -> T | None:
-        """The oldest that is young enough; None if there is none."""
+        """Remove and return the oldest item that is young enough; None if there is none."""
         while self._waiting:
             item = self._waiting.popleft()
-            if now_s - item.taken_s <= self._most_age_s:
+            if now_s - item.captured_s <= self._max_age_s:
                 return item
             self.dropped += 1
         return None
 
 
 @final
-class Pace:
-    """When each frame of a recording is due, so that it plays as fast as it was recorded.
+class PlaybackClock:
+    """Due times of a recording's frames, so that it plays in real time.
 
-    A decoder that falls behind by more than `most_behind_s` makes the recording play later, instead of frames that are
-    older and older.
+    A decoder that falls behind by more than `max_lag_s` shifts the rest of the recording later, so that frames do not
+    grow older and older.
 
     Attributes:
-        behind_s: Seconds by which decoding was slower than real time, in all.
+        lag_s: Seconds by which the recording was shifted, in all.
     """
 
-    def __init__(self, most_behind_s: float = 0.25) -> None:
-        self.behind_s = 0.0
-        self._most_behind_s = most_behind_s
+    def __init__(self, max_lag_s: float = 0.25) -> None:
+        self.lag_s = 0.0
+        self._max_lag_s = max_lag_s
         self._start_s: float | None = None
 
     def due_s(self, time_s: float, now_s: float) -> float:
-        """When a frame is due.
+        """Due time of a frame.
 
         Args:
             time_s: Its time in the recording.
-            now_s: The time at which it is there, decoded.
+            now_s: The time at which it was decoded.
         """
         if self._start_s is None:
             self._start_s = now_s - time_s
         late_s = now_s - (self._start_s + time_s)
-        if late_s > self._most_behind_s:
-            self.behind_s += late_s
+        if late_s > self._max_lag_s:
+            self.lag_s += late_s
             self._start_s += late_s
         return self._start_s + time_s

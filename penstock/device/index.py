@@ -1,11 +1,11 @@
-"""An index of a folder's pictures by what a pack's network makes of them.
+"""Index a folder's pictures by their embeddings.
 
     vectors.npy     float32 [N, D], of unit length
-    items.json      of each its file, the SHA-256 of that and a thumbnail
-    index.json      which network made them
-    thumbs/         small pictures
+    items.json      for each picture its file, its SHA-256 and its thumbnail
+    index.json      the network that made them
+    thumbs/         thumbnails
 
-An index that is interrupted goes on where it was: what is done stands in a folder beside it, whose name ends in -part.
+An interrupted run resumes: finished pictures are kept in a folder beside the index, whose name ends in -part.
 """
 
 import fcntl
@@ -25,68 +25,68 @@ from typing import Any, final
 import numpy as np
 from PIL import Image
 
+from penstock.core.atomic_write import put_folder, write_through
 from penstock.core.decode import decode_image
-from penstock.core.durable import put_folder, write_through
 from penstock.core.errors import PackError, RequestError, SourceError
 from penstock.core.pack import INDEX
 from penstock.core.spec import Array
-from penstock.device.engine import Engine
-from penstock.device.frames import Broken
-from penstock.device.pictures import MOST_PIXELS, name_in, picture_files
+from penstock.device.pack_engine import PackEngine
+from penstock.device.picture_folder import MAX_PIXELS, name_in, picture_files, unusable
 from penstock.device.search import (
     DESCRIPTION,
     FILES,
     ITEMS,
     SCHEMA_VERSION,
     VECTORS,
-    Item,
+    IndexItem,
     Vector,
     embedding_of,
-    made_by,
+    model_of,
     read_index,
     thumbnail_of,
 )
+from penstock.device.source import DecodeFailures
 
 # N pictures, D numbers of an embedding
 
 THUMBNAIL = 160
-# Read and decoded while the network looks at another.
-READERS, AHEAD = 2, 4
-# What is lost when it is interrupted.
-KEPT_EVERY = 32
+# Pictures are read and decoded while the network runs on another.
+READERS, READ_AHEAD = 2, 4
+# Pictures lost at most when a run is interrupted.
+JOURNAL_EVERY = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Indexed:
-    """What came of indexing a folder.
+class IndexReport:
+    """Result of indexing a folder.
 
     Args:
-        folder: Of the index.
+        folder: The index.
         count: Pictures in it.
-        looked_at: Those of them that the network looked at now; of the others it was known.
-        broken: Those that could not be used.
+        computed: Pictures that the network processed in this run; the others were known.
+        failures: Pictures that could not be used.
     """
 
     folder: Path
     count: int
-    looked_at: int
-    broken: Broken
+    computed: int
+    failures: DecodeFailures
 
 
 @final
-class _Part:
-    """What is done of an index: rows of a journal and as many vectors, in a folder beside the index."""
+class _Journal:
+    """Finished pictures: their hashes and as many vectors, in a folder beside the index."""
 
-    def __init__(self, folder: Path, made: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, model: dict[str, Any]) -> None:
         self.folder = folder
         self.vectors: dict[str, Vector] = {}
-        self._size: int = made["dim"]
-        mark, said = folder / "made-by", json.dumps(made)
-        if mark.exists() and mark.read_text() != said:
-            # Of another network.
+        self._dim: int = model["dim"]
+        mark, text = folder / "made-by", json.dumps(model)
+        if mark.exists() and mark.read_text() != text:
+            # The vectors of another network cannot be used.
             _empty(folder)
         (folder / "thumbs").mkdir(exist_ok=True)
-        mark.write_text(said)
+        mark.write_text(text)
         self._names, self._numbers = folder / "part.txt", folder / "part.f32"
         self._new: list[tuple[str, Vector]] = []
         self._read()
@@ -94,9 +94,9 @@ class _Part:
     def _read(self) -> None:
         names = self._names.read_text().splitlines() if self._names.exists() else []
         numbers = np.fromfile(self._numbers, np.float32) if self._numbers.exists() else np.zeros(0, np.float32)
-        # Numbers are written first: a last one that was cut has no name.
-        whole = min(len(names), len(numbers) // self._size)
-        rows = numbers[: whole * self._size].reshape(whole, self._size)
+        # Vectors are written before names, so a vector that was cut short has no name.
+        whole = min(len(names), len(numbers) // self._dim)
+        rows = numbers[: whole * self._dim].reshape(whole, self._dim)
         self.vectors.update(zip(names, rows, strict=False))
         self._numbers.write_bytes(rows.tobytes())
         self._names.write_text("".join(f"{name}\n" for name in names[:whole]))
@@ -104,10 +104,10 @@ class _Part:
     def add(self, sha256: str, vector: Vector) -> None:
         self.vectors[sha256] = vector
         self._new.append((sha256, vector))
-        if len(self._new) >= KEPT_EVERY:
-            self.keep()
+        if len(self._new) >= JOURNAL_EVERY:
+            self.flush()
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         with self._numbers.open("ab") as sink:
             sink.write(b"".join(vector.tobytes() for _, vector in self._new))
         with self._names.open("a") as sink:
@@ -116,104 +116,107 @@ class _Part:
 
 
 def index_folder(
-    engine: Engine, pictures: Path, to: Path | None = None, said: Callable[[int, int], None] | None = None
-) -> Indexed:
-    """Make the index of a folder's pictures, or bring one up to date: what is in it already is not looked at again.
+    engine: PackEngine, pictures: Path, to: Path | None = None, on_progress: Callable[[int, int], None] | None = None
+) -> IndexReport:
+    """Make the index of a folder's pictures, or update one: the network runs only on pictures that are new.
 
     Args:
         engine: A pack that has an embedding.
         pictures: The folder.
         to: The index's folder; `index` in the pack by default.
-        said: Called with how many pictures are done, and how many there are.
+        on_progress: Called with the number of finished pictures and their total.
 
     Raises:
-        PackError: The pack has no embedding, something else is where the index would go, another one is at work there,
-            or it cannot be written.
-        SourceError: There is no picture that can be used, or no such folder.
+        PackError: The pack has no embedding; the place is taken, in use by another run, or cannot be written.
+        SourceError: There is no usable picture, or no such folder.
     """
-    made = made_by(engine)
-    # A link to an index stays; what it points to is replaced.
-    asked = to or engine.pack.folder / INDEX
-    place = Path(os.path.realpath(asked))
+    model = model_of(engine)
+    # A link to an index stays; its target is replaced.
+    folder = to or engine.pack.folder / INDEX
+    place = Path(os.path.realpath(folder))
     if place.exists() and not (place / DESCRIPTION).exists():
         raise PackError(f"{place} is there and is no index; name another folder with --to, or remove it.")
     beside = place.with_name(f"{place.name}-part")
-    files = _files(pictures, place, beside)
+    files = _files_outside(pictures, place, beside)
     try:
-        with _alone(beside):
-            part = _Part(beside, made)
-            _take_over(part, place, made)
-            items, broken, looked_at = _looked_at(engine, pictures, files, part, said)
-            part.keep()
+        with _locked(beside):
+            journal = _Journal(beside, model)
+            _reuse(journal, place, model)
+            items, failures, computed = _embed(engine, pictures, files, journal, on_progress)
+            journal.flush()
             if not items:
                 shutil.rmtree(beside)
-                raise SourceError(f"none of the {len(files):,} pictures of {pictures} can be used; {broken.named[0]}")
-            _finish(part, items, made, place)
+                raise SourceError(
+                    f"none of the {len(files):,} pictures of {pictures} can be used; {failures.sentences[0]}"
+                )
+            _publish(journal, items, model, place)
     except OSError as error:
         raise PackError(
             f"the index {place} cannot be written ({error.strerror or error}); mend that and index again, or name "
             f"another folder with --to."
         ) from error
-    return Indexed(folder=asked, count=len(items), looked_at=looked_at, broken=broken)
+    return IndexReport(folder=folder, count=len(items), computed=computed, failures=failures)
 
 
-def _files(pictures: Path, place: Path, beside: Path) -> list[Path]:
-    """The folder's own pictures: the small ones of an index in it are none."""
+def _files_outside(pictures: Path, *excluded: Path) -> list[Path]:
+    """The folder's pictures, without the thumbnails of an index in it."""
     real = Path(os.path.realpath(pictures))
     files = [
-        file
-        for file in picture_files(pictures)
-        if not {place, beside} & set((real / file.relative_to(pictures)).parents)
+        file for file in picture_files(pictures) if not set(excluded) & set((real / file.relative_to(pictures)).parents)
     ]
     if not files:
-        raise SourceError(f"{pictures} has no picture in it but those of the index {place}.")
+        raise SourceError(f"{pictures} has no picture in it but those of the index {excluded[0]}.")
     return files
 
 
 @contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """Keep others out of a folder, which is made where there is none."""
+def _locked(folder: Path) -> Generator[None]:
+    """Create a folder and lock it against other processes."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever had it may have put it in its place meanwhile.
-            mine = folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+            # The process that held the lock may have renamed the folder.
+            owned = folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
         except BlockingIOError:
-            mine = False
-        if not mine:
+            owned = False
+        if not owned:
             raise PackError(f"another 'penstock index' is at work in {folder}; wait until it is done.")
         yield
     finally:
         os.close(descriptor)
 
 
-def _looked_at(
-    engine: Engine, pictures: Path, files: list[Path], part: _Part, said: Callable[[int, int], None] | None
-) -> tuple[list[Item], Broken, int]:
-    items, broken, looked_at = list[Item](), Broken(), 0
-    for number, (file, read) in enumerate(_ahead(files, part.vectors)):
+def _embed(
+    engine: PackEngine,
+    pictures: Path,
+    files: list[Path],
+    journal: _Journal,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[list[IndexItem], DecodeFailures, int]:
+    items, failures, computed = list[IndexItem](), DecodeFailures(), 0
+    for number, (file, read) in enumerate(_read_ahead(files, journal.vectors)):
         try:
             sha256, pixels = read.result()
-            item = Item(file=name_in(pictures, file), sha256=sha256, thumbnail=thumbnail_of(sha256))
-            # The same picture may lie there twice.
-            vector = None if pixels is None or sha256 in part.vectors else embedding_of(engine, pixels)
+            item = IndexItem(file=name_in(pictures, file), sha256=sha256, thumbnail=thumbnail_of(sha256))
+            # The same picture may occur twice.
+            vector = None if pixels is None or sha256 in journal.vectors else embedding_of(engine, pixels)
         except OSError as error:
-            broken.add(f"{file} cannot be read ({error.strerror}).")
+            failures.add(f"{file} cannot be read ({error.strerror}).")
         except SourceError as error:
-            broken.add(str(error))
+            failures.add(str(error))
         except RequestError as error:
-            broken.add(f"{file} cannot be used: {str(error)[:1].lower()}{str(error)[1:]}")
+            failures.add(str(unusable(file, error)))
         else:
             if pixels is not None and vector is not None:
-                _thumbnail(pixels, part.folder / item.thumbnail)
-                part.add(sha256, vector)
-                looked_at += 1
+                _write_thumbnail(pixels, journal.folder / item.thumbnail)
+                journal.add(sha256, vector)
+                computed += 1
             items.append(item)
-        if said is not None:
-            said(number + 1, len(files))
-    return items, broken, looked_at
+        if on_progress is not None:
+            on_progress(number + 1, len(files))
+    return items, failures, computed
 
 
 def _empty(folder: Path) -> None:
@@ -224,34 +227,36 @@ def _empty(folder: Path) -> None:
             entry.unlink()
 
 
-def _take_over(part: _Part, place: Path, made: dict[str, Any]) -> None:
-    """What an index that is there knows already."""
+def _reuse(journal: _Journal, place: Path, model: dict[str, Any]) -> None:
+    """Copy the vectors of an existing index of the same network."""
     if not (place / DESCRIPTION).exists():
         return
     old = read_index(place)
-    if old.made_by != made:
+    if old.model != model:
         return
     for item, vector in zip(old.items, old.vectors_ND, strict=True):
         thumbnail = place / thumbnail_of(item.sha256)
-        if item.sha256 not in part.vectors and thumbnail.exists():
-            shutil.copyfile(thumbnail, part.folder / thumbnail_of(item.sha256))
-            part.add(item.sha256, np.array(vector))
+        if item.sha256 not in journal.vectors and thumbnail.exists():
+            shutil.copyfile(thumbnail, journal.folder / thumbnail_of(item.sha256))
+            journal.add(item.sha256, np.array(vector))
 
 
-def _ahead(files: list[Path], known: Mapping[str, Vector]) -> Iterator[tuple[Path, "Future[tuple[str, Array | None]]"]]:
-    """Each file with its SHA-256 and, unless that is known, its pixels; the next ones are read meanwhile."""
+def _read_ahead(
+    files: list[Path], known: Mapping[str, Vector]
+) -> Iterator[tuple[Path, "Future[tuple[str, Array | None]]"]]:
+    """Each file with its SHA-256 and, unless that is known, its pixels."""
 
     def read(file: Path) -> tuple[str, Array | None]:
         data = file.read_bytes()
         sha256 = hashlib.sha256(data).hexdigest()
-        return sha256, None if sha256 in known else decode_image(data, mode="RGBA", max_pixels=MOST_PIXELS)
+        return sha256, None if sha256 in known else decode_image(data, mode="RGBA", max_pixels=MAX_PIXELS)
 
     with ThreadPoolExecutor(READERS) as pool:
         waiting: deque[tuple[Path, Future[tuple[str, Array | None]]]] = deque()
         try:
             for file in files:
                 waiting.append((file, pool.submit(read, file)))
-                if len(waiting) > AHEAD:
+                if len(waiting) > READ_AHEAD:
                     yield waiting.popleft()
             while waiting:
                 yield waiting.popleft()
@@ -260,7 +265,7 @@ def _ahead(files: list[Path], known: Mapping[str, Vector]) -> Iterator[tuple[Pat
                 future.cancel()
 
 
-def _thumbnail(pixels: Array, file: Path) -> None:
+def _write_thumbnail(pixels: Array, file: Path) -> None:
     picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     data = io.BytesIO()
@@ -268,10 +273,9 @@ def _thumbnail(pixels: Array, file: Path) -> None:
     file.write_bytes(data.getvalue())
 
 
-def _finish(part: _Part, items: list[Item], made: dict[str, Any], place: Path) -> None:
-    folder = part.folder
-    vectors_ND = np.stack([part.vectors[item.sha256] for item in items])
-    np.save(folder / VECTORS, vectors_ND)
+def _publish(journal: _Journal, items: list[IndexItem], model: dict[str, Any], place: Path) -> None:
+    folder = journal.folder
+    np.save(folder / VECTORS, np.stack([journal.vectors[item.sha256] for item in items]))
     listed = json.dumps([asdict(item) for item in items], ensure_ascii=False, indent=1)
     (folder / ITEMS).write_text(listed, encoding="utf-8")
     used = {item.thumbnail for item in items}
@@ -281,7 +285,7 @@ def _finish(part: _Part, items: list[Item], made: dict[str, Any], place: Path) -
     for name in ("part.txt", "part.f32", "made-by"):
         (folder / name).unlink()
     sha256 = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
-    described = {"schema_version": SCHEMA_VERSION, **made, "sha256": sha256}
+    described = {"schema_version": SCHEMA_VERSION, **model, "sha256": sha256}
     write_through(folder / DESCRIPTION, json.dumps(described, indent=1, sort_keys=True).encode())
     put_folder(folder, place)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""What is shown over the frames of a video: probabilities are smoothed, and what is shown changes with hysteresis.
+"""Smooth a classifier's probabilities over the frames of a video; the shown class changes with hysteresis.
 
-The web app has the same in `web/smoothing.js`, and `tests/data/smoothing.json` holds both to it. All in float64.
+`web/smoothing.js` computes the same; `tests/data/smoothing.json` tests both. All in float64.
 """
 
 from dataclasses import dataclass
@@ -9,87 +9,67 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.recognition import TOP, Recognition
+from penstock.core.recognition import Recognition
 from penstock.core.spec import Array
 
 # L labels
 
-# Of a source that paused longer, the past counts no less than after this.
-LONGEST_STEP_S = 1.0
+# A longer pause of the source counts as this.
+MAX_STEP_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Smoothed:
-    """What is remembered from one frame to the next.
+    """State from one frame to the next.
 
     Args:
-        mean_L: The smoothed probabilities, `[labels]`.
-        time_s: When the last frame was taken, on the source's clock.
-        group: The general class that is shown; None while unsure.
+        mean_L: Smoothed probabilities, `[labels]`.
+        time_s: Time of the last frame, on the source's clock.
+        group: Index of the shown group; None while unsure.
     """
 
     mean_L: npt.NDArray[np.float64]
     time_s: float
-    group: str | None
+    group: int | None
 
 
 def smooth(recognition: Recognition, before: Smoothed | None, probabilities_L: Array, time_s: float) -> Smoothed:
-    """One frame more.
+    """Add a frame.
 
-    The mean goes towards the frame's probabilities by `1 - 2 ** (-dt / half_life_s)`, so that it does not matter how
-    many frames a second has. A general class is shown once its mean probability is at least `enter`; it stays while
-    that is at least `leave` and no other reaches `enter`.
+    The mean moves towards the frame's probabilities by `1 - 2 ** (-dt / half_life_s)`, independently of the frame rate.
+    A group is shown once its mean probability reaches `enter`; it stays while that is at least `leave` and no other
+    reaches `enter`.
 
     Args:
-        recognition: The application's labels and constants.
-        before: What the frame before left; None at first.
-        probabilities_L: The network's, `[labels]`.
-        time_s: When the frame was taken, on the source's clock.
+        recognition: Labels and thresholds.
+        before: State after the frame before; None at first.
+        probabilities_L: The network's output, `[labels]`.
+        time_s: Time of the frame, on the source's clock.
     """
     probabilities_L = np.asarray(probabilities_L, np.float64)
     if before is None:
         mean_L, group = probabilities_L, None
     else:
-        step_s = min(max(time_s - before.time_s, 0.0), LONGEST_STEP_S)
+        step_s = min(max(time_s - before.time_s, 0.0), MAX_STEP_S)
         weight = 1.0 - 2.0 ** (-step_s / recognition.half_life_s)
         mean_L, group = before.mean_L + weight * (probabilities_L - before.mean_L), before.group
-    sums = group_sums(recognition, mean_L)
-    likeliest = max(sums, key=lambda name: sums[name])
-    if sums[likeliest] >= recognition.enter:
+    sums_G = recognition.group_sums(mean_L)
+    likeliest = int(sums_G.argmax())
+    if sums_G[likeliest] >= recognition.enter:
         group = likeliest
-    elif group is not None and sums[group] < recognition.leave:
+    elif group is not None and sums_G[group] < recognition.leave:
         group = None
     return Smoothed(mean_L=mean_L, time_s=time_s, group=group)
 
 
-def shown(recognition: Recognition, smoothed: Smoothed) -> dict[str, Any]:
-    """What is shown, in the fields of `Recognition.answer`, of which `group` and `unsure` follow the hysteresis.
+def smoothed_answer(recognition: Recognition, smoothed: Smoothed) -> dict[str, Any]:
+    """The answer in the fields of `Recognition.answer`; `group` and `unsure` follow the hysteresis.
 
     Returns:
-        `label`: the likeliest kind of the group that is shown, None where its share of the group is below
-        `unsure_below`; `group`; `probability` and `group_probability`, both smoothed, of that kind and group or, while
-        unsure, of the likeliest; `unsure`: whether no group is shown; `top`: up to five `[label, probability]`.
+        `label`: the likeliest label of the shown group, None if its share of the group is below `unsure_below`;
+        `group`; `probability` and `group_probability`, smoothed, of that label and group or, while unsure, of the
+        likeliest; `unsure`: whether no group is shown; `top`: up to five `[label, probability]`.
     """
-    mean_L, labels, group_of = smoothed.mean_L, recognition.labels, recognition.group_of
-    sums = group_sums(recognition, mean_L)
-    group = smoothed.group if smoothed.group is not None else max(sums, key=lambda name: sums[name])
-    kind = max((index for index, name in enumerate(group_of) if name == group), key=lambda index: mean_L[index])
-    probability = float(mean_L[kind])
-    named = smoothed.group is not None and probability >= recognition.unsure_below * sums[group]
-    top = np.argsort(-mean_L, kind="stable")[:TOP]
-    return {
-        "label": labels[kind] if named else None,
-        "group": smoothed.group,
-        "probability": probability,
-        "group_probability": sums[group],
-        "unsure": smoothed.group is None,
-        "top": [[labels[index], float(mean_L[index])] for index in top],
-    }
-
-
-def group_sums(recognition: Recognition, probabilities_L: npt.NDArray[np.float64]) -> dict[str, float]:
-    """The probability of each general class, in the order in which their labels come."""
-    sums: dict[str, float] = {}
-    for group, probability in zip(recognition.group_of, probabilities_L.tolist(), strict=True):
-        sums[group] = sums.get(group, 0.0) + probability
-    return sums
+    sums_G = recognition.group_sums(smoothed.mean_L)
+    group = int(sums_G.argmax()) if smoothed.group is None else smoothed.group
+    return recognition.answer_with_group(smoothed.mean_L, sums_G, group, sure=smoothed.group is not None)

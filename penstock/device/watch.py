@@ -1,51 +1,48 @@
-"""Frames in, what is shown out: one frame in flight, and while it is looked at the latest of those that come waits."""
+"""Classify frames of a source: one frame in flight, and only the latest of the others waits."""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
 from penstock.core.errors import PackError, SourceError, TooLarge
 from penstock.core.pack import Pack
 from penstock.core.recognition import Recognition
 from penstock.core.spec import Array
-from penstock.device.engine import Engine
-from penstock.device.feed import Feed
-from penstock.device.frames import Frame, Source
+from penstock.device.device_run import STALL_TIMEOUT_S, DeviceRun
 from penstock.device.inbox import Inbox
-from penstock.device.report import Report, Tally
-from penstock.device.smoothing import Smoothed, shown, smooth
+from penstock.device.pack_engine import PackEngine
+from penstock.device.smoothing import Smoothed, smooth, smoothed_answer
+from penstock.device.source import Frame, FrameSource
 
-# An older frame is not looked at any more.
-MOST_AGE_S = 1.0
-STALL_S = 10.0
+# An older frame is dropped.
+MAX_AGE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """What came of one frame.
+class FrameResult:
+    """A frame and its answer.
 
     Args:
-        frame: Which.
-        pixels: Its pixels, RGBA `[H, W, 4]`.
-        shown: What is shown with it, in the fields of `Recognition.answer`.
-        age_s: From when the frame came or was due until its answer; None where frames are not played at their pace.
-        model_s: The network's own time.
+        frame: The frame.
+        pixels: RGBA `[H, W, 4]`.
+        answer: In the fields of `Recognition.answer`.
+        age_s: Time from when the frame was due or arrived until its answer; None outside real time.
+        model_s: Time of the network alone.
     """
 
     frame: Frame
     pixels: Array
-    shown: dict[str, Any]
+    answer: dict[str, Any]
     age_s: float | None
     model_s: float
 
 
 def recognition_of(pack: Pack) -> Recognition:
-    """What makes labels of the pack's answers.
+    """The labels and thresholds of a pack.
 
     Raises:
-        PackError: Its first output is not one probability for each of some labels.
+        PackError: Its first output is not one probability per label.
     """
     output = pack.outputs[0]
     if pack.recognition is not None:
@@ -53,75 +50,21 @@ def recognition_of(pack: Pack) -> Recognition:
     if output.labels and len(output.shape) == 1 and output.units == "probability":
         return Recognition(labels=output.labels)
     raise PackError(
-        f"the pack {pack.name!r} answers with {output.describe()} ({output.meaning}); watch shows what a classifier "
-        f"says: give its application a `recognition` and export it again."
+        f"the pack {pack.name!r} answers with {output.describe()} ({output.meaning}); watch shows the answers of a "
+        f"classifier: give its application a `recognition` and export it again."
     )
 
 
-def takes_pictures(pack: Pack) -> bool:
-    """Whether the pack takes RGBA pictures of any size."""
-    return pack.live is None and pack.input.dtype == "uint8" and pack.input.shape == (None, None, 4)
-
-
 @final
-class Watcher:
-    """Looks at frames one after the other.
+class WatchRun(DeviceRun[Frame, FrameResult]):
+    """Classify the frames of a source.
 
     Args:
-        engine: What looks.
-        apart: Whether frames have nothing to do with one another, so that nothing is smoothed.
-        clock: Seconds that only go forward.
-
-    Raises:
-        PackError: The pack takes no pictures, or is no classifier.
-    """
-
-    def __init__(self, engine: Engine, *, apart: bool, clock: Callable[[], float] = time.perf_counter) -> None:
-        pack = engine.pack
-        if not takes_pictures(pack):
-            raise PackError(
-                f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; give its application "
-                f"a `prepare` and export it again."
-            )
-        self._engine = engine
-        self._recognition = recognition_of(pack)
-        self._apart = apart
-        self._clock = clock
-        self._smoothed: Smoothed | None = None
-
-    def look(self, frame: Frame, *, aged: bool) -> Seen:
-        """What is seen in a frame.
-
-        Args:
-            frame: The next one.
-            aged: Whether it has an age.
-
-        Raises:
-            TooLarge: It has more pixels than the pack takes.
-        """
-        pixels = frame.read()
-        before_s = self._clock()
-        probabilities_L = self._engine.run(pixels)[0]
-        model_s = self._clock() - before_s
-        if self._apart:
-            answer = self._recognition.answer(probabilities_L)
-        else:
-            self._smoothed = smooth(self._recognition, self._smoothed, probabilities_L, frame.time_s)
-            answer = shown(self._recognition, self._smoothed)
-        age_s = self._clock() - frame.taken_s if aged else None
-        return Seen(frame=frame, pixels=pixels, shown=answer, age_s=age_s, model_s=model_s)
-
-
-@final
-class Watch:
-    """One run over a source, to be used as a context: iterate over what is seen, then ask for the report.
-
-    Args:
-        engine: What looks.
-        source: What is looked at; it is closed in the end.
-        every_frame: Look at each frame of a recording however long it takes, instead of playing it at its pace.
-        stall_s: After so many seconds without a frame the source is taken for dead.
-        clock: Seconds that only go forward.
+        engine: The pack.
+        source: Closed at the end.
+        every_frame: Process each frame of a recording, instead of playing it in real time.
+        stall_timeout_s: The source is given up after so many seconds without a frame.
+        clock: Monotonic seconds.
 
     Raises:
         PackError: The pack takes no pictures, or is no classifier.
@@ -129,66 +72,56 @@ class Watch:
 
     def __init__(
         self,
-        engine: Engine,
-        source: Source,
+        engine: PackEngine,
+        source: FrameSource,
         *,
         every_frame: bool = False,
-        stall_s: float = STALL_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._watcher = Watcher(engine, apart=source.apart, clock=clock)
-        self._source = source
-        self._clock = clock
-        self._tally = Tally(clock)
-        self._inbox: Inbox[Frame] = Inbox(most=1, most_age_s=MOST_AGE_S)
-        self._feed: Feed[Frame] | None = None
-        if not (source.apart or (every_frame and source.recorded)):
-            self._feed = Feed(
-                source.frames(),
-                self._inbox,
-                clock=clock,
-                paced=source.recorded,
-                stall_s=stall_s,
-                name=source.name,
-                close=source.close,
+        pack = engine.pack
+        if pack.live is not None or pack.input.dtype != "uint8" or pack.input.shape != (None, None, 4):
+            raise PackError(
+                f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; give its application "
+                f"a `prepare` and export it again."
             )
-        self._held = self._feed or closing(source)
+        self._engine = engine
+        self._recognition = recognition_of(pack)
+        self._independent = source.independent
+        self._smoothed: Smoothed | None = None
+        super().__init__(
+            source,
+            Inbox(max_age_s=MAX_AGE_S),
+            real_time=not (source.independent or (every_frame and source.recorded)),
+            stall_timeout_s=stall_timeout_s,
+            clock=clock,
+        )
 
-    def __enter__(self) -> Self:
-        self._held.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._held.__exit__(*error)
-
-    def __iter__(self) -> Iterator[Seen]:
-        """What is seen in each frame that is looked at, until the source ends.
+    def __iter__(self) -> Iterator[FrameResult]:
+        """Results in order, until the source ends.
 
         Raises:
-            SourceError: The source broke or stalled, or its frames are larger than the pack takes.
+            SourceError: The source failed or stalled, or its frames are larger than the pack takes.
         """
-        aged = self._feed is not None
-        for frame in self._feed or self._source.frames():
+        for frame in self._items():
             try:
-                seen = self._watcher.look(frame, aged=aged)
+                result = self._classify(frame)
             except TooLarge as error:
-                if not self._source.apart:
+                if not self._independent:
                     raise SourceError(f"the frames of {self._source.name} are too large: {error}") from None
-                self._source.broken.add(f"{frame.name}: {error}")
+                self._source.failures.add(f"{frame.name}: {error}")
                 continue
-            self._tally.add(age_s=seen.age_s, model_s=seen.model_s)
-            yield seen
+            self._tally.add(age_s=result.age_s, model_s=result.model_s)
+            yield result
 
-    @property
-    def seconds(self) -> float:
-        """How long it runs."""
-        return self._tally.seconds
-
-    def report(self) -> Report:
-        """What the run was like until now."""
-        feed = self._feed
-        return self._tally.report(
-            dropped=self._inbox.dropped if feed else 0,
-            broken=self._source.broken.count,
-            behind_s=feed.pace.behind_s if feed else 0.0,
-        )
+    def _classify(self, frame: Frame) -> FrameResult:
+        pixels = frame.read()
+        start_s = self._clock()
+        probabilities_L = self._engine.run(pixels)[0]
+        model_s = self._clock() - start_s
+        if self._independent:
+            answer = self._recognition.answer(probabilities_L)
+        else:
+            self._smoothed = smooth(self._recognition, self._smoothed, probabilities_L, frame.time_s)
+            answer = smoothed_answer(self._recognition, self._smoothed)
+        return FrameResult(frame=frame, pixels=pixels, answer=answer, age_s=self._age_s(frame), model_s=model_s)

@@ -1,10 +1,10 @@
-"""What all kernels have in common."""
+"""Definitions that all kernels share."""
 
 from importlib.util import find_spec
 
 import torch
 
-# Not asked for in what is compiled, where torch 2.11 cannot follow the question.
+# Evaluated here, because torch.compile of 2.11 cannot trace it.
 HAS_TRITON = find_spec("triton") is not None
-# In which they read and write.
+# The dtypes that kernels read and write.
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,1 +1,1 @@
-"""The networks that the applications and benchmarks use."""
+"""Networks of the applications and benchmarks."""

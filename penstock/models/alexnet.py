@@ -4,9 +4,9 @@ from typing import final
 
 from torch import Tensor, nn
 
-from penstock.models.images import ImageNetwork
+from penstock.models.image_classifier import ImageNetwork
 from penstock.nn.entry import EntryConv2d
-from penstock.nn.max_pool import MaxPool2d
+from penstock.nn.pooling import MaxPool2d
 
 # B batch, C channels, H height, W width, K classes
 
@@ -23,7 +23,7 @@ class AlexNet(ImageNetwork):
 
     Args:
         classes: Outputs.
-        dropout: The share of units left out before each of the two hidden layers.
+        dropout: Dropout probability before each of the two hidden layers.
     """
 
     def __init__(self, classes: int = 1000, dropout: float = 0.5) -> None:

@@ -1,24 +1,24 @@
-"""A classifier of photographs whose probabilities can be believed, and its feature vector."""
+"""An image classifier with calibrated probabilities and a feature vector."""
 
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from penstock.models.images import EmbeddingNetwork
+from penstock.models.image_classifier import EmbeddingNetwork
 
 # B batch, H height, W width, E embedding, K classes
 
 
 @final
 class Calibrated(nn.Module):
-    """Any network of photographs, and the one number that its logits are divided by before they are probabilities.
+    """An image network with temperature scaling: the softmax is computed of the logits over a temperature.
 
-    Guo et al. 2017, "On calibration of modern neural networks", section 4.2. The number is not learned with the weights
-    but fitted on held-out pictures, by `penstock.train.calibration.temperature_of`.
+    Guo et al. 2017, "On calibration of modern neural networks", section 4.2. The temperature is not trained with the
+    weights but fitted on held-out images, by `penstock.train.calibration.temperature_of`.
 
     Args:
-        network: Gives the logits and the features.
+        network: Computes the logits and the features.
     """
 
     temperature: Tensor
@@ -29,11 +29,11 @@ class Calibrated(nn.Module):
         self.register_buffer("temperature", torch.ones(()))
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
-        """Logits `[B, K]` of raw pixels `[B, H, W, 3]` in 0..255, of any dtype, as they are learned."""
+        """Unscaled logits `[B, K]` of raw pixels `[B, H, W, 3]` in 0..255, of any dtype."""
         return self.network(pixels_BHWC)
 
     def embed(self, pixels_BHWC: Tensor) -> Tensor:
-        """The feature vector `[B, E]` that the last layer decides from."""
+        """Feature vector `[B, E]`, the input of the last layer."""
         return self.network.embed(pixels_BHWC)
 
     def predict(self, pixels_BHWC: Tensor) -> Tensor:

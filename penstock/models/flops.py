@@ -1,4 +1,4 @@
-"""How much arithmetic a network takes, for the share of a device's peak that a run reaches."""
+"""FLOP count of a network and peak FLOPs of devices, for MFU."""
 
 from copy import deepcopy
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# Multiplications and additions a second of dense products by precision, from NVIDIA's data sheets; names as the driver
-# has them, the longer ones first. Numbers of 10 bits behind the point are multiplied in tf32, fp16 as fast as bf16.
+# Dense FLOPs a second by precision, from NVIDIA's data sheets, by parts of the driver's device names, the longer ones
+# first. fp16 is as fast as bf16.
 _SXM_HOPPER = {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}
 _NVL_HOPPER = {"fp32": 60e12, "tf32": 417.5e12, "bf16": 835.5e12}
 PEAK_FLOPS = {
@@ -21,29 +21,29 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """The most that a device can multiply and add a second.
+    """Return the peak FLOPs a second of a device.
 
     Args:
-        device: Its name, as torch gives it.
+        device: Device name, as torch gives it.
         precision: `"fp32"`, `"tf32"`, `"bf16"` or `"fp16"`.
 
     Returns:
-        Of dense products, or None for a device whose peak is not known here.
+        The peak of dense products, or None if it is unknown.
     """
     peaks = next((peaks for name, peaks in PEAK_FLOPS.items() if name in device), None)
     return None if peaks is None else peaks.get("bf16" if precision == "fp16" else precision)
 
 
 def flops(network: nn.Module, raw_B: Tensor, *, backward: bool = False) -> int:
-    """Multiplications and additions in the products of one pass over a batch (a multiply-add counts as two).
+    """Count the FLOPs of one pass over a batch (a multiply-add counts as two).
 
-    Nothing is computed: shapes alone go through the network. Products are convolutions, matrix products and attention;
-    what is done number by number is not counted, as is usual. A recurrent network's are those of all its frames.
+    The pass runs on the meta device, on shapes alone. It counts convolutions, matrix products and attention, in all
+    frames of a recurrent network, but no elementwise operations, as is usual.
 
     Args:
-        network: As it is trained; it is neither changed nor run.
-        raw_B: A batch of raw inputs, of which only shape and dtype matter.
-        backward: Count the gradients of the parameters too, about twice as much again.
+        network: The network, as it is trained; it is neither changed nor run.
+        raw_B: A batch of raw inputs; only shape and dtype matter.
+        backward: Count the backward pass too, about twice as much again.
     """
     empty = deepcopy(network).to("meta").train(backward)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):

@@ -1,4 +1,4 @@
-"""The textbook's multilayer perceptron, with each of its activations."""
+"""Multilayer perceptron with a choice of activations."""
 
 from itertools import pairwise
 from typing import Literal, final
@@ -20,11 +20,11 @@ class MLP(nn.Module):
     """Fully connected layers with one activation between them, over raw inputs.
 
     Args:
-        inputs: Numbers of one raw input, all dimensions together.
+        inputs: Number of elements of a raw input.
         hidden: Units of each hidden layer.
-        classes: Outputs. There may be a million and more: then nearly all parameters are those of `head`.
-        activation: `"tanh"`, `"sigmoid"`, `"relu"` or `"maxout"` (of two pieces, in layers twice as wide).
-        scale: What a raw number is divided by, so that inputs are about 0 to 1.
+        classes: Outputs. With a million classes nearly all parameters belong to `head`.
+        activation: `"tanh"`, `"sigmoid"`, `"relu"` or `"maxout"` (two pieces, in layers twice as wide).
+        scale: Divisor of the raw numbers, so that inputs are about 0 to 1.
 
     Raises:
         ApplicationError: There is no such activation.

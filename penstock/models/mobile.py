@@ -1,17 +1,17 @@
-"""A small network of inverted residuals, made for phones: ReLU6 alone, no squeeze-and-excitation."""
+"""A small network of inverted residuals for phones: ReLU6 only, no squeeze-and-excitation."""
 
 from typing import final
 
 from torch import Tensor, nn
 
-from penstock.models.images import EmbeddingNetwork
+from penstock.models.image_classifier import EmbeddingNetwork
 
 # B batch, C channels, H height, W width, E embedding, K classes
 
-# Of each stage: by how much its blocks widen, the channels that leave it, its blocks, the stride of the first.
+# Expansion, output channels, number of blocks, and stride of the first block of each stage.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 STEM = 32
-# Channels are whole multiples of it, which vector units like.
+# Channel numbers are multiples of this, which suits vector units.
 MULTIPLE = 8
 
 
@@ -20,10 +20,10 @@ class InvertedResidual(nn.Module):
     """Wide inside, narrow outside: Sandler et al. 2018, "MobileNetV2", figure 4d.
 
     Args:
-        inputs: Channels that come.
-        outputs: Channels that leave.
-        expansion: How many times as many there are inside.
-        stride: Of the 3 x 3 convolution, which is of each channel by itself.
+        inputs: Input channels.
+        outputs: Output channels.
+        expansion: Ratio of inner to input channels.
+        stride: Stride of the depthwise 3 x 3 convolution.
     """
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
@@ -31,7 +31,7 @@ class InvertedResidual(nn.Module):
         inside = inputs * expansion
         layers: list[nn.Module] = [*_convolution(inputs, inside, 1)] if expansion != 1 else []
         layers += [*_convolution(inside, inside, 3, stride=stride, groups=inside)]
-        # Linear: a rectifier would lose some of what few channels hold (section 3.2 there).
+        # Linear, because a ReLU on few channels loses information (section 3.2 there).
         layers += [nn.Conv2d(inside, outputs, 1, bias=False), nn.BatchNorm2d(outputs)]
         self.layers = nn.Sequential(*layers)
         self.adds = stride == 1 and inputs == outputs
@@ -49,9 +49,9 @@ class MobileNet(EmbeddingNetwork):
 
     Args:
         classes: Outputs.
-        width: Of all channels, the share there is of that table's.
+        width: Channels as a share of that table's.
         embedding: Length of the feature vector.
-        dropout: The share of the features that is left out in training.
+        dropout: Dropout probability of the features.
     """
 
     def __init__(self, classes: int = 1000, *, width: float = 0.5, embedding: int = 256, dropout: float = 0.1) -> None:
@@ -76,7 +76,7 @@ class MobileNet(EmbeddingNetwork):
         return self.fc(self.dropout(self.features(image_BCHW)))
 
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """The feature vector `[B, E]` that the last layer decides from, of prepared pictures."""
+        """Feature vector `[B, E]` of prepared images, the input of the last layer."""
         return self.layers(image_BCHW).mean((2, 3))
 
 

@@ -4,9 +4,9 @@ from typing import cast, final
 
 from torch import Tensor, nn
 
-from penstock.models.images import EmbeddingNetwork
+from penstock.models.image_classifier import EmbeddingNetwork
 from penstock.nn.entry import EntryConv2d
-from penstock.nn.max_pool import MaxPool2d
+from penstock.nn.pooling import MaxPool2d
 
 # B batch, C channels, H height, W width, E embedding, K classes
 
@@ -20,10 +20,10 @@ class Bottleneck(nn.Module):
     """He et al. 2016, "Deep residual learning for image recognition", figure 5, right.
 
     Args:
-        inputs: Channels that come.
-        width: Channels of the 3 x 3 convolution; four times as many leave.
-        stride: Of the 3 x 3 convolution. In the paper the first one strides, which throws three quarters of it away; it
-            is here that what is called version 1.5 differs.
+        inputs: Input channels.
+        width: Channels of the 3 x 3 convolution; the block has four times as many outputs.
+        stride: Stride of the 3 x 3 convolution ("version 1.5"). In the paper the first 1 x 1 convolution strides, which
+            discards three quarters of its input.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -58,8 +58,8 @@ class ResNet50(EmbeddingNetwork):
 
     Args:
         classes: Outputs.
-        zero_last_gamma: Begin with blocks that add nothing: Goyal et al. 2017, "Accurate, large minibatch SGD",
-            section 5.1, which large batches want.
+        zero_last_gamma: Initialise each block as the identity, for large batches: Goyal et al. 2017, "Accurate, large
+            minibatch SGD", section 5.1.
     """
 
     def __init__(self, classes: int = 1000, *, zero_last_gamma: bool = False) -> None:
@@ -84,7 +84,7 @@ class ResNet50(EmbeddingNetwork):
         return self.fc(self.features(image_BCHW))
 
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """The feature vector `[B, 2048]` that the last layer decides from, of prepared pictures."""
+        """Feature vector `[B, 2048]` of prepared images, the input of the last layer."""
         x_BCHW = self.relu(self.maxpool(self.bn1(self.conv1(image_BCHW))))
         for stage in range(len(STAGES)):
             x_BCHW = self.get_submodule(f"layer{stage + 1}")(x_BCHW)

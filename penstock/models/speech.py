@@ -1,4 +1,4 @@
-"""A recurrent network over live sound: spectrogram, two convolutions, gated recurrent layers, scores of characters."""
+"""A streaming speech network: spectrogram, two convolutions, GRU layers, log-probabilities of characters."""
 
 from typing import final
 
@@ -11,17 +11,17 @@ CONVOLVED = 640
 
 @final
 class SpeechNet(Sequential):
-    """After Amodei et al. 2016, "Deep Speech 2", section 3, its convolutions over time alone and causal.
+    """After Amodei et al. 2016, "Deep Speech 2", section 3, with causal convolutions over time alone.
 
-    One output for every 20 ms of sound: the logarithm of each symbol's probability.
+    One output per 20 ms of sound: the log-probabilities of the symbols.
 
     Args:
         hidden: Units of a recurrent layer.
         layers: Recurrent layers.
-        symbols: Scores of an output, the blank of CTC among them.
-        rate_hz: Samples of the sound a second.
-        bands: Of the spectrogram.
-        convolved: Channels of the second convolution; of the first half as many.
+        symbols: Symbols of an output, including CTC's blank.
+        rate_hz: Sample rate.
+        bands: Bands of the spectrogram.
+        convolved: Channels of the second convolution; the first has half as many.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SpeechNet(Sequential):
 
     @property
     def flop_a_second(self) -> float:
-        """Multiplications and additions that a second of sound takes in the products of the network."""
+        """FLOPs of the network's matrix products per second of sound."""
         each = 0.0
         for module in self.modules():
             if isinstance(module, nn.Linear):

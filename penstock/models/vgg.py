@@ -4,7 +4,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from penstock.models.images import ImageNetwork
+from penstock.models.image_classifier import ImageNetwork
 
 # B batch, C channels, H height, W width, K classes
 
@@ -22,7 +22,7 @@ class VGG16(ImageNetwork):
 
     Args:
         classes: Outputs.
-        dropout: The share of units left out behind each of the two hidden layers.
+        dropout: Dropout probability after each of the two hidden layers.
     """
 
     def __init__(self, classes: int = 1000, dropout: float = 0.5) -> None:
@@ -33,7 +33,7 @@ class VGG16(ImageNetwork):
             for wide in block:
                 features += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU()]
                 channels = wide
-            # Behind the pooling there is a quarter to rectify, and the names of what is learned stay torchvision's.
+            # ReLU after the pooling has a quarter of the elements; parameters keep torchvision's names.
             features[-1:] = [nn.MaxPool2d(2), nn.ReLU()]
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(
@@ -52,7 +52,7 @@ class VGG16(ImageNetwork):
         return self.classifier(self.features(image_BCHW).flatten(1))
 
     def _draw(self) -> None:
-        # He et al. 2015, "Delving deep into rectifiers", section 2.2: without it so many layers do not begin to learn.
+        # He et al. 2015, "Delving deep into rectifiers", section 2.2: without it a network this deep does not train.
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

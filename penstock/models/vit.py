@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.core.errors import ApplicationError
-from penstock.models.images import ImageNetwork
+from penstock.models.image_classifier import ImageNetwork
 from penstock.nn.entry import EntryConv2d
 
 # B batch, C channels, H height, W width, T tokens, D features of a token, N heads, F features of a head, K classes
@@ -18,11 +18,11 @@ EPSILON = 1e-6
 
 @final
 class SelfAttention(nn.Module):
-    """Every token looks at every token: Vaswani et al. 2017, "Attention is all you need", section 3.2.
+    """Multi-head self-attention: Vaswani et al. 2017, "Attention is all you need", section 3.2.
 
     Args:
         width: Features of a token.
-        heads: Among which they are divided.
+        heads: Attention heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -46,13 +46,13 @@ class SelfAttention(nn.Module):
 
 @final
 class EncoderLayer(nn.Module):
-    """Attention and two linear layers, each behind a layer norm and beside a way past it.
+    """Attention and a two-layer MLP, each with a layer norm before it and a residual connection.
 
     Args:
         width: Features of a token.
-        heads: Of the attention.
-        hidden: Units between the two linear layers.
-        dropout: The share of features left out behind each of the three.
+        heads: Attention heads.
+        hidden: Hidden units of the MLP.
+        dropout: Dropout probability after the attention and after each linear layer.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
@@ -73,15 +73,15 @@ class EncoderLayer(nn.Module):
 
 @final
 class Encoder(nn.Module):
-    """A place for each token, the layers, and a layer norm.
+    """Position embedding, encoder layers, and a layer norm.
 
     Args:
-        tokens: How many there are.
-        layers: How many.
+        tokens: Number of tokens.
+        layers: Number of layers.
         width: Features of a token.
-        heads: Of the attention.
-        hidden: Units of a layer.
-        dropout: The share of features left out.
+        heads: Attention heads.
+        hidden: Hidden units of a layer's MLP.
+        dropout: Dropout probability.
     """
 
     def __init__(self, *, tokens: int, layers: int, width: int, heads: int, hidden: int, dropout: float) -> None:
@@ -108,16 +108,16 @@ class ViT(ImageNetwork):
 
     Args:
         classes: Outputs.
-        side: Height and width of the pictures in pixels.
-        patch: Height and width of the part that becomes a token.
-        layers: Of the encoder.
+        side: Height and width of the images in pixels.
+        patch: Height and width of a patch in pixels.
+        layers: Encoder layers.
         width: Features of a token.
-        heads: Of the attention.
-        hidden: Units between a layer's two linear layers.
-        dropout: The share of features left out.
+        heads: Attention heads.
+        hidden: Hidden units of a layer's MLP.
+        dropout: Dropout probability.
 
     Raises:
-        ApplicationError: The side is not whole patches, or the width not whole heads.
+        ApplicationError: The side is not a multiple of the patch, or the width not of the heads.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class ViT(ImageNetwork):
         super().__init__()
         if side % patch or width % heads:
             raise ApplicationError(
-                f"ViT has side {side} in patches of {patch}, and width {width} in {heads} heads; choose what divides "
-                f"evenly."
+                f"ViT has side {side} in patches of {patch}, and width {width} in {heads} heads; choose numbers that "
+                f"divide evenly."
             )
         self.conv_proj = EntryConv2d(3, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))

@@ -1,15 +1,13 @@
-"""Building blocks that torch lacks: layers over time that run whole or a chunk at a time, maxout, resizing, and
-layers for pictures that are quicker on a GPU.
-"""
+"""Layers that torch lacks: streaming layers for sequences and chunks, maxout, resizing, and faster image layers."""
 
 from penstock.nn.attention import StreamingAttention
 from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead
 from penstock.nn.entry import EntryConv2d
-from penstock.nn.max_pool import MaxPool2d
 from penstock.nn.maxout import Maxout
 from penstock.nn.normalisation import SequenceBatchNorm, folded
-from penstock.nn.pictures import SquareResize
+from penstock.nn.pooling import MaxPool2d
 from penstock.nn.recurrent import GRU, LSTM, ClippedRNN
+from penstock.nn.resize import SquareResize
 from penstock.nn.spectrogram import LogMel
 from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
 

@@ -1,4 +1,4 @@
-"""Self-attention that looks back over a bounded number of frames, so that a stream's cache never grows."""
+"""Self-attention over a bounded number of past frames, so that a stream's cache has a fixed size."""
 
 from typing import cast, final
 
@@ -14,19 +14,19 @@ from penstock.nn.streaming import State, Step, Streaming, valid_alone
 
 @final
 class StreamingAttention(Streaming):
-    """Multi-head self-attention in which a frame sees itself and the `left` frames before it.
+    """Multi-head self-attention in which a frame attends to itself and the `left` frames before it.
 
-    Where a frame stands is told by how far behind it another one is: a learned bias for each distance and head is
-    added to the scores. Vaswani et al. 2017, "Attention Is All You Need", section 3.2; the bias is that of Raffel et
-    al. 2020, "Exploring the Limits of Transfer Learning", section 2.1, with a bucket for each distance.
+    Positions are relative: a learned bias for each distance and head is added to the scores. Vaswani et al. 2017,
+    "Attention Is All You Need", section 3.2; the bias is that of Raffel et al. 2020, "Exploring the Limits of Transfer
+    Learning", section 2.1, with a bucket for each distance.
 
     Args:
-        features: Of a frame.
-        heads: That divide them.
-        left: Frames of the past that each frame sees.
+        features: Features of a frame.
+        heads: Attention heads.
+        left: Past frames that each frame attends to.
 
     Raises:
-        ApplicationError: The features do not divide into heads, or `left` is negative.
+        ApplicationError: The features are not a multiple of the heads, or `left` is negative.
     """
 
     def __init__(self, features: int, heads: int, left: int) -> None:
@@ -43,16 +43,16 @@ class StreamingAttention(Streaming):
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T, features]` to the same shape."""
-        # What stands behind the valid frames is seen by none of them; NaN there would be seen all the same.
+        # Padding is masked, but NaN in it would still spread: set it to zero.
         query, key, value = self._projected(valid_alone(whole_BT, length_B))
         return self._attended(query, key, value, torch.arange(whole_BT.shape[1], device=whole_BT.device), None)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """As many as went in."""
+        """The input lengths."""
         return length_B
 
     def initial_state(self, batch: int) -> State:
-        """An empty cache: keys and values, the newest last, and how many there are."""
+        """Empty cache: keys and values, the newest last, and their number."""
         weight = self.output.weight
         cache_BL = weight.new_zeros(batch, self.left, weight.shape[0])
         return cache_BL, cache_BL.clone(), torch.zeros(batch, dtype=torch.int64, device=weight.device)
@@ -61,12 +61,12 @@ class StreamingAttention(Streaming):
         """See `Streaming`."""
         keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor | int], state)
         if isinstance(held_B, int):
-            # In the graph of batches of which it is known: see `penstock.runtime.export_graph`.
+            # A constant in the exported graph of steady batches: see `penstock.runtime.onnx_export`.
             held_B = torch.full_like(length_B, held_B)
         query, key, value = self._projected(valid_alone(chunk_BT, length_B))
         key, value = torch.cat([keys_BL, key], 1), torch.cat([values_BL, value], 1)
         at_K = torch.arange(key.shape[1], device=key.device)
-        # The cache is filled from its end; what was never there is seen by nobody.
+        # The cache is filled from its end; its empty entries are masked.
         seen_BK = at_K >= self.left - held_B[:, None]
         output_BT = self._attended(query, key, value, at_K, seen_BK)
         row_B1 = torch.arange(chunk_BT.shape[0], device=key.device)[:, None]
@@ -90,6 +90,6 @@ class StreamingAttention(Streaming):
         heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query_BT, key_BK, value_BK)]
         attended_BTND = functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
         if torch.compiler.is_exporting():
-            # What stands for attention in a graph lays its result out otherwise.
+            # The exported form of attention has another memory layout.
             attended_BTND = attended_BTND.clone(memory_format=torch.contiguous_format)
         return self.output(attended_BTND.flatten(2))

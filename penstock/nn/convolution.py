@@ -1,4 +1,4 @@
-"""Convolutions over time that need no future, or a bounded piece of it, a chunk at a time."""
+"""Streaming convolutions over time, causal or with a bounded lookahead."""
 
 from typing import final
 
@@ -15,17 +15,18 @@ from penstock.nn.windows import Windows
 
 @final
 class CausalConv1d(Streaming):
-    """A convolution over time of which every output needs only what came so far.
+    """Causal convolution over time.
 
-    Zeros stand before the first frame: `kernel - stride` of them, so that there is an output for every `stride` frames.
+    The sequence is padded with `kernel - stride` zeros at its start, so that there is an output for every `stride`
+    frames.
 
     Args:
         channels_in: Features of a frame.
         channels_out: Features of an output.
-        kernel: Frames that an output is made of.
+        kernel: Input frames of an output.
         stride: Frames from one output to the next, at most `kernel`.
-        groups: As of `torch.nn.Conv1d`.
-        bias: Whether outputs have one.
+        groups: See `torch.nn.Conv1d`.
+        bias: Add a learned bias.
 
     Raises:
         ApplicationError: The stride is longer than the kernel.
@@ -60,25 +61,24 @@ class CausalConv1d(Streaming):
         return self.conv(frames_BM.transpose(1, 2)).transpose(1, 2)
 
     def _product(self, frames_BM: Tensor) -> Tensor:
-        # Of few frames of many streams a plain product is made: for such shapes cuDNN's convolution took 18 ms on an
-        # H200 where this takes less than one.
+        # For few frames of many streams cuDNN's convolution took 18 ms on an H200, a matrix product less than 1 ms.
         windows_BUX = self.windows.each(frames_BM).flatten(2)
         return functional.linear(windows_BUX, self.conv.weight.flatten(1), self.conv.bias)
 
 
 @final
 class CausalConv2d(Streaming):
-    """A convolution over time and the bins of each frame, causal in time, centred over the bins.
+    """Convolution over time and the bins of each frame, causal in time, centred over the bins.
 
-    Amodei et al. 2015, "Deep Speech 2", section 3.5, with the future left out.
+    Amodei et al. 2015, "Deep Speech 2", section 3.5, without the future context.
 
     Args:
-        channels_in: Of each bin.
-        channels_out: Of each output bin.
-        kernel: Frames and bins that an output is made of; the bins are odd.
+        channels_in: Channels of an input bin.
+        channels_out: Channels of an output bin.
+        kernel: Input frames and bins of an output; the number of bins is odd.
         stride: Frames and bins from one output to the next.
-        bins: Of an input frame.
-        bias: Whether outputs have one.
+        bins: Bins of an input frame.
+        bias: Add a learned bias.
 
     Raises:
         ApplicationError: The stride is longer than the kernel, or the kernel has an even number of bins.
@@ -129,16 +129,16 @@ class CausalConv2d(Streaming):
 
 @final
 class Lookahead(Streaming):
-    """Each feature as a weighted sum of itself and its next `future` frames.
+    """Depthwise convolution over a frame and the next `future` frames.
 
-    It gives a network that runs forward a bounded look ahead: outputs come `future` frames later, and the last ones
-    when the stream ends, with zeros for what never came.
+    It gives a unidirectional network a bounded lookahead. Outputs are delayed by `future` frames; the end of a stream
+    is padded with zeros and returns the last ones.
 
     Wang et al. 2016, "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks", section 3.
 
     Args:
-        features: Of a frame.
-        future: Frames of the future that an output sees.
+        features: Features of a frame.
+        future: Future frames of an output.
     """
 
     def __init__(self, features: int, future: int) -> None:
@@ -152,15 +152,15 @@ class Lookahead(Streaming):
         return self.windows.over(whole_BT, length_B, self._over)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """As many as went in."""
+        """The input lengths."""
         return length_B
 
     def initial_state(self, batch: int) -> State:
-        """Nothing waits."""
+        """No waiting frames."""
         return self.windows.initial_state(self.weight.new_zeros(batch, self.weight.shape[0]))
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
-        """See `Streaming`; a stream's last step gives what waited for its future as well."""
+        """See `Streaming`; a stream's last step also returns the delayed outputs."""
         ready = self.windows.take(chunk_BT, length_B, state, last_B)
         return Step(self._over(ready.frames_BM), ready.windows_B, ready.state)
 

@@ -1,4 +1,4 @@
-"""The first convolution of a network for pictures, which has few channels and takes large steps."""
+"""First convolution of an image network: few channels and a large stride."""
 
 from typing import Any, final
 
@@ -12,24 +12,24 @@ from penstock.core.errors import ApplicationError
 
 @final
 class EntryConv2d(nn.Conv2d):
-    """A convolution of few channels whose stride is above 1; on a GPU it is done on blocks of pixels.
+    """Convolution with few input channels and a stride above 1, computed on a GPU by space-to-depth.
 
-    Tensor cores multiply eight channels or more at once: with the three of a picture most of what they do is zeros, and
-    what is read is copied to make room for those. A stride of s over C channels is a stride of 1 over blocks of s x s
-    pixels with C s s channels, of which a kernel filled up to whole blocks gives the same sums (as the entries to
-    MLPerf Training have done for ResNet-50 since 2019, "space to depth"). Parameters, names and answers are those of
-    `torch.nn.Conv2d`, up to the order in which is added; elsewhere than on a GPU it is that.
+    Tensor cores multiply eight channels or more at once. With an image's three, the input is copied to pad it with zero
+    channels, and most products are with zeros. A stride of s over C channels equals a stride of 1 over blocks of s x s
+    pixels with C s s channels, with the kernel padded to whole blocks (as in the MLPerf Training entries for ResNet-50
+    since 2019). Parameters, names and results are those of `torch.nn.Conv2d`, up to the order of summation; on other
+    devices it is `torch.nn.Conv2d`.
 
     Args:
         channels_in: C.
-        channels_out: Those that leave.
-        kernel: Its side.
+        channels_out: Output channels.
+        kernel: Side of the kernel.
         stride: s, above 1.
         padding: Zeros on each side.
-        bias: Whether something is added to each channel.
+        bias: Add a learned bias.
 
     Raises:
-        ApplicationError: The stride is 1, for which there is nothing to gain.
+        ApplicationError: The stride is 1, which gains nothing.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class EntryConv2d(nn.Conv2d):
         return self.by_blocks(input) if input.is_cuda else super().forward(input)
 
     def by_blocks(self, x_BCHW: Tensor) -> Tensor:
-        """The same on any device, on blocks of s x s pixels."""
+        """Compute the convolution by blocks of s x s pixels, on any device."""
         kernel, stride, padding = self.kernel_size[0], self.stride[0], int(self.padding[0])
         blocks = -(-kernel // stride)
         ends: list[int] = []
         for side in (x_BCHW.shape[3], x_BCHW.shape[2]):
             steps = (side + 2 * padding - kernel) // stride
-            # What the last step reaches; a negative end cuts off what none does.
+            # Pad to the end of the last window; a negative number crops pixels that no window covers.
             ends += [padding, (steps + blocks) * stride - side - padding]
         missing = blocks * stride - kernel
         filled: Any = F.pad(self.weight, (0, missing, 0, missing))

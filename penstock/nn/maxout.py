@@ -1,4 +1,4 @@
-"""Maxout: an activation that is learned, the largest of several affine pieces."""
+"""Maxout: a learned activation, the maximum of several affine pieces."""
 
 from typing import final
 
@@ -11,9 +11,9 @@ from penstock.core.errors import ApplicationError
 
 @final
 class Maxout(nn.Module):
-    """The largest of `pieces` neighbouring features: the outputs of a layer that is `pieces` times as wide.
+    """Maximum of each `pieces` neighbouring features of a layer that is `pieces` times as wide.
 
-    Put it behind any layer that gives its features along one dimension:
+    Put it after any layer whose features are along one dimension:
     `nn.Sequential(nn.Linear(64, 32 * 4), Maxout(4))` has 32 maxout units of 4 linear pieces, and
     `nn.Sequential(nn.Conv2d(1, 16 * 2, 3), Maxout(2))` has 16 maxout channels of 2 filters each.
 
@@ -45,5 +45,5 @@ class Maxout(nn.Module):
         return features.unflatten(self.dim, (width // self.pieces, self.pieces)).amax(self.dim % features.ndim + 1)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Describe the module for `print`."""
         return f"pieces={self.pieces}, dim={self.dim}"

@@ -1,4 +1,4 @@
-"""Batch norm over sequences of many lengths, and how it disappears when a network is served."""
+"""Batch norm over sequences of different lengths, and its folding into linear layers for serving."""
 
 from typing import final
 
@@ -16,12 +16,12 @@ class SequenceBatchNorm(Streaming):
     """Batch norm with the statistics of all valid frames of a batch, over batch and time.
 
     Laurent et al. 2016, "Batch Normalized Recurrent Neural Networks", section 4, as Amodei et al. 2015, "Deep Speech
-    2", section 3.2, use it. In training, frames behind a row's length count for nothing. When served, the running
-    statistics make it a scale and a shift of each feature; `folded` puts them into the linear layer before it.
+    2", section 3.2, use it. Training ignores frames after a row's length. In serving the running statistics make it a
+    scale and a shift of each feature, which `folded` merges into the linear layer before it.
 
     Args:
-        features: Of a frame, in its last dimension.
-        momentum: How far one batch moves the running statistics.
+        features: Features of a frame, in the last dimension.
+        momentum: Weight of a batch in the running statistics.
         eps: Added to the variance.
     """
 
@@ -45,32 +45,32 @@ class SequenceBatchNorm(Streaming):
             length_B = whole_BT.new_full((whole_BT.shape[0],), whole_BT.shape[1], dtype=torch.int64)
         valid_BT = like_frames(mask_of(length_B, whole_BT.shape[1]), whole_BT)
         count = valid_BT.sum()
-        # In float32 at least: the sum of all frames is beyond half precision.
+        # In float32 at least, because the sum of all frames overflows half precision.
         exact_BT = whole_BT.to(torch.promote_types(whole_BT.dtype, torch.float32))
         mean_D = torch.where(valid_BT, exact_BT, 0).sum((0, 1)) / count.clamp(min=1)
         variance_D = torch.where(valid_BT, (exact_BT - mean_D).square(), 0).sum((0, 1)) / count.clamp(min=1)
         mean_D, variance_D = mean_D.to(self.mean_D.dtype), variance_D.to(self.mean_D.dtype)
         with torch.no_grad():
-            # A batch without a valid frame says nothing.
+            # A batch without a valid frame must not change the statistics.
             share = (self.momentum * (count > 0)).to(mean_D.dtype)
             self.mean_D.lerp_(mean_D, share)
             self.variance_D.lerp_(variance_D * (count / (count - 1).clamp(min=1)).to(variance_D.dtype), share)
         return self._scaled(whole_BT, mean_D, variance_D)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """As many as went in."""
+        """The input lengths."""
         return length_B
 
     def initial_state(self, batch: int) -> State:
-        """None."""
+        """The empty state."""
         return ()
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
-        """See `Streaming`; by the running statistics."""
+        """See `Streaming`; uses the running statistics."""
         return Step(self._scaled(chunk_BT, self.mean_D, self.variance_D), length_B, state)
 
     def folded(self, before: nn.Linear) -> nn.Linear:
-        """A linear layer that does what the given one and then this norm do when served.
+        """Merge this norm, with its running statistics, into the linear layer before it.
 
         Raises:
             ApplicationError: The layer's outputs are not this norm's features.
@@ -94,7 +94,7 @@ class SequenceBatchNorm(Streaming):
 
 
 def folded(layers: nn.Sequential) -> nn.Sequential:
-    """Layers with every batch norm that stands behind a linear layer put into it, for serving."""
+    """Merge every batch norm that follows a linear layer into it, for serving."""
     made: list[nn.Module] = []
     for layer in layers:
         if isinstance(layer, SequenceBatchNorm) and made and isinstance(made[-1], nn.Linear):

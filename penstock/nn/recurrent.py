@@ -1,7 +1,7 @@
 """Recurrent layers that run whole sequences by torch's fused kernels and chunks frame by frame, with the same weights.
 
-A chunk is a few frames of many streams, of which each may have another number: what all frames need of the input is one
-multiplication, and then each frame's takes the rows along that still have one.
+A chunk has a few frames of many streams, and each stream may have a different number. The input part of all frames is
+one matrix product; then each frame updates the rows that are long enough.
 """
 
 from abc import abstractmethod
@@ -19,25 +19,25 @@ from penstock.nn.streaming import State, Step, Streaming
 
 
 class Recurrent(Streaming):
-    """A layer whose output for a frame is its hidden state after it."""
+    """A layer whose output for a frame is its hidden state after that frame."""
 
     hidden: int
 
     @abstractmethod
     def inputs(self, chunk_BT: Tensor) -> Tensor:
-        """What a chunk adds to the gates, `[B, T, G]`."""
+        """Compute the input part of the gates of a chunk, `[B, T, G]`."""
 
     @abstractmethod
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
-        """The state after one more frame of the rows that have one; the first of it, `[B, H]`, is the output."""
+        """Compute the state after one frame of the valid rows; its first tensor, `[B, H]`, is the output."""
 
     @property
     @abstractmethod
     def parts(self) -> int:
-        """How many tensors `[B, H]` the state has."""
+        """Number of tensors `[B, H]` of the state."""
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """As many as went in."""
+        """The input lengths."""
         return length_B
 
     def initial_state(self, batch: int) -> State:
@@ -56,10 +56,10 @@ class Recurrent(Streaming):
 
 
 class Fused(Recurrent):
-    """A layer of which torch has a fused kernel for whole sequences.
+    """A layer that has a fused kernel in torch for whole sequences.
 
     Args:
-        cell: Torch's, of one layer, the batch first.
+        cell: Torch's module, with one layer and the batch first.
     """
 
     def __init__(self, cell: nn.GRU | nn.LSTM) -> None:
@@ -77,21 +77,21 @@ class Fused(Recurrent):
         return functional.linear(chunk_BT, input_weight, input_bias)
 
     def recurrent(self, hidden_BH: Tensor) -> Tensor:
-        """What the hidden state adds to the gates, `[B, G]`."""
+        """Compute the recurrent part of the gates, `[B, G]`."""
         _, weight, _, bias = self.cell.all_weights[0]
         return functional.linear(hidden_BH, weight, bias)
 
 
 @final
 class GRU(Fused):
-    """A gated recurrent unit as torch has it: the reset gate is applied behind the hidden state's product.
+    """Gated recurrent unit in torch's variant: the reset gate is applied after the hidden state's product.
 
     Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", section 2.3; `torch.nn.GRU` has the
     formulas.
 
     Args:
-        features: Of a frame.
-        hidden: Units.
+        features: Features of a frame.
+        hidden: Hidden units.
     """
 
     def __init__(self, features: int, hidden: int) -> None:
@@ -115,8 +115,8 @@ class LSTM(Fused):
     Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; `torch.nn.LSTM` has the formulas.
 
     Args:
-        features: Of a frame.
-        hidden: Units.
+        features: Features of a frame.
+        hidden: Hidden units.
     """
 
     def __init__(self, features: int, hidden: int) -> None:
@@ -143,9 +143,9 @@ class ClippedRNN(Recurrent):
     Hannun et al. 2014, "Deep Speech", section 2, where `most` is 20.
 
     Args:
-        features: Of a frame.
-        hidden: Units.
-        most: The largest activation.
+        features: Features of a frame.
+        hidden: Hidden units.
+        most: Upper bound of the activations.
 
     Raises:
         ApplicationError: `most` is not above 0.
@@ -159,7 +159,7 @@ class ClippedRNN(Recurrent):
         self.most = most
         self.input = nn.Linear(features, hidden)
         self.recurrent = nn.Linear(hidden, hidden, bias=False)
-        # A recurrence without gates keeps its signal where it begins as a rotation.
+        # An ungated recurrence that starts as a rotation preserves the norm of its signal.
         nn.init.orthogonal_(self.recurrent.weight)
 
     @property

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of raw samples, a chunk at a time: the overlap of the windows is state."""
+"""Streaming log-mel spectrograms of raw samples; the overlap of the windows is state."""
 
 import math
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from penstock.nn.windows import Windows
 
 @final
 class LogMel(Streaming):
-    """The logarithm of the energy in bands of the mel scale, of windows that follow one another.
+    """Logarithm of the energy in mel bands of successive windows.
 
-    The first window begins with the first sample, and samples at the end that fill no window are left out: every
-    frame can be given as soon as its last sample is there. The transform is a product with sines and cosines, which
-    any runtime has, and is computed in float32 at least, under autocast too.
+    The first window begins with the first sample, and an incomplete window at the end is dropped, so a frame is ready
+    as soon as its last sample has arrived. The transform is a matrix product with sines and cosines, which any runtime
+    supports. It is computed in float32 at least, under autocast too.
 
     Davis and Mermelstein 1980, "Comparison of Parametric Representations"; the mel scale is that of O'Shaughnessy 1987,
     2595 log10(1 + f / 700), with triangles of height 1.
 
     Args:
-        sample_rate_hz: Of the samples.
-        window_ms: How long a window is.
-        hop_ms: From the begin of one to that of the next.
+        sample_rate_hz: Sample rate.
+        window_ms: Length of a window.
+        hop_ms: Time from the start of a window to the start of the next.
         bands: Features of a frame.
-        low_hz: Where the lowest band begins.
-        high_hz: Where the highest ends; half the sample rate by default.
-        full_scale: What a sample is divided by: 32,768 for 16-bit samples.
-        floor: Added to the energy, so that silence has a logarithm.
+        low_hz: Lower edge of the lowest band.
+        high_hz: Upper edge of the highest band; half the sample rate by default.
+        full_scale: Divisor of the samples: 32,768 for 16-bit samples.
+        floor: Added to the energy, so that the logarithm of silence is finite.
 
     Raises:
         ApplicationError: The hop is longer than the window, or the bands do not fit below half the sample rate.
@@ -67,31 +67,31 @@ class LogMel(Streaming):
         self.windows = Windows(window, hop)
         self.full_scale = full_scale
         self.floor = floor
-        # What is given on has its precision.
-        self._given = torch.zeros(0)
-        # In float64, and rounded once.
+        # Its dtype and device are those of the output.
+        self._output_like = torch.zeros(0)
+        # Computed in float64 and rounded once.
         frequencies = window // 2 + 1
         at_W = torch.arange(window, dtype=torch.float64)
         hann_W = 0.5 - 0.5 * torch.cos(2 * math.pi * at_W / window)
-        turns_WF = 2 * math.pi * at_W[:, None] * torch.arange(frequencies, dtype=torch.float64) / window
+        angle_WF = 2 * math.pi * at_W[:, None] * torch.arange(frequencies, dtype=torch.float64) / window
         bands_FD = _mel_bands(sample_rate_hz, window, bands, low_hz, high_hz)
         for name, made in (
-            ("cosines_WF", hann_W[:, None] * torch.cos(turns_WF)),
-            ("sines_WF", hann_W[:, None] * torch.sin(turns_WF)),
+            ("cosines_WF", hann_W[:, None] * torch.cos(angle_WF)),
+            ("sines_WF", hann_W[:, None] * torch.sin(angle_WF)),
             ("bands_FD", bands_FD),
         ):
-            self.register_buffer(name, made.to(self._given.dtype), persistent=False)
+            self.register_buffer(name, made.to(self._output_like.dtype), persistent=False)
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T]` samples to `[B, U, bands]`."""
         return self.windows.over(whole_BT.to(self.bands_FD.dtype), length_B, self._over)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """One for every window that is whole."""
+        """One per complete window."""
         return self.windows.count(length_B)
 
     def initial_state(self, batch: int) -> State:
-        """No sample waits."""
+        """No waiting samples."""
         return self.windows.initial_state(self.bands_FD.new_zeros(batch))
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
@@ -100,26 +100,26 @@ class LogMel(Streaming):
         return Step(self._over(ready.frames_BM), ready.windows_B, ready.state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # In half precision quiet sounds would vanish beside loud ones: only what is given on is rounded.
-        self._given = fn(self._given)
-        precision = torch.promote_types(self._given.dtype, torch.float32)
+        # Half precision would lose quiet sounds next to loud ones: only the output is rounded.
+        self._output_like = fn(self._output_like)
+        precision = torch.promote_types(self._output_like.dtype, torch.float32)
         for name in ("cosines_WF", "sines_WF", "bands_FD"):
-            setattr(self, name, getattr(self, name).to(self._given.device, precision))
+            setattr(self, name, getattr(self, name).to(self._output_like.device, precision))
         return self
 
     def _over(self, samples_BM: Tensor) -> Tensor:
-        # An exported graph has no autocast, nor may it have the word for none.
+        # An exported graph must not contain autocast, not even a disabled one.
         kind = samples_BM.device.type
-        # Where only shapes are counted, there is none at all.
+        # The meta device has no autocast.
         casts = kind != "meta" and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext():
             return self._energies(samples_BM)
 
     def _energies(self, samples_BM: Tensor) -> Tensor:
-        # Copied, so that all windows are the rows of one product: as a view they would be one for each stream.
+        # Contiguous, so that all windows are rows of one matrix product; a view would give one product per stream.
         windows_BUW = self.windows.each(samples_BM / self.full_scale).contiguous()
         energy_BUF = (windows_BUW @ self.cosines_WF).square() + (windows_BUW @ self.sines_WF).square()
-        return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._given.dtype)
+        return torch.log(energy_BUF @ self.bands_FD + self.floor).to(self._output_like.dtype)
 
 
 def _mel_bands(sample_rate_hz: int, window: int, bands: int, low_hz: float, high_hz: float) -> Tensor:

@@ -1,11 +1,11 @@
-"""Layers over time that are trained on whole sequences and served a chunk at a time, with the same answers.
+"""Streaming layers: trained on whole sequences and served a chunk at a time, with the same outputs.
 
-What a layer remembers between two chunks is a value that it is given and gives back, never an attribute: a stream's
-state can then be joined into a batch with others, parted again, saved, and continued elsewhere.
+State between chunks is a value that `step` takes and returns, never an attribute. A stream's state can therefore be
+batched with others, split off again, saved, and continued elsewhere.
 
-For every layer here, however a sequence is cut into chunks, the outputs of the steps, put behind one another, are
-`forward` of the whole sequence. A row's outputs depend on nothing but its own chunks: not on its neighbours, on what
-stands in a chunk beyond the row's length, or on how long the chunks of the batch are.
+For every layer, the concatenated outputs of the steps equal `forward` of the whole sequence, for any division into
+chunks. A row's outputs depend only on its own chunks: not on other rows, on padding after the row's length, or on the
+chunk length of the batch.
 """
 
 from abc import ABC, abstractmethod
@@ -15,19 +15,19 @@ from typing import NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-# B batch, T frames of a chunk, U frames that come of them
+# B batch, T frames of a chunk, U output frames
 
 # A tensor with the batch first, or a tuple of such trees. A layer without memory has ().
 State: TypeAlias = "Tensor | tuple[State, ...]"
 
 
 class Step(NamedTuple):
-    """What came of one chunk.
+    """The result of one chunk.
 
     Args:
-        output_BU: `[B, U, ...]`, the frames of each row from its first on; what follows them means nothing.
-        length_B: How many frames of each row there are, int64.
-        state: What to give to the next step.
+        output_BU: `[B, U, ...]`, the output frames of each row, then padding.
+        length_B: Number of output frames of each row, int64.
+        state: State for the next step.
     """
 
     output_BU: Tensor
@@ -44,40 +44,40 @@ class Streaming(nn.Module, ABC):
 
         Args:
             whole_BT: `[B, T, ...]`.
-            length_B: How many frames of each row are valid, int64; all of them by default. What follows them changes no
-                valid output.
+            length_B: Number of valid frames of each row, int64; all by default. Frames after them affect no valid
+                output.
 
         Returns:
-            `[B, U, ...]`, of which each row has `output_lengths(length_B)` valid frames.
+            `[B, U, ...]`; each row has `output_lengths(length_B)` valid frames.
         """
 
     @abstractmethod
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """How many frames come of whole sequences of so many."""
+        """Compute the output lengths of whole sequences."""
 
     @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """The state of so many streams before their first chunk, where the parameters are and in their precision."""
+        """Return the state of new streams, with the parameters' device and dtype."""
 
     @abstractmethod
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """Run over the next chunk of each row.
 
         Args:
-            chunk_BT: `[B, T, ...]` with T from 1.
-            length_B: How many frames of each row are valid, int64, 0 to T. A row of 0 whose stream does not end has no
-                output, and its state stays what it was, bit for bit.
-            state: What the step before gave.
-            last_B: Bool; where a stream ends with this chunk, so that what was held back for its future comes too. None
-                where no stream does.
+            chunk_BT: `[B, T, ...]`, T at least 1.
+            length_B: Number of valid frames of each row, int64, 0 to T. A row of length 0 whose stream does not end has
+                no output, and its state is unchanged, bit for bit.
+            state: State that the previous step returned.
+            last_B: Bool; True if a stream ends with this chunk, which also returns its delayed outputs. None if no
+                stream ends.
         """
 
 
 class Sequential(Streaming):
-    """Layers one after the other; the state is the tuple of theirs.
+    """Layers in sequence; the state is the tuple of their states.
 
     Args:
-        layers: In the order in which they run. A plain module is run on each frame alone: it must not look at others.
+        layers: The layers, in order. A plain module must treat each frame independently.
     """
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -92,13 +92,13 @@ class Sequential(Streaming):
         return whole_BT
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """Through all layers."""
+        """Output lengths after all layers."""
         for layer in self._streaming():
             length_B = layer.output_lengths(length_B)
         return length_B
 
     def initial_state(self, batch: int) -> State:
-        """Those of the layers."""
+        """Tuple of the layers' states."""
         return tuple(layer.initial_state(batch) for layer in self._streaming())
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
@@ -114,10 +114,10 @@ class Sequential(Streaming):
 
 
 class FrameWise(Streaming):
-    """A layer that treats every frame alone, such as a linear layer, layer norm or an activation: it has no state.
+    """A layer that treats each frame independently, such as a linear layer, layer norm or an activation; stateless.
 
     Args:
-        module: Takes `[B, T, ...]`, and lets no frame see another.
+        module: Takes `[B, T, ...]` and treats each frame independently.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -129,11 +129,11 @@ class FrameWise(Streaming):
         return self.module(whole_BT)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """As many as went in."""
+        """The input lengths."""
         return length_B
 
     def initial_state(self, batch: int) -> State:
-        """None."""
+        """The empty state."""
         return ()
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
@@ -142,31 +142,31 @@ class FrameWise(Streaming):
 
 
 def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
-    """A state whose every leaf is what the function makes of it: to move it, to choose rows, to change precision."""
+    """Apply a function to every leaf of a state: to move it, select rows, or change precision."""
     if isinstance(state, Tensor):
         return function(state)
     return tuple(map_state(function, part) for part in state)
 
 
 def leaves(state: State) -> list[Tensor]:
-    """Every tensor of a state, in order."""
+    """Return all tensors of a state, in order."""
     if isinstance(state, Tensor):
         return [state]
     return [leaf for part in state for leaf in leaves(part)]
 
 
 def mask_of(length_B: Tensor, frames: int) -> Tensor:
-    """Bool `[B, T]`: which of so many frames are valid."""
+    """Mask of valid frames, bool `[B, T]`."""
     return torch.arange(frames, device=length_B.device) < length_B[:, None]
 
 
 def valid_alone(frames_BT: Tensor, length_B: Tensor | None) -> Tensor:
-    """Frames with zeros for what is not valid."""
+    """Set invalid frames to zero."""
     if length_B is None:
         return frames_BT
     return torch.where(like_frames(mask_of(length_B, frames_BT.shape[1]), frames_BT), frames_BT, 0)
 
 
 def like_frames(mask_BT: Tensor, frames_BT: Tensor) -> Tensor:
-    """A mask `[B, T]` in a shape that goes with frames `[B, T, ...]`."""
+    """Reshape a mask `[B, T]` to broadcast with frames `[B, T, ...]`."""
     return mask_BT.reshape(*mask_BT.shape, *[1] * (frames_BT.ndim - 2))

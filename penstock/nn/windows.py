@@ -1,7 +1,7 @@
-"""Windows that slide over a stream: what convolutions over time, lookahead and spectrograms have in common.
+"""Sliding windows over a stream, for convolutions over time, lookahead and spectrograms.
 
-What is left of a row when its chunk is over, the frames that the next window begins with, waits in the state. So
-windows are those of the whole sequence, however it was cut.
+The state keeps the frames of a row that later windows need, so the windows are those of the whole sequence for any
+division into chunks.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from torch import Tensor
 from penstock.core.errors import ApplicationError
 from penstock.nn.streaming import State, like_frames, valid_alone
 
-# B batch, T frames of a chunk, P frames that may wait, M room for both and for the zeros behind
+# B batch, T frames of a chunk, P frames that may wait, M room for both and for the zeros at the end
 
-# So many windows are written into an exported graph one by one.
-MOST_SLICES = 32
+# Maximal number of windows that an exported graph slices one by one.
+MAX_SLICES = 32
 
 
 class Ready(NamedTuple):
-    """What windows can be taken from now.
+    """The frames from which windows can be taken now.
 
     Args:
-        frames_BM: `[B, M, ...]`, what waited and then the chunk, from each row's first frame on; zeros behind the last.
-        windows_B: How many windows of each row are whole; they begin at 0, `stride`, 2 `stride` ...
-        state: What waits from now on, and how much of it.
+        frames_BM: `[B, M, ...]`, the waiting frames and the chunk of each row, then zeros.
+        windows_B: Number of complete windows of each row; they begin at 0, `stride`, 2 `stride` ...
+        state: Frames that wait for the next chunk, and their number.
     """
 
     frames_BM: Tensor
@@ -39,9 +39,9 @@ class Windows:
 
     Args:
         size: Frames of a window.
-        stride: Frames from the begin of one to that of the next, at most `size`.
+        stride: Frames from the start of a window to the start of the next, at most `size`.
         before: Zeros before a stream's first frame.
-        after: Zeros behind its last; with those before it, less than a window.
+        after: Zeros after its last frame; `before + after` is below `size`.
     """
 
     def __init__(self, size: int, stride: int = 1, *, before: int = 0, after: int = 0) -> None:
@@ -56,54 +56,54 @@ class Windows:
         self.after = after
 
     def count(self, length_B: Tensor) -> Tensor:
-        """How many windows whole sequences of so many frames have."""
+        """Compute the number of windows of whole sequences."""
         return self._whole(length_B + (self.before + self.after))
 
     def over(self, whole_BT: Tensor, length_B: Tensor | None, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a function gives for every window of whole sequences, the zeros before and behind them included.
+        """Apply a function to every window of whole sequences, padded with the zeros before and after them.
 
         Args:
             whole_BT: `[B, T, ...]`.
-            length_B: How many frames of each row are valid; those behind them are taken as zeros.
-            function: Makes `[B, U, ...]` of `[B, M, ...]`, one output for each of the windows.
+            length_B: Number of valid frames of each row; the others count as zeros.
+            function: Maps `[B, M, ...]` to `[B, U, ...]`, one output per window.
         """
         whole_BT = valid_alone(whole_BT, length_B)
         frames = whole_BT.shape[1]
-        # Where there is no window at all, one of zeros, whose output is left out.
+        # Pad to at least one window; its output is dropped if it is not a real one.
         after = max(self.after, self.size - self.before - frames)
         zeros_BS = whole_BT.new_zeros(whole_BT.shape[0], self.size, *whole_BT.shape[2:])
         output_BU = function(torch.cat([zeros_BS[:, : self.before], whole_BT, zeros_BS[:, :after]], 1))
         return output_BU[:, : max(0, (frames + self.before + self.after - self.size) // self.stride + 1)]
 
     def each(self, frames_BM: Tensor) -> Tensor:
-        """All windows that fit into `[B, M, ...]`, as `[B, U, ..., size]`."""
+        """Return all windows of `[B, M, ...]`, as `[B, U, ..., size]`."""
         windows = (frames_BM.shape[1] - self.size) // self.stride + 1
-        if not torch.compiler.is_exporting() or windows > MOST_SLICES:
+        if not torch.compiler.is_exporting() or windows > MAX_SLICES:
             return frames_BM.unfold(1, self.size, self.stride)
-        # ONNX has no unfold: what stands for it picks every number by itself.
+        # ONNX has no unfold; its replacement gathers every number by itself.
         begins = range(0, windows * self.stride, self.stride)
         return torch.stack([frames_BM[:, begin : begin + self.size] for begin in begins], 1).movedim(2, -1)
 
     def initial_state(self, frame_B: Tensor) -> State:
-        """Before the first chunk, for streams of frames like these, `[B, ...]`."""
+        """Return the state of new streams, for frames like `[B, ...]`."""
         batch = frame_B.shape[0]
         waiting_BP = frame_B.new_zeros(batch, self.size - 1, *frame_B.shape[1:])
         return waiting_BP, torch.full((batch,), self.before, dtype=torch.int64, device=frame_B.device)
 
     def take(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Ready:
-        """Put what waited before the chunk, and keep what the next windows begin with."""
+        """Join the waiting frames and the chunk, and keep the frames that later windows need."""
         waiting_BP, waits_B = cast(tuple[Tensor, Tensor | int], state)
         if isinstance(waits_B, int):
-            # The graph of a batch that is known to be like this: see `penstock.runtime.export_graph`.
-            return self._taken_alike(chunk_BT, waiting_BP, waits_B)
-        # Otherwise a graph holds what every batch needs; and a GPU is not asked what its batch is like.
-        asked = not (torch.compiler.is_exporting() or chunk_BT.is_cuda)
-        if asked and _alike(chunk_BT, length_B, waits_B, last_B):
-            return self._taken_alike(chunk_BT, waiting_BP, int(waits_B[0]))
+            # A constant in the exported graph of steady batches: see `penstock.runtime.onnx_export`.
+            return self._take_uniform(chunk_BT, waiting_BP, waits_B)
+        # An exported graph must hold for every batch, and on a GPU the check would synchronise the host.
+        checks = not (torch.compiler.is_exporting() or chunk_BT.is_cuda)
+        if checks and _is_uniform(chunk_BT, length_B, waits_B, last_B):
+            return self._take_uniform(chunk_BT, waiting_BP, int(waits_B[0]))
         waiting, frames = waiting_BP.shape[1], chunk_BT.shape[1]
         total_B = waits_B + length_B
         at_M = torch.arange(waiting + frames + self.after, device=chunk_BT.device)
-        # What waits stands at the begin of its room, what comes at the begin of its own.
+        # `joined` holds the waiting frames at 0 and the chunk at `waiting`, each followed by padding.
         index_BM = torch.where(at_M < waits_B[:, None], at_M, at_M - waits_B[:, None] + waiting)
         joined = torch.cat([waiting_BP, chunk_BT.to(waiting_BP.dtype)], 1)
         frames_BM = _rows_of(joined, index_BM.clamp(max=waiting + frames - 1))
@@ -118,8 +118,8 @@ class Windows:
         waiting_BP = torch.where(like_frames(at_M[:waiting] < waits_B[:, None], waiting_BP), waiting_BP, 0)
         return Ready(frames_BM, windows_B, (waiting_BP, waits_B))
 
-    def _taken_alike(self, chunk_BT: Tensor, waiting_BP: Tensor, waits: int) -> Ready:
-        """The same by slices, where all rows have whole chunks behind equally much that waits."""
+    def _take_uniform(self, chunk_BT: Tensor, waiting_BP: Tensor, waits: int) -> Ready:
+        """Do the same by slices, for rows with whole chunks and equally many waiting frames."""
         waiting = waiting_BP.shape[1]
         total = waits + chunk_BT.shape[1]
         windows = max(0, (total - self.size) // self.stride + 1)
@@ -135,13 +135,13 @@ class Windows:
         return torch.where(frames_B >= self.size, (frames_B - self.size) // self.stride + 1, 0)
 
 
-def _alike(chunk_BT: Tensor, length_B: Tensor, waits_B: Tensor, last_B: Tensor | None) -> bool:
+def _is_uniform(chunk_BT: Tensor, length_B: Tensor, waits_B: Tensor, last_B: Tensor | None) -> bool:
     ends = last_B is not None and bool(last_B.any())
     return not ends and bool((length_B == chunk_BT.shape[1]).all()) and bool((waits_B == waits_B[0]).all())
 
 
 def _rows_of(frames_BM: Tensor, index_BN: Tensor) -> Tensor:
-    # A third of what indexing by rows and columns takes.
+    # Three times as fast as indexing by rows and columns.
     shape = frames_BM.shape[2:]
     index_BN = index_BN.reshape(*index_BN.shape, *[1] * len(shape)).expand(*index_BN.shape, *shape)
     return torch.gather(frames_BM, 1, index_BN)

@@ -1,7 +1,6 @@
-"""What the serving engine runs: one step of the network for a batch of slots.
+"""The interface between the serving engine and a network: one step for a batch of slots.
 
-An executor is the only thing that the engine knows of a network. A one-shot network ignores the slots; a streaming one
-keeps a state for each and clears it where a row is `fresh`.
+A one-shot network ignores the slots; a streaming one keeps a state for each and resets it where a row is `fresh`.
 """
 
 from abc import ABC, abstractmethod
@@ -20,18 +19,17 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class StepInput:
     """The rows of one step.
 
     Args:
-        slots_B: The slot of each row, where its state lives.
-        chunk_B: The raw input of each row, `[B, *input.shape]`. A view that is overwritten by the next step.
-        length_B: How many frames of each chunk, along its first dimension, are valid; 0 where the row goes on without a
-            new chunk.
-        fresh_B: Where a new stream begins: its state starts anew.
-        last_B: Where a stream ends with this chunk; None where that says nothing to the network.
-        from_B: Of an executor that adopted the table, the entry of each row's chunk; `chunk_B` is empty then.
-        to_B: Of such an executor, the entry that each row's output goes to; None where it goes nowhere.
+        slots_B: The slot of each row, which holds its state.
+        chunk_B: The raw input of each row, `[B, *input.shape]`. A view that the next step overwrites.
+        length_B: Valid frames of each chunk, along its first dimension; 0 where the row continues without a new chunk.
+        fresh_B: A new stream begins: reset the state.
+        last_B: The stream ends with this chunk; None where the network does not need to know.
+        from_B: For an executor that adopted the table, the entry of each row's chunk; `chunk_B` is empty then.
+        to_B: For such an executor, the entry of each row's output; None discards the outputs.
     """
 
     slots_B: Rows
@@ -44,15 +42,15 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """What one step gave.
+class StepOutput:
+    """The result of one step.
 
     Args:
-        output_B: `[B, *output.shape]`; it may be a view that the next step overwrites. Of an executor that adopted
-            the table it is empty: the outputs are in their entries.
-        length_B: How many frames of each output, along its first dimension, are valid; None where all always are.
-        busy_B: Where the row wants another step without a new chunk; None where no row ever does.
-        finite_B: Where the valid output holds neither NaN nor infinity; None where nobody looked.
+        output_B: `[B, *output.shape]`; it may be a view that the next step overwrites. Empty from an executor that
+            adopted the table: the outputs are in their entries.
+        length_B: Valid frames of each output, along its first dimension; None where all always are.
+        busy_B: The row needs another step without a new chunk; None where no row ever does.
+        finite_B: The valid output holds neither NaN nor infinity; None where this was not checked.
     """
 
     output_B: Array
@@ -68,7 +66,7 @@ class Executor(ABC):
         input: One raw input chunk.
         output: One output chunk.
         max_rows: The largest batch.
-        runs_ahead: Whether a row never becomes busy, so that its next chunk may be begun before the last is finished.
+        runs_ahead: A row never becomes busy, so that its next chunk may be begun before the last is finished.
     """
 
     input: TensorSpec
@@ -77,29 +75,29 @@ class Executor(ABC):
     runs_ahead: bool = False
 
     @abstractmethod
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch."""
 
     def adopt(self, input_E: Array, output_E: Array) -> bool:
-        """Take chunks from a table's column, and put outputs into one, from now on, where this executor does so.
+        """From now on, read chunks from a table's column and write outputs into one, if this executor can.
 
         Args:
             input_E: `[E, *input.shape]`, all entries.
             output_E: `[E, *output.shape]`.
 
         Returns:
-            Whether it does; batches must name their entries then.
+            Whether it can; batches must name their entries then.
         """
         return False
 
-    def begin(self, batch: Batch) -> Any:
-        """Begin a step; several may be under way, and are run in the order in which they were begun.
+    def begin(self, batch: StepInput) -> Any:
+        """Begin a step; several may be begun, and run in order.
 
         Returns:
-            What `finish` makes a result of.
+            The argument of `finish`.
         """
         return self.step(batch)
 
-    def finish(self, begun: Any) -> Result:
-        """The result of a step that was begun, waited for where need be."""
+    def finish(self, begun: Any) -> StepOutput:
+        """Wait for a step that was begun, and return its result."""
         return begun

@@ -1,4 +1,4 @@
-"""A bundle made runnable in this process."""
+"""Loading of bundles: the verified network, run by torch in this process."""
 
 import sys
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from penstock.core.application import Application, FoundApplication, reply_of
-from penstock.core.bundle import BundleFiles, found_for, read_bundle
+from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
-from penstock.runtime.graphed_executor import GraphedExecutor
-from penstock.runtime.streamed import streamed
+from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.streaming_executor import Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
+from penstock.runtime.whole_signals import run_in_chunks
 
 _DIFFERENCES_NAMED = 3
 
@@ -30,10 +30,10 @@ _DIFFERENCES_NAMED = 3
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchPrepare:
-    """An application's `prepare`, run by torch itself.
+    """An application's `prepare`, run by torch.
 
     Args:
-        module: What the application makes, in evaluation mode.
+        module: The application's `prepare`, in evaluation mode.
         raw: One raw array.
         input: One chunk.
     """
@@ -43,22 +43,23 @@ class TorchPrepare:
     input: TensorSpec
 
     def __call__(self, raw: Array) -> Array:
-        """One chunk, `[*input.shape]`, of one raw array.
+        """Prepare one chunk, `[*input.shape]`, from one raw array.
 
         Raises:
-            InvalidInput: It is not a raw array of the spec.
-            TooLarge: It has more than is taken.
-            ApplicationError: The module does not give what is declared.
+            InvalidInput: The raw array does not fit the spec.
+            TooLarge: It is larger than the spec allows.
+            ApplicationError: The module does not give the declared input.
         """
-        # A copy: what prepares in place must not change the caller's array.
+        # A copy: a module that works in place must not change the caller's array.
         copied = torch.from_numpy(np.array(self.raw.check(raw), order="C"))
         try:
             with torch.inference_mode():
                 chunk: Array = self.module(copied).numpy()
         except Exception as error:
+            # The application's code may raise anything.
             raise ApplicationError(
                 f"the prepare gives no array for {raw.dtype}{list(raw.shape)} ({type(error).__name__}: {error}); it "
-                f"must make {self.input.describe()} of {self.raw.describe()}."
+                f"must turn {self.raw.describe()} into {self.input.describe()}."
             ) from error
         if chunk.dtype != self.input.numpy_dtype or chunk.shape != self.input.shape:
             raise ApplicationError(
@@ -72,14 +73,14 @@ class TorchPrepare:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predictor:
-    """A network that answers in this process, in a notebook say.
+    """A network that predicts in this process, for example in a notebook.
 
     Args:
-        application: What it is for.
-        files: The bundle that it was loaded from.
+        application: Its application.
+        files: The bundle.
         module: The network, in evaluation mode.
-        executor: Runs it in batches.
-        preparing: Makes an input of one raw array; None where the application has no `prepare`.
+        executor: Runs the network in batches.
+        preparing: Prepares one raw array; None where the application has no `prepare`.
     """
 
     application: Application
@@ -89,19 +90,19 @@ class Predictor:
     preparing: TorchPrepare | None = None
 
     def predict(self, inputs: Any) -> Array:
-        """The network's answer to raw inputs.
+        """Predict the outputs for raw inputs.
 
         Args:
-            inputs: One chunk of the application's input spec, or a batch of them with a dimension in front: an array or
-                nested lists of numbers. It is not changed. Of a live application, a whole signal of any length. Of an
-                application with `prepare`, also one raw array as `decode` gives it, which is prepared then.
+            inputs: One chunk of the application's input spec, or a batch of them with a leading dimension: an array or
+                nested lists of numbers. It is not changed. For a live application, a whole signal of any length. For an
+                application with `prepare`, also one raw array as `decode` returns it.
 
         Returns:
             One output chunk, or a batch of them.
 
         Raises:
             InvalidInput: Another shape, not numbers, or numbers that the dtype cannot hold.
-            TooLarge: A raw array that has more than is taken.
+            TooLarge: A raw array is larger than the spec allows.
         """
         if self._is_raw(inputs):
             inputs = self.prepare(inputs)
@@ -114,16 +115,14 @@ class Predictor:
         return outputs[0] if single else outputs
 
     def prepare(self, raw: Array) -> Array:
-        """One chunk of the application's input, of one raw array of any size that it takes.
+        """Prepare one chunk of the application's input from one raw array.
 
         Raises:
-            InvalidInput: It is not a raw array of the application, or that prepares nothing.
-            TooLarge: It has more than is taken.
+            InvalidInput: The raw array does not fit the spec, or the application has no `prepare`.
+            TooLarge: It is larger than the spec allows.
         """
         if self.preparing is None:
-            raise InvalidInput(
-                f"application {self.application.name!r} has no prepare; its inputs are taken as they are."
-            )
+            raise InvalidInput(f"application {self.application.name!r} has no prepare; give inputs as they are.")
         return self.preparing(raw)
 
     def _is_raw(self, inputs: Any) -> bool:
@@ -131,13 +130,13 @@ class Predictor:
         if preparing is None or not isinstance(inputs, np.ndarray):
             return False
         is_chunk = inputs.dtype == spec.numpy_dtype and spec.shape in (inputs.shape, inputs.shape[1:])
-        return not is_chunk and inputs.dtype == preparing.raw.numpy_dtype and preparing.raw.takes(inputs.shape)
+        return not is_chunk and inputs.dtype == preparing.raw.numpy_dtype and preparing.raw.accepts(inputs.shape)
 
     def answer(self, body: bytes, content_type: str = "") -> Any:
-        """What a client would get for a request's body: decoded, predicted, replied.
+        """Decode a request's body, predict, and make the reply that a client would get.
 
         Args:
-            body: The request's bytes, a PNG file's say.
+            body: The request's bytes, for example a PNG file.
             content_type: Its content type, `"image/png"`.
 
         Raises:
@@ -157,16 +156,16 @@ def load(
     accept_changed: bool = False,
     threads: int | None = None,
 ) -> Predictor:
-    """The network of a bundle, verified: files by hash, sources by hash, answers by its golden examples.
+    """Load the network of a bundle and verify it: files and sources by hash, answers by the golden examples.
 
     Args:
         folder: The bundle, `RUN/bundle`.
-        app: Where the application is now, if it moved: a name, an import path, an app.py, or the record itself.
-        accept_changed: Take an application whose sources changed, as long as the golden examples agree.
+        app: The application, if it moved: a name, an import path, an app.py, or the record itself.
+        accept_changed: Accept an application whose sources changed, if the golden examples still agree.
         threads: CPU threads for one step; by default torch's own choice.
 
     Raises:
-        BundleError: The bundle is damaged, its application changed, or its answers did.
+        BundleError: The bundle is damaged, or its application or its answers changed.
         ApplicationError: Its application cannot be found.
     """
     files = read_bundle(folder)
@@ -174,7 +173,7 @@ def load(
         files.check_specs(app)
         found = as_found(app)
     else:
-        found = found_for(files, None if app is None else str(app))
+        found = bundle_application(files, None if app is None else str(app))
         files.check_sources(found, accept_changed=accept_changed)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -200,24 +199,26 @@ def streaming_executor(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     exact: bool = False,
-) -> StreamingExecutor | GraphedExecutor:
-    """What serves an application's network beside its streams' states; see `StreamingExecutor` for the arguments.
+) -> StreamingExecutor | CudaGraphExecutor:
+    """Make the executor of a network with states, on a CPU or a GPU; arguments as for `StreamingExecutor`.
 
     Raises:
-        ApplicationError: The network cannot be run a chunk at a time.
+        ApplicationError: The network cannot run in chunks.
     """
     module = streaming_of(application, module)
     specs = application.input, application.output
     if torch.device(device).type == "cuda":
-        return GraphedExecutor(module, *specs, slots=slots, max_rows=max_rows, device=device, dtype=dtype, exact=exact)
+        return CudaGraphExecutor(
+            module, *specs, slots=slots, max_rows=max_rows, device=device, dtype=dtype, exact=exact
+        )
     return StreamingExecutor(module, *specs, slots=slots, max_rows=max_rows, dtype=dtype, exact=exact)
 
 
 def streaming_of(application: Application, module: nn.Module) -> Streaming:
-    """A network that is run a chunk at a time; that of a one-shot application has one chunk.
+    """View a network as a streaming one; a one-shot network has streams of one chunk.
 
     Raises:
-        ApplicationError: It should be, and cannot.
+        ApplicationError: The application is live and its network is no `Streaming`.
     """
     if application.live is None:
         return Stateless(module, application.output.shape[0] if application.output.shape else 1)
@@ -230,27 +231,27 @@ def streaming_of(application: Application, module: nn.Module) -> Streaming:
 
 
 def check_streamed(application: Application, module: nn.Module, golden: Golden) -> float:
-    """The largest difference that a live application's golden examples show where they are served in chunks.
+    """Run a live application's golden examples in chunks; returns the largest difference.
 
     Raises:
-        ApplicationError: The network cannot be run a chunk at a time.
-        GoldenMismatch: It is above the tolerance.
+        ApplicationError: The network cannot run in chunks.
+        GoldenMismatch: The difference is above the tolerance.
     """
     rows = len(golden.inputs)
     executor = streaming_executor(application, module, slots=rows, max_rows=rows)
-    return golden.check(lambda inputs: streamed(executor, inputs))
+    return golden.check(lambda inputs: run_in_chunks(executor, inputs))
 
 
 def as_found(application: Application) -> FoundApplication:
-    """An application that is only an object, in a notebook say; `":Net"` is looked up where the program began."""
+    """Wrap an application that is only an object; `":Net"` is looked up in the `__main__` module."""
     return FoundApplication(application=application, module=sys.modules["__main__"], reference="")
 
 
 def network_of(found: FoundApplication) -> nn.Module:
-    """A new network of an application, in evaluation mode.
+    """Make a new network of an application, in evaluation mode.
 
     Raises:
-        ApplicationError: Its `model` cannot be made, or is no `torch.nn.Module`.
+        ApplicationError: Its `model` raises, or gives no `torch.nn.Module`.
     """
     module = found.model()
     if not isinstance(module, nn.Module):
@@ -262,10 +263,10 @@ def network_of(found: FoundApplication) -> nn.Module:
 
 
 def preparing_of(found: FoundApplication) -> TorchPrepare | None:
-    """What prepares an application's inputs; None where nothing does.
+    """Make the `prepare` of an application; None where it has none.
 
     Raises:
-        ApplicationError: Its `prepare` cannot be made, is no `torch.nn.Module`, or has something to learn.
+        ApplicationError: Its `prepare` raises, is no `torch.nn.Module`, or has a state.
     """
     application = found.application
     if application.prepare is None:
@@ -278,19 +279,19 @@ def preparing_of(found: FoundApplication) -> TorchPrepare | None:
         )
     if learned := list(module.state_dict()):
         raise ApplicationError(
-            f"The prepare of application {application.name!r} has {learned[0]!r} in its state, which no bundle would "
-            f"carry; what is learned belongs to the model."
+            f"The prepare of application {application.name!r} has {learned[0]!r} in its state, which a bundle does not "
+            f"hold; move learned parameters to the model."
         )
     return TorchPrepare(module=module.eval(), raw=application.prepare.raw, input=application.input)
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
-    """Fill a network with the weights of a safetensors file.
+    """Load the weights of a safetensors file into a network.
 
-    A name that is missing is taken from the one that it is tied to, since safetensors stores shared weights once.
+    A missing name is taken from the name that it is tied to, since safetensors stores shared weights once.
 
     Raises:
-        BundleError: A name or shape in the file does not fit the network, or whole numbers stand for fractions.
+        BundleError: A name or shape in the file does not fit the network, or integers stand for floats.
         BundleCorrupt: It is not a safetensors file.
     """
     try:
@@ -341,5 +342,5 @@ def _chunks(application: Application, inputs: Any) -> tuple[Array, bool]:
     fits = shape[1:] == spec.shape[1:] and given.size > 0 if application.live else shape == spec.shape
     if not fits or given.ndim > len(spec.shape) + 1:
         raise InvalidInput(f"inputs have shape {list(given.shape)}; give {list(spec.shape)} or a batch of those.")
-    # A copy, always: a network that works in place must not change the caller's array.
+    # Always a copy: a network that works in place must not change the caller's array.
     return np.array(spec.cast(given[None] if single else given), order="C"), single

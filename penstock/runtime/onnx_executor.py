@@ -1,17 +1,14 @@
-"""Networks run by ONNX Runtime on the CPU: the exported graph, without torch."""
+"""Exported networks, run by ONNX Runtime on the CPU without torch."""
 
 from pathlib import Path
 from typing import Any, final
 
-import onnxruntime
-
 from penstock.core.errors import BundleError
+from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.executor import Batch, Executor, Result
+from penstock.runtime.executor import Executor, StepInput, StepOutput
 
 # B rows of the batch
-
-QUIET = 3  # ONNX Runtime's severity: errors alone
 
 
 @final
@@ -26,7 +23,7 @@ class OnnxExecutor(Executor):
         max_rows: The largest batch.
 
     Raises:
-        BundleError: It is not such a graph.
+        BundleError: The graph has another number of inputs or outputs.
     """
 
     def __init__(
@@ -41,45 +38,34 @@ class OnnxExecutor(Executor):
             raise BundleError(f"the exported graph {graph} is not that of a one-shot network; delete it.")
         self._name: str = inputs[0].name
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch."""
-        return Result(output_B=self.predict(batch.chunk_B))
+        return StepOutput(output_B=self.predict(batch.chunk_B))
 
     def predict(self, chunk_B: Array) -> Array:
-        """The network's outputs `[B, *output.shape]` for raw inputs `[B, *input.shape]`."""
+        """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
         return self._session.run(None, {self._name: chunk_B})[0]
 
 
 def steady_graph(graph: Path) -> Path:
-    """Where the graph for steady batches of live streams is kept beside the one for all, if there is one."""
+    """Path of the optional second graph, for steady batches of live streams."""
     return graph.with_suffix(".steady")
 
 
 def session_of(graph: Path, threads: int) -> Any:
-    """ONNX Runtime's session of an exported graph.
+    """Open an exported graph.
 
     Args:
-        graph: An ONNX file; the first dimension of all that goes in is the batch.
+        graph: An ONNX file; the first dimension of every input is the batch.
         threads: CPU threads for one run.
 
     Raises:
         BundleError: It cannot be loaded, or does not take a batch of any size.
     """
     try:
-        session: Any = onnxruntime.InferenceSession(graph, quiet_options(threads), providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own errors share no class but this
+        session = onnx_session(graph, threads=threads)
+    except onnx_errors() as error:
         raise BundleError(f"the exported graph {graph} cannot be loaded ({error}); delete it.") from None
     if any(isinstance(given.shape[0], int) for given in session.get_inputs()):
         raise BundleError(f"the exported graph {graph} does not take a batch of any size; delete it.")
     return session
-
-
-def quiet_options(threads: int) -> Any:
-    """How ONNX Runtime runs beside others: on so many threads, which do not spin, and without a word but of errors."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = QUIET
-    # Threads that spin while they wait take the time of whoever shares their cores.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options

@@ -1,6 +1,4 @@
-"""Steps a streaming network for the streams of a batch: their states are joined for the step and parted again behind
-it.
-"""
+"""Steps of a streaming network for a batch of streams: gather their states, run the network, scatter the states."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -13,23 +11,23 @@ from torch import Tensor, nn
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import State, Step, Streaming
-from penstock.runtime.executor import Batch, Executor, Result
+from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.state_table import StateTable
 from penstock.runtime.torch_executor import served_function
 
 # B rows of the batch, T frames of a chunk, U frames that come of them
 
-# What `Streaming.step` does: of a chunk, the lengths, the states and whose stream ends.
+# The signature of `Streaming.step`: chunks, lengths, states, and the rows whose stream ends.
 RunStep: TypeAlias = Callable[[Tensor, Tensor, State, Tensor], Step]
 
 
 @final
 class Stateless(Streaming):
-    """A one-shot network as a streaming one whose streams have one chunk and no state.
+    """A one-shot network as a streaming network with streams of one chunk and no state.
 
     Args:
-        module: The network; where it has `predict`, that is what is served.
-        frames: Of an output, along its first dimension.
+        module: The network; its `predict` is served where it has one.
+        frames: Frames of an output, along its first dimension.
     """
 
     def __init__(self, module: nn.Module, frames: int) -> None:
@@ -38,15 +36,15 @@ class Stateless(Streaming):
         self._frames = frames
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
-        """What is served of a batch of raw inputs."""
+        """Run the served function on a batch of raw inputs."""
         return served_function(self.module)(whole_BT)
 
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """All of an output is valid."""
+        """All frames of an output are valid."""
         return torch.full_like(length_B, self._frames)
 
     def initial_state(self, batch: int) -> State:
-        """None."""
+        """Return the empty state."""
         return ()
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
@@ -55,20 +53,20 @@ class Stateless(Streaming):
 
 
 @final
-class JoinedNetwork:
-    """A streaming network beside the states of its streams.
+class StatefulNetwork:
+    """A streaming network and the states of its streams.
 
     Args:
-        module: The network; a copy of it is run, as it is when served, without gradients.
-        input: One raw chunk, its frames first.
-        output: What comes of one chunk at most, its frames first.
-        slots: How many streams there may be.
-        device: Where the network runs.
-        dtype: In which precision it and its states are; that of its parameters by default.
-        run: Does what its `step` does; that itself by default.
+        module: The network; a copy of it runs, in evaluation mode and without gradients.
+        input: One raw chunk, frames first.
+        output: The largest output of one chunk, frames first.
+        slots: The number of streams.
+        device: Device of the network.
+        dtype: Precision of the network and its states; that of its parameters by default.
+        run: A replacement of the network's `step`.
 
     Raises:
-        ApplicationError: The network makes something else of a chunk than the output.
+        ApplicationError: The network's output for a chunk has another shape.
     """
 
     def __init__(
@@ -92,15 +90,15 @@ class JoinedNetwork:
             self._check(input, output)
 
     def step(self, chunk_BT: Tensor, slot_B: Tensor, length_B: Tensor, fresh_B: Tensor, last_B: Tensor) -> Step:
-        """Join the rows' states, run the network once, part them again; every tensor where the network is."""
-        # Whole numbers are samples or indices, of which the network makes what it wants.
+        """Gather the rows' states, run the network once, scatter them; all tensors are on the network's device."""
+        # Integers are samples or indices, which the network converts itself.
         given_BT = chunk_BT.to(self._precision) if chunk_BT.is_floating_point() else chunk_BT
-        step = self._run(given_BT, length_B, self.states.joined(slot_B, fresh_B), last_B)
-        self.states.part(slot_B, step.state)
+        step = self._run(given_BT, length_B, self.states.gather(slot_B, fresh_B), last_B)
+        self.states.scatter(slot_B, step.state)
         return step
 
     def run_by(self, run: RunStep) -> Self:
-        """The same network beside the same states, its `step` done by something else."""
+        """Return the same network and states with another `step`."""
         other = copy.copy(self)
         other._run = run
         return other
@@ -108,34 +106,34 @@ class JoinedNetwork:
     def _check(self, input: TensorSpec, output: TensorSpec) -> None:
         kind = getattr(torch, input.dtype)
         chunk_BT = torch.zeros(1, *input.shape, dtype=kind, device=self.device)
-        nowhere = torch.full((1,), self.states.slots, device=self.device)
-        nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
-        step = self.step(chunk_BT, nowhere, nothing, nothing == 0, nothing != 0)
+        scratch = torch.full((1,), self.states.slots, device=self.device)
+        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
+        step = self.step(chunk_BT, scratch, zero, zero == 0, zero != 0)
         if step.output_BU.shape[1:] != output.shape:
             raise ApplicationError(
-                f"The network makes {list(step.output_BU.shape[1:])} of a chunk of {input.describe()}; the output is "
-                f"{output.describe()}."
+                f"The network gives {list(step.output_BU.shape[1:])} for a chunk of {input.describe()}; it must "
+                f"give {output.describe()}."
             )
 
 
 @final
 class StreamingExecutor(Executor):
-    """A streaming network and the states of all its streams, each step started anew, on the CPU.
+    """A streaming network and the states of all its streams, run eagerly on the CPU.
 
     Args:
-        module: The network; a copy of it is run, as it is when served, without gradients.
-        input: One raw chunk, its frames first.
-        output: What comes of one chunk at most, its frames first.
-        slots: How many streams there may be.
+        module: The network; a copy of it runs, in evaluation mode and without gradients.
+        input: One raw chunk, frames first.
+        output: The largest output of one chunk, frames first.
+        slots: The number of streams.
         max_rows: The largest batch.
-        dtype: In which precision the network and its states are; that of its parameters by default.
-        exact: Fill every batch up to the largest, also past the slots. Libraries choose the order in which they add by
-            a batch's size, and treat the last rows of an odd one by themselves; so that in batches of one size, 32 or a
-            multiple of it, a row's answer is the same, bit for bit, whatever else is there and wherever it stands.
-        run: Does what the network's `step` does; that itself by default.
+        dtype: Precision of the network and its states; that of its parameters by default.
+        exact: Pad every batch to the largest, also beyond the slots. Libraries choose their order of summation by the
+            batch size, and treat the last rows of an odd size differently. In batches of one size, a multiple of 32, an
+            answer is bitwise independent of the other rows and of its position.
+        run: A replacement of the network's `step`.
 
     Raises:
-        ApplicationError: The network makes something else of a chunk than the output.
+        ApplicationError: The network's output for a chunk has another shape.
     """
 
     runs_ahead = True
@@ -155,45 +153,44 @@ class StreamingExecutor(Executor):
         self.input, self.output = input, output
         self.max_rows = min(max_rows, slots)
         self._slots = slots
-        self._filled_rows = max_rows if exact else 0
-        self._network = JoinedNetwork(module, input, output, slots=slots, dtype=dtype, run=run)
+        self._padded_rows = max_rows if exact else 0
+        self._network = StatefulNetwork(module, input, output, slots=slots, dtype=dtype, run=run)
         self._kind = getattr(torch, output.dtype)
 
     @property
     def state_bytes(self) -> int:
-        """What one stream's state takes."""
-        return self._network.states.nbytes_each
+        """Bytes of one stream's state."""
+        return self._network.states.bytes_per_stream
 
     def run_by(self, run: RunStep) -> Self:
-        """Another executor of the same streams, by something else that does the network's `step`."""
+        """Return an executor of the same streams with another `step`."""
         other = copy.copy(self)
         other._network = self._network.run_by(run)
         return other
 
     @torch.inference_mode()
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         """See `Executor`."""
         rows = batch.slots_B.size
         last_B = np.zeros(rows, np.bool_) if batch.last_B is None else batch.last_B
         columns = batch.chunk_B, batch.slots_B, batch.length_B, batch.fresh_B, last_B
-        if self._filled_rows:
-            nobody = 0, self._slots, 0, False, False
-            columns = (_filled(*each, self._filled_rows) for each in zip(columns, nobody, strict=True))
+        if self._padded_rows:
+            padding = 0, self._slots, 0, False, False
+            columns = (_padded(*each, self._padded_rows) for each in zip(columns, padding, strict=True))
         step = self._network.step(*map(torch.from_numpy, columns))
         output_B, length_B = step.output_BU[:rows].to(self._kind), step.length_B[:rows]
-        return Result(output_B=output_B.numpy(), length_B=length_B.numpy())
+        return StepOutput(output_B=output_B.numpy(), length_B=length_B.numpy())
 
-    def saved(self, slot: int) -> list[Tensor]:
+    def save(self, slot: int) -> list[Tensor]:
         """See `StateTable`."""
-        return self._network.states.saved(slot)
+        return self._network.states.save(slot)
 
     def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
         """See `StateTable`."""
         self._network.states.restore(slot, saved)
 
 
-def _filled(column_B: Array, value: int, rows: int) -> Array:
-    """A column with a value for the rows that are missing."""
-    filled = np.full((rows, *column_B.shape[1:]), value, column_B.dtype)
-    filled[: len(column_B)] = column_B
-    return filled
+def _padded(column_B: Array, value: int, rows: int) -> Array:
+    padded = np.full((rows, *column_B.shape[1:]), value, column_B.dtype)
+    padded[: len(column_B)] = column_B
+    return padded

@@ -1,4 +1,4 @@
-"""Networks run by torch itself, eagerly."""
+"""Networks run eagerly by torch."""
 
 from typing import Any, final
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.executor import Batch, Executor, Result
+from penstock.runtime.executor import Executor, StepInput, StepOutput
 
 # B rows of the batch
 
@@ -28,16 +28,16 @@ class TorchExecutor(Executor):
         self.max_rows = max_rows
         self._serve = served_function(module)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch."""
-        return Result(output_B=self.predict(batch.chunk_B))
+        return StepOutput(output_B=self.predict(batch.chunk_B))
 
     def predict(self, chunk_B: Array) -> Array:
-        """The network's outputs `[B, *output.shape]` for raw inputs `[B, *input.shape]`."""
+        """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
         with torch.inference_mode():
             return self._serve(torch.from_numpy(chunk_B)).numpy()
 
 
 def served_function(module: nn.Module) -> Any:
-    """The function of a network that is served: its `predict` where it has one, else its `forward`."""
+    """Return the function to serve: `predict` where the network has one, else `forward`."""
     return getattr(module, "predict", module)

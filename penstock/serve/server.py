@@ -1,12 +1,13 @@
-"""`serve`: one process, or a supervisor with its front-ends and its engine."""
+"""`serve`: one process, or a supervisor with its front-ends and its engines."""
 
 import asyncio
 import resource
+from dataclasses import replace
 
 import uvloop
 
-from penstock.serve.front import access_of, check_telemetry
-from penstock.serve.http_server import tls_of
+from penstock.serve.control.front_end import access_of, check_telemetry
+from penstock.serve.http.listener import free_grpc_port, listeners, tls_of
 from penstock.serve.settings import Settings
 
 
@@ -17,24 +18,27 @@ def serve(settings: Settings) -> None:
         PenstockError: A bundle, the API keys or the TLS files cannot be used, a network is slower than the budget, or
             the port is taken.
     """
-    # Each front-end reads them for itself; a mistake in them is said here, once and in one sentence.
-    access_of(settings)
-    tls_of(settings)
-    check_telemetry(settings)
-    _allow_many_descriptors()
+    # Each front-end reads these files itself; a mistake in them is reported here, once and in one sentence.
+    access_of(settings.access)
+    tls_of(settings.network)
+    check_telemetry(settings.telemetry)
+    _raise_descriptor_limit()
+    network, processes = settings.network, settings.frontend_processes
+    sockets = listeners(network.host, network.port, processes or 1)
+    settings = replace(settings, network=replace(network, grpc_port=free_grpc_port(network)))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if settings.frontend_processes == 0:
-            # The only way that loads torch in this process.
-            from penstock.serve.single import serve_single
+        if processes == 0:
+            # Imported here: it loads torch, which a supervisor does not need.
+            from penstock.serve.control.single_process import serve_single
 
-            serve_single(settings, runner)
+            runner.run(serve_single(settings, sockets[0]))
         else:
-            from penstock.serve.supervisor import supervise
+            from penstock.serve.control.supervisor import supervise
 
-            supervise(settings, runner)
+            runner.run(supervise(settings, sockets))
 
 
-def _allow_many_descriptors() -> None:
+def _raise_descriptor_limit() -> None:
     # A connection takes one each, and the usual soft limit is 1,024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,22 +1,22 @@
-"""A network run over a whole set by all processes, each its share of every batch."""
+"""Evaluate a network on a whole set; each process computes its share of every batch."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from penstock.train.collectives import gather_rows
-from penstock.train.data import equal_shares, one_pass
-from penstock.train.examples import Examples
-from penstock.train.feed import ReadFeed
-from penstock.train.recipe import Recipe, Seen
-from penstock.train.world import World
+from penstock.train.data.examples import Examples
+from penstock.train.data.loader import ReadingLoader
+from penstock.train.data.sampler import equal_shares, one_pass
+from penstock.train.parallel.collectives import all_gather_rows
+from penstock.train.parallel.world import World
+from penstock.train.recipe import Predictions, Recipe
 
-AT_ONCE = 1024
-AT_ONCE_BYTES = 1 << 26
+MAX_ROWS_PER_RANK = 1024
+MAX_BYTES_PER_RANK = 1 << 26
 
 
-def seen_of(
+def predict(
     module: nn.Module,
     examples: Examples,
     world: World,
@@ -25,33 +25,33 @@ def seen_of(
     workers: int,
     bad: dict[str, int],
     notice: Callable[[str], object] | None,
-) -> Seen | None:
-    """What a network makes of a whole set, in the first process; all must ask, and the others get None.
+) -> Predictions | None:
+    """Return a network's predictions for a whole set, in the first process; the others get None. Collective.
 
     Args:
-        module: The network, as it is to be run.
+        module: The network, in the mode in which it runs.
         examples: The set.
         world: The processes.
-        recipe: Says what becomes of examples that are damaged.
+        recipe: Its `loading.bad_examples` applies to damaged examples.
         workers: Threads that read.
-        bad: What this process could not read, by name, is counted here.
+        bad: Counts of the examples that this process could not read, by name; updated.
         notice: Called with a sentence when an example is first found to be damaged.
     """
-    at_once = world.size * max(1, min(AT_ONCE, AT_ONCE_BYTES // max(1, examples.input_nbytes)))
-    counts = [len(places.indices_B) for places in one_pass(len(examples), at_once)]
-    order = equal_shares(one_pass(len(examples), at_once), world.rank, world.size)
-    on_bad, device = recipe.bad_examples, world.device
-    outputs_of: list[Tensor] = []
-    targets_of: list[Tensor] = []
-    with ReadFeed(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice) as feed:
-        feed.bad = bad
-        for count, (inputs, targets) in zip(counts, feed, strict=True):
+    batch_rows = world.size * max(1, min(MAX_ROWS_PER_RANK, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
+    counts = [len(places.indices_B) for places in one_pass(len(examples), batch_rows)]
+    order = equal_shares(one_pass(len(examples), batch_rows), world.rank, world.size)
+    on_bad, device = recipe.loading.bad_examples, world.device
+    all_outputs: list[Tensor] = []
+    all_targets: list[Tensor] = []
+    with ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice) as loader:
+        loader.bad = bad
+        for count, (inputs, targets) in zip(counts, loader, strict=True):
             outputs = module(inputs).float()
             if world.size > 1:
-                outputs = gather_rows(world, "the outputs", outputs)[:count]
-                targets = gather_rows(world, "the targets", targets)[:count]
-            if world.is_first:
-                outputs_of.append(outputs.cpu())
-                targets_of.append(targets.cpu())
-    # The first process has them all, the others none.
-    return Seen(torch.cat(outputs_of), torch.cat(targets_of)) if outputs_of else None
+                outputs = all_gather_rows(world, "the outputs", outputs)[:count]
+                targets = all_gather_rows(world, "the targets", targets)[:count]
+            if world.is_rank_zero:
+                all_outputs.append(outputs.cpu())
+                all_targets.append(targets.cpu())
+    # Only the first process has outputs.
+    return Predictions(torch.cat(all_outputs), torch.cat(all_targets)) if all_outputs else None

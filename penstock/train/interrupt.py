@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to stop after the step, so that a checkpoint can be written."""
+"""Ctrl-C and SIGTERM as requests to stop after the current step, so that a checkpoint can be written."""
 
 import signal
 import threading
@@ -8,24 +8,24 @@ from typing import Any, Self, final
 
 @final
 class Interrupt:
-    """While it is entered, the first SIGINT or SIGTERM is remembered; a second one interrupts at once."""
+    """Record the first SIGINT or SIGTERM while the context is open; a second one interrupts at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Signals reach the main thread only; elsewhere, in a notebook's worker say, there is nothing to catch.
+        # Signals reach the main thread only, and not a notebook's worker thread.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True

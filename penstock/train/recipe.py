@@ -1,10 +1,10 @@
-"""How a network is trained: one frozen record, which a function of the application's recipe module returns."""
+"""Training recipes: one frozen record, made by a function of the application's recipe module."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,18 +12,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
-from penstock.train.augment import Augment
-from penstock.train.examples import ArraySet as ArraySet
-from penstock.train.examples import Examples
-from penstock.train.placements import Placements
-from penstock.train.reading import OnBad
+from penstock.train.data.augment import Augment
+from penstock.train.data.examples import ArraySet as ArraySet
+from penstock.train.data.examples import Examples
+from penstock.train.data.readers import OnBad
+from penstock.train.placement import Placements
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
 
 
-class Seen(NamedTuple):
-    """What a network made of a whole set.
+class Predictions(NamedTuple):
+    """Predictions of a network for a whole set, with their targets.
 
     Args:
         outputs: `[n, ...]`, on the CPU.
@@ -34,19 +34,19 @@ class Seen(NamedTuple):
     targets: Tensor
 
 
-Finish = Callable[[Path, Seen, Seen], Mapping[str, Tensor]]
+Calibrate = Callable[[Path, Predictions, Predictions], Mapping[str, Tensor]]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The examples.
+    """Training, validation and test examples.
 
     Args:
-        train: Learned from.
-        validation: Held out to choose the best weights by.
-        test: Held out from that choice too, and run once, at the end; None where there is none.
+        train: Examples to train on.
+        validation: Held out, to select the best weights.
+        test: Held out from that selection too, and evaluated once, at the end; None for no test set.
     """
 
     train: Examples
@@ -55,64 +55,199 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """How a network is trained. Vary one with `dataclasses.replace(recipe, batch_size=512)`.
+class Selection:
+    """Validation, and selection of the best weights.
 
     Args:
-        data: Gives the examples.
+        metric: Name of the metric to select by; `"loss"` always exists.
+        mode: `"max"` if a larger value is better, else `"min"`.
+        every_epochs: Epochs between validations.
+
+    Raises:
+        TrainError: A field is out of range.
+    """
+
+    metric: str = "loss"
+    mode: Literal["max", "min"] = "min"
+    every_epochs: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_choice("selection.mode", self.mode, ("max", "min"))
+        _check_positive("selection.every_epochs", self.every_epochs)
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Compare a value of the metric with the best so far (None before the first)."""
+        if math.isnan(value):
+            raise TrainError(f"the metric {self.metric!r}, which selects the best weights, is NaN; fix the metric.")
+        if than is None:
+            return True
+        return value > than if self.mode == "max" else value < than
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EMASettings:
+    """Exponential moving average (EMA) of the weights; it is validated and kept in place of the weights.
+
+    The running statistics of batch norms are averaged too; other buffers are not.
+
+    Args:
+        decay: Share of the average that a step keeps, 0.999 for example. The average starts at the initial weights,
+            which fade after about 5 / (1 - decay) steps.
+        warm_up: Keep only (1 + n) / (10 + n) after n steps until that exceeds `decay`, so that the initial weights fade
+            after a few steps.
+
+    Raises:
+        TrainError: The decay is out of range.
+    """
+
+    decay: float
+    warm_up: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise TrainError(f"the recipe has ema.decay {self.decay}; it must be from 0 to below 1.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointPolicy:
+    """Checkpoint interval; the last step always writes one.
+
+    Args:
+        every_s: Seconds between checkpoints.
+        every_steps: Steps between checkpoints, instead of seconds.
+
+    Raises:
+        TrainError: A field is out of range.
+    """
+
+    every_s: float = 30.0
+    every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive("checkpoints.every_s", self.every_s)
+        _check_positive("checkpoints.every_steps", self.every_steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """Parallelism over several processes.
+
+    Args:
+        placements: Placements of layers, by patterns of their names, `{"head": Placement(kind="vocab-parallel")}`;
+            other layers are data-parallel. `"auto"` chooses the placements and prints the reasons.
+        batch_norm: `"local"` normalises by each process's own examples, `"synchronised"` by those of all processes.
+        gradient_precision: Precision of the gradient all-reduce, `"fp32"` (no conversion) or `"bf16"`. Gradients of
+            weight slices are reduced in the precision of their layer.
+        peer_memory: Exchange activations and small gradient buckets through the memory of the other GPUs of the host,
+            where the hardware permits; otherwise through NCCL.
+
+    Raises:
+        TrainError: A field is out of range.
+    """
+
+    placements: Placements | Literal["auto"] = field(default_factory=dict)
+    batch_norm: Literal["local", "synchronised"] = "local"
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    peer_memory: bool = True
+
+    def __post_init__(self) -> None:
+        if self.placements != "auto" and not isinstance(self.placements, Mapping):
+            raise TrainError(
+                f"the recipe has parallel.placements {self.placements!r}; give 'auto', or placements by layer."
+            )
+        _check_choice("parallel.batch_norm", self.batch_norm, ("local", "synchronised"))
+        _check_choice("parallel.gradient_precision", self.gradient_precision, ("fp32", "bf16"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """Reading of examples.
+
+    Args:
+        workers: Threads that read ahead of the steps; None for one per core but one. It does not affect the result.
+        bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: train on another example in its
+            place, print its name, and count it in run.json.
+
+    Raises:
+        TrainError: A field is out of range.
+    """
+
+    workers: int | None = None
+    bad_examples: OnBad = "stop"
+
+    def __post_init__(self) -> None:
+        _check_positive("loading.workers", self.workers)
+        _check_choice("loading.bad_examples", self.bad_examples, ("stop", "skip"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepExecution:
+    """Execution of a step on its device.
+
+    Args:
+        threads: CPU threads of a step; None for torch's default. Small networks run nearly as fast with one thread, and
+            much more evenly on a busy machine. The last bits of the parameters depend on it.
+        accumulation_steps: Gradient accumulation: each process computes its share of a batch in this many parts.
+        deterministic: Use deterministic algorithms, so that a resumed run ends exactly as an uninterrupted one. Some
+            operations have no such algorithm on GPUs; False permits any algorithm.
+        compile: Compile the network with torch.compile: the first step takes minutes, later ones are faster if the
+            network has many small operations. Layers that are not data-parallel are not compiled.
+        graph: Capture the step in a CUDA graph on a GPU, where possible. Python numbers and random numbers that are not
+            torch's then keep the values of the fourth step.
+        master_weights: With `precision="bf16"`, keep bf16 compute copies of the fp32 weights and let the optimizer step
+            update both, instead of casting weights and gradients in every step: the same numbers with two thirds of the
+            memory traffic. Supports plain SGD, Adam and AdamW, and weights that only their layers use; other weights
+            are cast in every step.
+
+    Raises:
+        TrainError: A field is out of range.
+    """
+
+    threads: int | None = None
+    accumulation_steps: int = 1
+    deterministic: bool = True
+    compile: bool = False
+    graph: bool = True
+    master_weights: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("execution.threads", self.threads)
+        _check_positive("execution.accumulation_steps", self.accumulation_steps)
+        _check_whole("execution.accumulation_steps", self.accumulation_steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Training settings. Derive a variant with `dataclasses.replace(recipe, batch_size=512)`.
+
+    Args:
+        data: Makes the examples.
         loss: `loss(network(inputs), targets)`, the mean over the batch.
-        optimizer: Makes the optimizer of the parameters.
-        schedule: Makes the learning-rate schedule of an optimizer and the count of steps; it moves once a step.
-        metrics: By name, functions of the outputs and targets of the whole validation set.
-        best: The metric by which the best weights are chosen; `"loss"` is there always.
-        best_mode: Whether the larger (`"max"`) or the smaller (`"min"`) is better.
+        optimizer: Makes the optimizer from the parameters.
+        schedule: Makes the learning-rate schedule from the optimizer and the number of steps; it advances once a step.
+        metrics: Functions of the outputs and targets of the whole validation set, by name.
         batch_size: Examples a step, over all devices together.
-        epochs: How often every example is seen; a fraction is allowed. Exactly one of `epochs` and `steps`.
-        steps: How many steps are taken.
-        augment: Changes a training batch at random; all its chance must come from the generator it is given.
+        epochs: Passes over the training examples; may be a fraction. Give exactly one of `epochs` and `steps`.
+        steps: Training steps.
+        seed: Seed of the weights, the order of the examples, the augmentation and dropout.
         precision: `"fp32"`; `"tf32"`, in which a GPU multiplies with 10 bits of each fp32 number's fraction; or
-            `"bf16"` or `"fp16"` for autocast with fp32 weights. With fp16 the loss is scaled, and a step with
-            gradients that overflow is left out.
-        seed: Of the weights, the order of the examples, the augmentation and dropout.
-        threads: CPU threads of a step; None for torch's own choice. Small networks are nearly as fast with one, and
-            much steadier on a machine that does other things. The parameters' last bits depend on it.
-        validate_every_epochs: How often the validation set is run.
-        checkpoint_every_s: Seconds between checkpoints.
-        checkpoint_every_steps: Steps between checkpoints, instead of seconds.
-        accumulate: In how many parts each process computes its share of a batch, one after the other.
-        clip_norm: The Euclidean norm down to which a longer gradient is scaled; None for as it is.
-        average_decay: Validate and keep a running mean of the weights, of which a step keeps this share (0.999, say);
-            None for the weights themselves. It begins with the first weights, which are gone after some 5 / (1 - share)
-            steps. So are the running statistics of batch norms; other buffers stay those of the weights themselves.
-        average_warm_up: Keep less of that mean at first, (1 + n) / (10 + n) after n steps until that is the share: then
-            the first weights are gone after a few steps.
-        deterministic: Compute the same bits each time, so that a resumed run ends exactly as an undisturbed one. Some
-            operations have no such algorithm on GPUs; False takes what there is.
-        placements: How layers are laid over the processes, by patterns of their names, `{"classifier.1":
-            Placement(kind="columns")}`; what is not named is data-parallel. `"auto"` chooses and says why.
-        batch_norm: Of several processes, each by its own examples (`"local"`), or by those of all (`"synchronised"`).
-        working_weights: With `precision="bf16"`, have the optimizer's step write the bf16 weights that the next step
-            computes with, in place of turning all weights to bf16 and their gradients back in every step: the same
-            numbers with two thirds of the bytes. For plain SGD, Adam and AdamW, and networks of which only the layers
-            use their weights, while they are trained too; what is seen to be used otherwise is left as it is.
-        gradient_precision: In which gradients travel between the processes: `"fp32"` (as they are) or `"bf16"`.
-            The gradients of weights that are cut travel in the precision in which their layer is computed.
-        peer_memory: Whether GPUs of one host, where they can, read and write each other's memory for what their layers
-            exchange, and for small sums of gradients; else by NCCL.
-        workers: Threads that read examples ahead of the steps; None for one for each core but one. What is learned does
-            not depend on it.
-        compile: Have torch compile the network: the first step takes minutes, all others are shorter where a network
-            has many small operations. Layers that are not data-parallel stay as they are.
-        graph: Capture the step in a CUDA graph, on a GPU, where it can be. Numbers that the network or the loss keeps
-            in Python, and chance that is not torch's, then stay as they are in the fourth step.
-        bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: learn from another one in its
-            place, name it, and count it in run.json.
-        finish: Called once, at the end, in the first process: `finish(run, validation, test)` has the run's folder for
-            what it writes, and what the best weights made of the validation set and of the test set (of the validation
-            set again where there is none). It returns buffers of the network, by their names, that the bundle gets:
-            `{"temperature": ...}`, fitted on the validation set.
-        raw_examples: Of an application with a `prepare`: gives a few raw arrays of several sizes, as its `decode` does.
-            They become the golden examples of the bundle, which of others are the first inputs to validate by.
+            `"bf16"` or `"fp16"` for autocast with fp32 weights. fp16 uses dynamic loss scaling and skips steps whose
+            gradients overflow.
+        clip_norm: Maximal Euclidean norm of the gradient; None for no clipping.
+        augment: Changes a training batch at random; it must draw from the generator it is given and from nothing else.
+        selection: Validation, and selection of the best weights.
+        ema: Moving average of the weights; None for the weights themselves.
+        checkpoints: Checkpoint interval.
+        loading: Reading of examples.
+        execution: Execution of a step on its device.
+        parallel: Parallelism over several processes.
+        calibrate: Called once, at the end, in the first process: `calibrate(run, validation, test)` gets the run's
+            folder, for files it writes, and the outputs of the best weights on the validation set and on the test set
+            (on the validation set again if there is no test set). It returns buffers of the network, by name, that the
+            bundle gets: `{"temperature": ...}`, fitted on the validation set.
+        raw_examples: For an application with a `prepare`: makes a few raw arrays of several sizes, as its `decode`
+            does. They become the golden examples of the bundle. Without a `prepare` these are the first validation
+            inputs.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -123,95 +258,76 @@ class Recipe:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     schedule: Callable[[Optimizer, int], LRScheduler] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    best: str = "loss"
-    best_mode: Literal["max", "min"] = "min"
     batch_size: int = 64
     epochs: float | None = None
     steps: int | None = None
-    augment: Augment | None = None
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     seed: int = 0
-    threads: int | None = None
-    validate_every_epochs: float = 1.0
-    checkpoint_every_s: float = 30.0
-    checkpoint_every_steps: int | None = None
-    accumulate: int = 1
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     clip_norm: float | None = None
-    average_decay: float | None = None
-    average_warm_up: bool = False
-    deterministic: bool = True
-    placements: Placements | Literal["auto"] = field(default_factory=dict)
-    batch_norm: Literal["local", "synchronised"] = "local"
-    working_weights: bool = False
-    gradient_precision: Literal["fp32", "bf16"] = "fp32"
-    peer_memory: bool = True
-    workers: int | None = None
-    compile: bool = False
-    graph: bool = True
-    bad_examples: OnBad = "stop"
-    finish: Finish | None = None
+    augment: Augment | None = None
+    selection: Selection = field(default_factory=Selection)
+    ema: EMASettings | None = None
+    checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    loading: Loading = field(default_factory=Loading)
+    execution: StepExecution = field(default_factory=StepExecution)
+    parallel: Parallel = field(default_factory=Parallel)
+    calibrate: Calibrate | None = None
     raw_examples: Callable[[], Sequence[Array]] | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise TrainError(f"the recipe has epochs={self.epochs} and steps={self.steps}; give exactly one of them.")
-        length = self.epochs if self.epochs is not None else self.steps
-        for name, value in {
-            "the length": length,
-            "batch_size": self.batch_size,
-            "threads": 1 if self.threads is None else self.threads,
-            "validate_every_epochs": self.validate_every_epochs,
-            "checkpoint_every_s": self.checkpoint_every_s,
-            "checkpoint_every_steps": 1 if self.checkpoint_every_steps is None else self.checkpoint_every_steps,
-            "accumulate": self.accumulate,
-            "clip_norm": 1 if self.clip_norm is None else self.clip_norm,
-            "workers": 1 if self.workers is None else self.workers,
-        }.items():
-            if not value or not 0 < value < math.inf:
-                raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
-        for name in ("batch_size", "accumulate", "seed"):
-            if not isinstance(getattr(self, name), int):
-                raise TrainError(f"the recipe has {name} {getattr(self, name)!r}; it must be a whole number.")
+        for name in ("epochs", "steps", "batch_size", "clip_norm"):
+            _check_positive(name, getattr(self, name))
+        for name in ("batch_size", "seed"):
+            _check_whole(name, getattr(self, name))
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
-        if self.precision not in PRECISIONS:
-            raise TrainError(f"the recipe has precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}.")
-        if self.gradient_precision not in ("fp32", "bf16"):
-            raise TrainError(f"the recipe has gradient_precision {self.gradient_precision!r}; choose 'fp32' or 'bf16'.")
-        if self.average_decay is not None and not 0 <= self.average_decay < 1:
-            raise TrainError(f"the recipe has average_decay {self.average_decay}; it must be from 0 to below 1.")
-        if self.average_warm_up and self.average_decay is None:
-            raise TrainError("the recipe has average_warm_up and no average_decay; give a decay (0.999, say) as well.")
-        if self.batch_norm not in ("local", "synchronised"):
-            raise TrainError(f"the recipe has batch_norm {self.batch_norm!r}; choose 'local' or 'synchronised'.")
-        if self.placements != "auto" and not isinstance(self.placements, Mapping):
-            raise TrainError(f"the recipe has placements {self.placements!r}; give 'auto', or placements by layer.")
-        if self.bad_examples not in ("stop", "skip"):
-            raise TrainError(f"the recipe has bad_examples {self.bad_examples!r}; choose 'stop' or 'skip'.")
-        if self.best_mode not in ("max", "min"):
-            raise TrainError(f"the recipe has best_mode {self.best_mode!r}; choose 'max' or 'min'.")
-        if self.best != "loss" and self.best not in self.metrics:
-            raise TrainError(f"the recipe chooses by {self.best!r}, which is not one of {['loss', *self.metrics]}.")
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("selection.metric", self.selection.metric, ("loss", *self.metrics))
 
     def total_steps(self, examples: int) -> int:
-        """How many steps are taken over a training set of so many examples."""
+        """Number of training steps for a training set of this size."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * examples / self.batch_size))
 
-    def is_better(self, value: float, than: float | None) -> bool:
-        """Whether a value of the choosing metric beats the best so far."""
-        if math.isnan(value):
-            raise TrainError(
-                f"the metric {self.best!r}, by which the best weights are chosen, is NaN; mend the metric."
-            )
-        if than is None:
-            return True
-        return value > than if self.best_mode == "max" else value < than
+
+def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with some fields replaced, `{"seed": 1, "execution.graph": False}`.
+
+    `steps` replaces `epochs` and the other way round.
+
+    Raises:
+        TrainError: A value is out of range.
+    """
+    if ("steps" in overrides) != ("epochs" in overrides):
+        overrides = {"steps": None, "epochs": None, **overrides}
+    for path, value in overrides.items():
+        record, _, name = path.rpartition(".")
+        if record:
+            changed = replace(getattr(recipe, record), **{name: value})
+            recipe = replace(recipe, **{record: changed})
+    return replace(recipe, **{name: value for name, value in overrides.items() if "." not in name})
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """The share of rows whose largest output is at the target: outputs `[n, classes]`, targets `[n]` or one-hot."""
+    """Top-1 accuracy of outputs `[n, classes]` against targets `[n]` or one-hot `[n, classes]`."""
     labels = targets if targets.ndim == 1 else targets.argmax(1)
     return (outputs.argmax(1) == labels).double().mean().item()
+
+
+def _check_positive(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if not isinstance(value, int):
+        raise TrainError(f"the recipe has {name} {value!r}; it must be a whole number.")
+
+
+def _check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise TrainError(f"the recipe has {name} {value!r}; choose one of {', '.join(choices)}.")

@@ -1,7 +1,8 @@
-"""The folder of a run of an application: run.json, metrics, curves, and the bundle at the end."""
+"""Run folders: run.json, metrics, curves, and the bundle at the end."""
 
 import json
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
@@ -10,41 +11,43 @@ from torch import Tensor
 
 from penstock.core.application import FoundApplication
 from penstock.core.errors import TrainError
-from penstock.runtime.bundle import GOLDEN_EXAMPLES, Bundle, library_versions
-from penstock.train.feed import first_inputs
+from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
+from penstock.train.data.loader import first_inputs
+from penstock.train.history import History
 from penstock.train.recipe import Data, Recipe
-from penstock.train.report import RUN_FILE, Log, draw_curves, writing
+from penstock.train.report.run_log import RUN_FILE, Log, draw_curves, writing
+from penstock.train.report.throughput import Rate
 from penstock.train.trainer import Trainer
 
-# Of a recipe, what is a plain value.
+# The fields of a recipe that run.json records.
 RECIPE_FIELDS = (
     "batch_size",
     "epochs",
     "steps",
     "precision",
     "seed",
-    "best",
-    "best_mode",
-    "accumulate",
     "clip_norm",
-    "workers",
-    "compile",
-    "graph",
-    "bad_examples",
+    "selection.metric",
+    "selection.mode",
+    "execution.accumulation_steps",
+    "execution.compile",
+    "execution.graph",
+    "loading.workers",
+    "loading.bad_examples",
 )
 
 
 @final
 class RunFolder:
-    """Only the first process has one.
+    """The folder of an application's run, in the first process.
 
     Args:
         found: The application.
         folder: RUN.
-        recipe: How it is trained.
-        overrides: What was changed of the application's own recipe.
-        trainer: Says what was laid out where.
-        from_step: With which step the run goes on.
+        recipe: The training recipe.
+        overrides: The fields that differ from the application's own recipe.
+        trainer: The trainer.
+        from_step: The step that the run starts or resumes at.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class RunFolder:
         self.log = Log(folder, from_step=from_step)
 
     def write(self, more: dict[str, Any]) -> None:
-        """Write run.json anew."""
+        """Rewrite run.json."""
         write_json(
             self._folder / RUN_FILE,
             {
@@ -74,13 +77,13 @@ class RunFolder:
             },
         )
 
-    def finish(self, weights: dict[str, Tensor], data: Data, metrics: dict[str, float]) -> str:
+    def write_bundle(self, weights: dict[str, Tensor], data: Data, metrics: dict[str, float]) -> str:
         """Draw the curves and write the bundle.
 
         Args:
-            weights: The best, whole.
-            data: Of which the golden examples are.
-            metrics: What the bundle says of them.
+            weights: The best weights, whole.
+            data: Source of the golden examples.
+            metrics: Metrics of the weights, for the manifest.
 
         Returns:
             The bundle's hash.
@@ -96,18 +99,18 @@ class RunFolder:
 
 
 def golden_examples(recipe: Recipe, data: Data) -> Any:
-    """Of what the golden examples of a bundle are made, see `Bundle.write`."""
+    """Return the inputs of a bundle's golden examples, see `Bundle.write`."""
     if recipe.raw_examples is not None:
         return recipe.raw_examples()
-    return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.bad_examples)
+    return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.loading.bad_examples)
 
 
 def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
-    """See before the training whether its bundle could be written after it.
+    """Check before a training that its bundle can be written after it.
 
     Raises:
-        TrainError: The application has a `prepare` and the recipe no raw examples, or the other way round; or no other
-            process can find the application to export its `prepare`.
+        TrainError: Only one of the application's `prepare` and the recipe's raw examples is there, or no other process
+            can import the application to export its `prepare`.
     """
     name, prepares = found.application.name, found.application.prepare is not None
     if prepares and recipe.raw_examples is None:
@@ -125,9 +128,9 @@ def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
 
 
 def described(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
-    """What run.json says of how a network is trained."""
+    """Return the part of run.json that describes the training."""
     return {
-        "recipe": {name: getattr(recipe, name) for name in RECIPE_FIELDS},
+        "recipe": {name: attrgetter(name)(recipe) for name in RECIPE_FIELDS},
         "versions": library_versions(),
         "threads": torch.get_num_threads(),
         "processes": trainer.world.size,
@@ -136,8 +139,23 @@ def described(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def finished_fields(
+    history: History, metrics: dict[str, float], parameter_hash: str, rate: Rate | None, bad_examples: dict[str, int]
+) -> dict[str, Any]:
+    """Return the part of run.json that describes the result."""
+    return {
+        "state": "finished",
+        "metrics": metrics,
+        "best_step": history.best_step,
+        "seconds": round(history.seconds, 3),
+        **({} if rate is None else rate.fields()),
+        "bad_examples": bad_examples,
+        "parameter_hash": parameter_hash,
+    }
+
+
 def make_folder(folder: Path) -> None:
-    """Make the folder of a run, where it is not there.
+    """Create the folder of a run if it does not exist.
 
     Raises:
         TrainError: It cannot be made.
@@ -149,7 +167,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_json(file: Path, fields: dict[str, Any]) -> None:
-    """Write a file that is whole at any moment."""
+    """Write a file atomically."""
     beside = file.with_name(f".{file.name}")
     with writing(file.parent):
         beside.write_text(json.dumps(fields, indent=2) + "\n")
@@ -157,24 +175,24 @@ def write_json(file: Path, fields: dict[str, Any]) -> None:
 
 
 def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:
-    """What the recipe's `finish` gives the bundle, in the first process; all must ask.
+    """Return the buffers that the recipe's `calibrate` makes. Collective; only the first process gets any.
 
     Raises:
         TrainError: The network has no such buffer.
     """
-    finish = trainer.recipe.finish
-    if finish is None:
+    calibrate = trainer.recipe.calibrate
+    if calibrate is None:
         return {}
     validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
     if validation is None or test is None:
         return {}
-    made = dict(finish(folder, validation, test))
+    made = dict(calibrate(folder, validation, test))
     buffers = dict(trainer.module.named_buffers())
     for name, tensor in made.items():
         if name not in buffers or buffers[name].shape != tensor.shape:
             there = ", ".join(f"{known} {list(buffer.shape)}" for known, buffer in buffers.items()) or "none"
             raise TrainError(
-                f"the recipe's finish gives {name!r} of shape {list(tensor.shape)}, which is no buffer of the network; "
-                f"it has {there:.300}."
+                f"the recipe's calibrate returns {name!r} of shape {list(tensor.shape)}, which is no "
+                f"buffer of the network; it has {there:.300}."
             )
     return made

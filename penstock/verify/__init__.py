@@ -1,1 +1,1 @@
-"""One bundle in all its places: the largest differences between their answers to the same inputs."""
+"""Compare a bundle's backends: the largest differences between their answers to the same inputs."""

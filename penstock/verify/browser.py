@@ -1,28 +1,23 @@
-"""The web app of a pack in headless Chromium, asked by the page's own engine."""
+"""The web app of a pack in headless Chromium, run by the page's own engine."""
 
 import base64
-import shutil
-import threading
 from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.errors import PackError
-from penstock.core.pack import WEB, Pack
+from penstock.core.errors import PackError, one_line
+from penstock.core.pack import WEB, Pack, chunks_of
 from penstock.core.spec import Array
-from penstock.device.engine import chunks_of
-from penstock.export.host import LOCALHOST, host_of
-from penstock.verify.examples import Example
-from penstock.verify.places import Place
+from penstock.export.static_host import pack_host
+from penstock.verify.backends import Backend
+from penstock.verify.chromium import open_chromium, wait_for
+from penstock.verify.verify_inputs import Example
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Without a sandbox, since what is opened is our own page; and nothing of the browser's own goes out.
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 INSTALL_S = 60
 
-# The app's own engine for what the app takes; for inputs of a fixed size, which no camera gives, the runtime below it.
+# The app's own engine for inputs that the app takes; for others, of a fixed size, the runtime below it.
 OPEN = """async () => {
   await navigator.serviceWorker.ready;
   const description = await (await fetch("../pack.json")).json();
@@ -69,11 +64,11 @@ KINDS = {
 
 
 @final
-class Browser(Place):
-    """The web app, hosted on localhost and open in a headless browser; use it in a `with`.
+class BrowserBackend(Backend):
+    """The web app in a headless browser, hosted on localhost; to be used as a context.
 
     Args:
-        pack: With its `web/`.
+        pack: Including its `web/`.
 
     Raises:
         PackError: No browser can be started, or the app does not open in it.
@@ -86,84 +81,65 @@ class Browser(Place):
         self._page: Any = None
 
     def __enter__(self) -> Self:
-        from playwright.sync_api import Error, sync_playwright
+        from playwright.sync_api import Error
 
-        try:
-            host = self._open.enter_context(host_of(self._pack))
-            threading.Thread(target=host.serve_forever, daemon=True).start()
-            self._open.callback(host.shutdown)
-            playwright = self._open.enter_context(sync_playwright())
-            found = next(filter(None, map(shutil.which, BROWSERS)), None)
-            browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
-            self._open.callback(browser.close)
-            context, address = browser.new_context(), f"http://{LOCALHOST}:{host.server_address[1]}/{WEB}/"
-            self._wait_until_installed(context.new_page(), address)
-            # That page loads itself anew; another one begins with what is installed.
-            self._page = context.new_page()
-            self._page.goto(address)
-            self._page.evaluate(OPEN)
-        except Error as error:
-            self._open.close()
-            cause = " ".join(str(error).split())[:300]
-            raise PackError(
-                f"the web app does not open in a browser ({cause}); leave it out with --no-browser."
-            ) from None
-        except BaseException:
-            self._open.close()
-            raise
+        with ExitStack() as opening:
+            host = opening.enter_context(pack_host(self._pack))
+            context = opening.enter_context(open_chromium()).new_context()
+            try:
+                self._install(context.new_page(), host.page)
+                # The first page reloads itself; a second one starts from the installed files.
+                self._page = context.new_page()
+                self._page.goto(host.page)
+                self._page.evaluate(OPEN)
+            except Error as error:
+                raise PackError(
+                    f"the web app does not open in a browser ({one_line(error)}); leave it out with --no-browser."
+                ) from None
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def _wait_until_installed(self, page: Any, address: str) -> None:
-        from playwright.sync_api import Error
-
-        page.goto(address)
-        for _ in range(INSTALL_S * 10):
-            try:
-                # The page's policy lets the browser wait for nothing that it would have to evaluate there.
-                if page.evaluate("Boolean(navigator.serviceWorker?.controller)"):
-                    return
-            except Error as error:
-                if "context was destroyed" not in str(error):
-                    raise
-            page.wait_for_timeout(100)
-        said = " ".join(page.inner_text("body").split())[:200]
-        raise PackError(f"the web app was not installed in {INSTALL_S} s (the page says {said!r}).")
+    def _install(self, page: Any, url: str) -> None:
+        page.goto(url)
+        if not wait_for(page, "Boolean(navigator.serviceWorker?.controller)", INSTALL_S):
+            text = " ".join(page.inner_base64("body").split())[:200]
+            raise PackError(f"the web app was not installed in {INSTALL_S} s (the page shows {text!r}).")
 
     def answer(self, example: Example) -> Array:
-        """See `Place`."""
+        """Run the example."""
         raw, outputs = example.raw, self._pack.outputs[0]
         if self._pack.live is not None:
-            return self._heard(raw, self._pack.live.chunk)
+            return self._run_signal(raw, self._pack.live.chunk)
         if self._pack.varies:
-            numbers = self._page.evaluate(PIXELS, [_text(raw), *raw.shape[:2]])
+            numbers = self._page.evaluate(PIXELS, [_base64(raw), *raw.shape[:2]])
         else:
-            numbers = self._page.evaluate(FIXED, [_text(raw), KINDS[raw.dtype.name], [1, *raw.shape]])
+            numbers = self._page.evaluate(FIXED, [_base64(raw), KINDS[raw.dtype.name], [1, *raw.shape]])
         return np.array(numbers, outputs.dtype).reshape(outputs.shape)
 
-    def _heard(self, signal_T: Array, chunk: int) -> Array:
+    def _run_signal(self, signal_T: Array, chunk: int) -> Array:
         spec = self._pack.outputs[0]
         parts: list[Array] = []
         for part_T, last in chunks_of(signal_T, chunk):
             whole_T = np.zeros((chunk, *part_T.shape[1:]), part_T.dtype)
             whole_T[: len(part_T)] = part_T
-            rows, numbers = self._page.evaluate(SOUND, [_text(whole_T), len(part_T), last])
+            rows, numbers = self._page.evaluate(SOUND, [_base64(whole_T), len(part_T), last])
             parts.append(np.array(numbers, spec.dtype).reshape(spec.shape)[:rows])
         return np.concatenate(parts)
 
 
-def why_no_browser(pack: Pack) -> str:
-    """Why the web app cannot be asked here; empty where it can."""
+def browser_obstacle(pack: Pack) -> str:
+    """The reason that the web app cannot be run here; empty if it can."""
     if f"{WEB}/index.html" not in pack.files:
         return "the pack has no web app"
     if find_spec("playwright") is None:
         return "playwright is not installed"
     if pack.live is not None and pack.input.dtype != "int16":
-        return "of live signals it hears sound alone"
+        return "it supports no live signals but sound"
     return ""
 
 
-def _text(array: Array) -> str:
+def _base64(array: Array) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

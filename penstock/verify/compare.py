@@ -1,4 +1,4 @@
-"""The largest differences between the places."""
+"""Largest differences between the backends."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,59 +8,59 @@ from typing import Any
 import numpy as np
 
 from penstock.core.spec import Array
-from penstock.verify.examples import Example
-from penstock.verify.places import Place, Training
+from penstock.verify.backends import Backend, TrainingBackend
+from penstock.verify.verify_inputs import Example
 
 
 @dataclass(kw_only=True, slots=True)
-class Compared:
-    """How one place compares with training's code.
+class Comparison:
+    """Differences of one backend from the training code.
 
     Args:
-        place: Its name.
-        examples: How many it was asked.
-        difference: The largest absolute difference of a number; infinite where an answer is of another form.
-        worst: The example that showed it.
-        otherwise: How many answers have another likeliest entry.
+        backend: Its name.
+        examples: Number of examples.
+        difference: Largest absolute difference; infinite if an answer has another form.
+        worst: The example with that difference.
+        disagreements: Answers with another likeliest entry.
     """
 
-    place: str
+    backend: str
     examples: int = 0
     difference: float = 0.0
     worst: str = ""
-    otherwise: int = 0
+    disagreements: int = 0
 
 
 def compare(
-    training: Training, places: Sequence[Place], examples: Iterable[Example], *, labelled: bool
-) -> list[Compared]:
-    """Ask every place everything.
+    training: TrainingBackend, backends: Sequence[Backend], examples: Iterable[Example], *, labelled: bool
+) -> list[Comparison]:
+    """Run every example on every backend.
 
     Args:
-        training: What is right.
-        places: The others.
-        examples: What they are asked.
-        labelled: Whether one entry of an answer is the likeliest, which must be the same then.
+        training: The reference.
+        backends: The others.
+        examples: The inputs.
+        labelled: Whether the output has labels; then the likeliest entries must agree.
     """
-    found = {place.name: Compared(place=place.name) for place in places}
+    found = {backend.name: Comparison(backend=backend.name) for backend in backends}
     for example in examples:
         expected = training.answer(example)
-        for place in places:
-            answer, one = place.answer(example), found[place.name]
+        for backend in backends:
+            answer, one = backend.answer(example), found[backend.name]
             if isinstance(answer, np.ndarray):
-                difference = apart(answer, expected)
-                one.otherwise += labelled and difference < math.inf and not _alike(answer, expected)
+                difference = difference_of(answer, expected)
+                one.disagreements += labelled and difference < math.inf and not _agree(answer, expected)
             else:
-                difference = apart(answer, training.reply(expected))
-                one.otherwise += difference == math.inf
+                difference = difference_of(answer, training.reply(expected))
+                one.disagreements += difference == math.inf
             one.examples += 1
             if not one.worst or not difference <= one.difference:
                 one.difference, one.worst = difference, example.name
     return list(found.values())
 
 
-def apart(one: Any, other: Any) -> float:
-    """The largest absolute difference of two arrays or JSON values; infinite where they are not of one form."""
+def difference_of(one: Any, other: Any) -> float:
+    """Largest absolute difference of two arrays or JSON values; infinite if their forms differ."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.shape != other.shape:
             return math.inf
@@ -68,14 +68,16 @@ def apart(one: Any, other: Any) -> float:
         return math.inf if math.isnan(difference) else difference
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return (
-            max((apart(one[key], other[key]) for key in one), default=0.0) if one.keys() == other.keys() else math.inf
+            max((difference_of(one[key], other[key]) for key in one), default=0.0)
+            if one.keys() == other.keys()
+            else math.inf
         )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return max(map(apart, one, other), default=0.0) if len(one) == len(other) else math.inf
+        return max(map(difference_of, one, other), default=0.0) if len(one) == len(other) else math.inf
     if isinstance(one, int | float) and isinstance(other, int | float) and not isinstance(one, bool):
         return abs(one - other)
     return 0.0 if one == other else math.inf
 
 
-def _alike(answer: Array, expected: Array) -> bool:
+def _agree(answer: Array, expected: Array) -> bool:
     return bool((answer.argmax(-1) == expected.argmax(-1)).all())

@@ -1,4 +1,4 @@
-"""A server whose network answers whatever its input spec allows, so that no fault is the application's."""
+"""A server whose network accepts every input of its spec, so that every fault is the server's."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +48,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(bundle: Path) -> Iterator[RunningServer]:
-    """With a budget that a busy machine keeps too."""
+    """A server with a latency budget that holds on a busy machine."""
     with RunningServer(bundle) as server:
         yield server

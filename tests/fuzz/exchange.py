@@ -1,4 +1,4 @@
-"""One connection of a hostile client: how bytes are sent, and what is made of what comes back."""
+"""One connection of a hostile client: sending bytes, and parsing and checking the replies."""
 
 import asyncio
 import json
@@ -36,11 +36,11 @@ class Answer:
 
 
 class Unreadable(Exception):
-    """What came back is not HTTP."""
+    """The reply is not HTTP."""
 
 
 def answers_in(received: bytes, *, is_head: bool = False) -> list[Answer]:
-    """The answers in what a server sent.
+    """Parse the replies of a server.
 
     Raises:
         Unreadable: It is not a row of whole answers.
@@ -64,12 +64,12 @@ def answers_in(received: bytes, *, is_head: bool = False) -> list[Answer]:
 
 
 def statuses_in(received: bytes) -> list[int]:
-    """The statuses in what a server sent, without a look at how long each answer is."""
+    """Find the statuses in the bytes of a server, whatever the length of each reply."""
     return [int(found) for found in re.findall(rb"HTTP/1\.1 ([2-5][0-9][0-9]) ", received)]
 
 
 def cut(data: bytes, chance: random.Random) -> list[bytes]:
-    """Some bytes whole, cut at random, or one by one."""
+    """Cut bytes at random, into single bytes, or not at all."""
     way = chance.randrange(4)
     if way == 0:
         return [data]
@@ -80,7 +80,7 @@ def cut(data: bytes, chance: random.Random) -> list[bytes]:
 
 
 async def exchanged(address: tuple[str, int], case: Case, chance: random.Random) -> bytes:
-    """Send a case, end the sending, and give everything that comes back until the server closes.
+    """Send a case, shut down sending, and return all bytes until the server closes.
 
     Raises:
         TimeoutError: The server neither answers nor closes.
@@ -136,7 +136,7 @@ async def reset(address: tuple[str, int], data: bytes) -> None:
 
 
 def what_is_wrong(case: Case, received: bytes, expected: dict[str, Any] | None) -> str | None:
-    """Why what came back is not right for a case, or None.
+    """Explain why the reply to a case is wrong; None if it is right.
 
     Args:
         case: What was sent.
@@ -164,13 +164,13 @@ def what_is_wrong(case: Case, received: bytes, expected: dict[str, Any] | None) 
 
 
 def content_of(answer: Answer) -> Any:
-    """What an answer says: JSON as it is read, of an inference its numbers."""
+    """Decode a reply: JSON, or the numbers of an inference."""
     content = json.loads(answer.body)
     return content["outputs"][0]["data"] if isinstance(content, dict) and "outputs" in content else content
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two answers are the same but for what a sum in another order changes."""
+    """Compare two replies up to the rounding of sums in another order."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -41,7 +41,7 @@ SHOWN_FAILURES = 20
 
 @dataclass(slots=True)
 class Row:
-    """What came of one kind of input."""
+    """Results of one kind of input."""
 
     inputs: int = 0
     seconds: float = 0.0
@@ -152,7 +152,7 @@ class Fuzzer:
             row.inputs += 1
 
     async def _never_read(self, row: Row) -> None:
-        """Ask for much and read none of it: the server must stop taking in what it cannot hand out."""
+        """Send many requests and read no reply: the server must stop reading (backpressure)."""
         writers = [(await exchange.opened(self.address))[1] for _ in range(4)]
         asked = requests.request("GET", "/v1/stats") * 500
         for writer in writers:
@@ -165,7 +165,7 @@ class Fuzzer:
             writer.transport.abort()
 
     async def _slow(self, row: Row) -> None:
-        """Requests that come a few bytes at a time: answered in the end, and nobody waits for them."""
+        """Send requests a few bytes at a time: they are answered, and no other client waits."""
 
         async def trickle(data: bytes) -> None:
             reader, writer = await exchange.opened(self.address)
@@ -187,7 +187,7 @@ class Fuzzer:
         await slow
 
     async def _idle(self, row: Row) -> None:
-        """Thousands of connections that say nothing, half of them after the beginning of a request."""
+        """Open thousands of silent connections, half of them after the beginning of a request."""
         writers: list[asyncio.StreamWriter] = []
         for count in range(IDLE_CONNECTIONS):
             writers.append((await exchange.opened(self.address))[1])
@@ -249,7 +249,7 @@ class Fuzzer:
 
 
 def report(rows: dict[str, Row]) -> int:
-    """Print the table and the failures; how many failures there were."""
+    """Print the table and the failures; return their number."""
     print(f"{'kind':32} {'inputs':>8} {'took':>7} {'longest':>9} {'failures':>8}  answers")
     for name, row in rows.items():
         statuses = ", ".join(f"{count:,} x {status}" for status, count in sorted(row.statuses.items()))
@@ -262,7 +262,7 @@ def report(rows: dict[str, Row]) -> int:
 
 
 def settled(pid: int, before: int) -> int:
-    """The descriptors of a server once it has closed what it is about to close."""
+    """Count the descriptors of a server after it has closed its connections."""
     end_s = time.monotonic() + SETTLING_S
     while process.descriptors(pid) > before and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -270,7 +270,7 @@ def settled(pid: int, before: int) -> int:
 
 
 async def fuzzed(fuzzer: Fuzzer, inputs: int, pid: int | None) -> Row:
-    """Batches of every kind until so many inputs were sent; what became of the server's process."""
+    """Send batches of every kind up to a number of inputs; report the resources of the server's process."""
     row = Row()
     before = memory = 0
     rounds = 0
@@ -297,7 +297,7 @@ async def fuzzed(fuzzer: Fuzzer, inputs: int, pid: int | None) -> Row:
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if anything failed."""
+    """Run the command line; return 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.http", description=__doc__)
     parser.add_argument("url", help="such as http://127.0.0.1:8000/")
     parser.add_argument("--inputs", type=int, default=10_000, help="at least so many are sent, in whole rounds")

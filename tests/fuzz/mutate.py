@@ -1,4 +1,4 @@
-"""Inputs from seeds, without looking at the code: the same seed of chance gives the same inputs on every machine."""
+"""Mutations of seed inputs without coverage; a random seed gives the same inputs on every machine."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def seeds_of(name: str) -> list[bytes]:
 
 
 def mutations(seeds: Sequence[bytes], chance: random.Random) -> Iterator[bytes]:
-    """Endless inputs, each a seed that a few random changes were made to."""
+    """Generate mutated seeds without end."""
     while True:
         data = bytearray(chance.choice(seeds))
         for _ in range(chance.choice((1, 1, 2, 3, 5, 8))):

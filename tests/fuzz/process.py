@@ -1,4 +1,4 @@
-"""What the system says of a server's process: how much memory and how many descriptors it holds."""
+"""Memory, descriptors and processor time of a server's process, from /proc."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ LISTENING = "0A"
 
 
 def listening_on(port: int) -> int | None:
-    """The process on this machine that listens on a port, or None where it cannot be seen."""
+    """Find the process that listens on a port; None if it is not visible."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     inodes = {line[9] for line in lines if line[3] == LISTENING and int(line[1].rpartition(":")[2], 16) == port}
     wanted = {f"socket:[{inode}]" for inode in inodes}
@@ -32,5 +32,5 @@ def processor_s(pid: int) -> float:
 
 
 def descriptors(pid: int) -> int:
-    """How many files and sockets a process holds open."""
+    """Count the open files and sockets of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))

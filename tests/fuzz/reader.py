@@ -1,4 +1,4 @@
-"""The border at which a connection's bytes become requests: however a stream is cut, the same comes out."""
+"""Parsing of requests: the result must not depend on the cuts of the stream."""
 
 import re
 import tracemalloc
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.core.errors import RequestError, TooLarge
-from penstock.serve.wire import MAX_HEAD_BYTES, MAX_HEADERS, Request, RequestReader
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
+from penstock.serve.http.parser import MAX_HEADERS, RequestParser
 
 MOST_BODY = 1_000
 MOST_STREAM = 1 << 18
@@ -20,13 +21,13 @@ _REPEAT = re.compile(rb"\xff(.)(.{1,64}?)\xfe", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Parsed:
     requests: list[Request]
     refusal: RequestError | None
 
 
 def reader(data: bytes) -> None:
-    """`RequestReader.feed`. The first 16 bytes say where the stream is cut; then `FF n text FE` is 64 n times the text.
+    """`RequestParser.feed`. The first 16 bytes say where the stream is cut; then `FF n text FE` is 64 n times the text.
 
     The repetition lets a few bytes reach the limits of a head and a body.
     """
@@ -42,11 +43,11 @@ def _unfolded(stream: bytes) -> bytes:
     return unfolded[:MOST_STREAM]
 
 
-def heard(stream: bytes, places: list[int]) -> Heard:
-    """What a reader makes of a stream that is cut at some places."""
+def heard(stream: bytes, places: list[int]) -> Parsed:
+    """Parse a stream that is cut at some places."""
     edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
     measured = len(stream) > 2 * MAX_HEAD_BYTES and len(places) > 0
-    reader = RequestReader(MOST_BODY)
+    reader = RequestParser(MOST_BODY)
     requests: list[Request] = []
     refusal, taken = None, 0
     if measured:
@@ -68,7 +69,7 @@ def heard(stream: bytes, places: list[int]) -> Heard:
                 break
     finally:
         tracemalloc.stop()
-    return Heard(requests, refusal)
+    return Parsed(requests, refusal)
 
 
 def _is_one_request(request: Request) -> None:
@@ -84,8 +85,8 @@ def _taken_bytes(request: Request) -> int:
     return 1_000 + len(request.body) + 2 * len(request.path) + 300 * len(request.headers) + headers
 
 
-def agree(stream: bytes, whole: Heard, pieces: Heard) -> None:
-    """However a stream is cut, the same requests come out, and the same refusal."""
+def agree(stream: bytes, whole: Parsed, pieces: Parsed) -> None:
+    """Assert that all cuts of a stream give the same requests and the same rejection."""
     for one in (whole, pieces):
         assert "head is larger" not in str(one.refusal) or _has_a_long_head(stream), one.refusal
     if _said(whole.refusal) == _said(pieces.refusal):

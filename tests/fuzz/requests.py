@@ -1,4 +1,4 @@
-"""Requests for a served application, right ones and wrong ones, each with the statuses that are right for it."""
+"""Valid and invalid requests for a served application, each with its expected statuses."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ MAX_HEAD_BYTES = 16_384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class App:
-    """What a client knows of the application, from `GET /v1/apps`.
+    """The description of an application in `GET /v1/apps`.
 
     Args:
         name: Its name in the paths.
@@ -43,7 +43,7 @@ class App:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Bytes for one connection and what must come back.
+    """Bytes for one connection and the expected reply.
 
     Args:
         data: What is sent.
@@ -115,7 +115,7 @@ def right_infer(app: App, variant: int, chance: random.Random) -> bytes:
 
 
 def looking(app: App, chance: random.Random) -> Case:
-    """A request that reads what the server says of itself."""
+    """A request for the metadata of the server."""
     model = f"/v2/models/{app.name}"
     paths = ("/v1/apps", "/v1/stats", "/metrics", "/", "/v2", "/v2/health/live", "/v2/health/ready", model)
     method = chance.choice(("GET", "HEAD"))
@@ -129,7 +129,7 @@ def looking(app: App, chance: random.Random) -> Case:
 
 
 def wrong(app: App, chance: random.Random) -> Case:
-    """Well-formed HTTP with content that must be refused."""
+    """Well-formed HTTP with content that must be rejected."""
     cases = [*_wrong_asks(app), *_wrong_routes(app), *_wrong_infers(app)]
     data, status = chance.choice(cases)
     return Case(data=data, statuses=(frozenset({status}),))
@@ -206,7 +206,7 @@ def _wrong_infers(app: App) -> list[tuple[bytes, int]]:
 
 
 def not_http(app: App, chance: random.Random) -> Case:
-    """What is not HTTP/1.1, or more of it than is taken."""
+    """Bytes that are not HTTP/1.1, or exceed its limits."""
     post = f"POST /v1/apps/{app.name} HTTP/1.1\r\n".encode()
     chunks = post + b"Transfer-Encoding: chunked\r\n"
     data, status = chance.choice(

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.run --inputs N [--target NAME] [--seed S] [--record]
 
-With atheris (`.venv/bin/pip install -c constraints.txt -e '.[fuzz]'`) coverage guides the inputs; where it is not
+With atheris (`.venv/bin/pip install -e '.[fuzz]'`) coverage guides the inputs; where it is not
 installed, the mutations of the continuous integration are run on, which one line says.
 """
 
@@ -32,7 +32,7 @@ TRACEBACK_LINES = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one target.
+    """Results of one target.
 
     Args:
         inputs: How many were run.
@@ -122,7 +122,7 @@ def child(name: str, options: list[str]) -> None:
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if any input failed."""
+    """Run the command line; return 1 if any input failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000, help="inputs a target")
     parser.add_argument("--target", choices=NAMES, help="one target; all by default")
@@ -148,10 +148,11 @@ def main() -> int:
 
 
 def record(failed: int, total: int, command: str) -> None:
-    """Append what came of all targets to the results."""
-    from penstock.bench.results import append, line_of
+    """Append the results of all targets."""
+    from benchmarks.acceptance.results import record_result
+    from penstock.bench.measurement import make_measurement
 
-    line = line_of(
+    line = make_measurement(
         [float(failed)],
         id="server.fuzz_failures",
         workload=f"{total:,} inputs guided by coverage over the {len(NAMES)} borders: {', '.join(NAMES)}",
@@ -159,7 +160,7 @@ def record(failed: int, total: int, command: str) -> None:
         unit="failures",
         command=command,
     )
-    append(line, "server")
+    record_result(line, "server")
 
 
 if __name__ == "__main__":

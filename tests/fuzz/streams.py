@@ -1,12 +1,12 @@
-"""The borders of live streams: bytes that become messages, and messages that become chunks."""
+"""Parsing of live streams: bytes to messages, and messages to chunks."""
 
 from itertools import pairwise
 
 import orjson
 
 from penstock.core.errors import RequestError
-from penstock.serve.frames import CLOSE, TEXT, FrameReader, Message, close_code, close_frame
-from tests.support.session import CHUNK, answer_all, session
+from penstock.serve.websocket.frames import CLOSE, FrameReader, Message, close_code, close_frame
+from tests.support.session import CHUNK, talk
 
 MOST_MESSAGE = 1_000
 CUTS = 8
@@ -62,31 +62,31 @@ def live(data: bytes) -> None:
     A message is numbered as it should be, unless its first byte is above 240.
     """
     start, _, rest = data.partition(b"\n")
-    made, talked = session()
+    stream = talk()
     number = 0
     try:
-        made.received(TEXT, start)
+        stream.text(start)
         at = 0
         while at < len(rest):
             size, at = rest[at], at + 1
             payload, at = rest[at : at + size], at + size
             if size in (0, 255):
-                made.received(TEXT, payload if size else b'{"type":"end"}')
+                stream.text(payload if size else b'{"type":"end"}')
             else:
-                made.received(2, (number + (payload[:1] > b"\xf0")).to_bytes(4, "little") + payload)
+                stream.binary((number + (payload[:1] > b"\xf0")).to_bytes(4, "little") + payload)
                 number += 1
             if size & 1:
-                answer_all(made, talked)
-        answer_all(made, talked)
+                stream.answer_all()
+        stream.answer_all()
     except RequestError as error:
         _is_a_reason(error)
-    for index, (chunk, frames, last) in enumerate(talked.chunks):
+    for index, (chunk, frames, last) in enumerate(stream.chunks):
         assert len(chunk) == 2 * frames
         assert frames <= CHUNK
         assert frames or last
-        assert not last or index == len(talked.chunks) - 1
-    results = [said for said in talked.said if isinstance(said, bytes) or said["type"] == "result"]
+        assert not last or index == len(stream.chunks) - 1
+    results = [said for said in stream.sent if isinstance(said, bytes) or said["type"] == "result"]
     numbers = [int.from_bytes(said[:4], "little") if isinstance(said, bytes) else said["seq"] for said in results]
     assert numbers == list(range(len(numbers)))
-    assert len(talked.closed) <= 1
-    orjson.dumps([said for said in talked.said if not isinstance(said, bytes)])
+    assert len(stream.closed) <= 1
+    orjson.dumps([said for said in stream.sent if not isinstance(said, bytes)])

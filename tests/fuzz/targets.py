@@ -1,4 +1,4 @@
-"""The borders of the server, one function each: any bytes in, and nothing but a refusal may be raised.
+"""Parsers of the server, one function each: any bytes in, and only an error of Penstock may be raised.
 
 A target reads from its bytes what a client decides: the first line is what stands beside the body (a header, a choice
 of spec), the rest is the body. Each also asserts what must hold of an answer.
@@ -19,15 +19,18 @@ import httptools
 import numpy as np
 import orjson
 
-from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _sealed, read_bundle
+from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash, read_bundle
 from penstock.core.decode import decode_image
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.protocols import plain
-from penstock.serve.protocols.infer import MOST_ID_CHARACTERS, Count, frames_of, rows_of
-from penstock.serve.protocols.inference_v2 import HEAD_LENGTH, infer_response, parse_infer
-from penstock.serve.served import Served
-from penstock.serve.wire import Head, Request, Response, decompressed, serialised
+from penstock.serve.exchange.budget import MAX_BUDGET_MS
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Response
+from penstock.serve.http import plain
+from penstock.serve.http.encoding import decompress, serialize
+from penstock.serve.http.oip_http import HEAD_LENGTH, infer_response, parse_infer
+from penstock.serve.oip.inference import MAX_ID_CHARACTERS, Count, frames_of, rows_of
+from penstock.serve.registry.served_model import ServedModel
 from tests.fuzz.reader import reader
 from tests.fuzz.streams import frames, live
 
@@ -101,8 +104,8 @@ def _infers(request: Request, spec: TensorSpec, count: Count, least_rows: int) -
     assert least_rows <= rows <= MOST_ROWS
     assert found.batched or rows == 1 or count is frames_of
     _is_of(spec, found.chunks)
-    assert found.budget_ns is None or 0 < found.budget_ns <= plain.MAX_BUDGET_MS * 1_000_000
-    assert found.place is None or (found.place.id and len(str(found.place.id)) <= MOST_ID_CHARACTERS)
+    assert found.budget_ns is None or 0 < found.budget_ns <= MAX_BUDGET_MS * 1_000_000
+    assert found.place is None or (found.place.id and len(str(found.place.id)) <= MAX_ID_CHARACTERS)
     outputs = np.zeros((1 if count is frames_of else rows, 3), np.float32)
     response = infer_response(found, outputs, "app", "1", SCORES)
     assert response.status == 200
@@ -132,10 +135,10 @@ def chunk(data: bytes) -> None:
         name="app", input=spec, accepts=("image/png",) if takes_pictures else (), decode=takes_pictures and _picture
     )
     application.decode = application.decode or None
-    served = cast(Served, SimpleNamespace(name="app", application=application))
-    plan = plain.Plan.of(served, _post(b"", content_type=content_type.decode("latin-1")).head)
+    served = cast(ServedModel, SimpleNamespace(name="app", application=application))
+    call = plain.PlainCall.of(served, _post(b"", content_type=content_type.decode("latin-1")).head)
     try:
-        found = plain.chunk_of(served, plan.content_type, body)
+        found = plain.chunk_of(served, call.content_type, body)
     except RequestError as error:
         _is_a_refusal(error)
         if _is_plainly_right(spec, content_type, body):
@@ -170,11 +173,11 @@ def _no_constant(text: str) -> float:
 
 
 def unpack(data: bytes) -> None:
-    """`decompressed`. The line: the Content-Encoding. What comes out is what another reader of the format gives."""
+    """`decompress`. The line: the Content-Encoding. The result must be that of another decoder."""
     line, body = _line_and_rest(data)
     encoding = line.decode("latin-1")
     try:
-        plain_body = decompressed(body, encoding, MOST_BYTES)
+        plain_body = decompress(body, encoding, MOST_BYTES)
     except RequestError as error:
         _is_a_refusal(error)
     else:
@@ -184,16 +187,16 @@ def unpack(data: bytes) -> None:
             assert plain_body == reference, "another reader gives another body"
     for packed in (gzip.compress(body, mtime=0), zlib.compress(body)):
         if len(body) <= MOST_BYTES:
-            assert decompressed(packed, "gzip", MOST_BYTES) == body
+            assert decompress(packed, "gzip", MOST_BYTES) == body
 
 
 def respond(data: bytes) -> None:
-    """`serialised`. The line: the client's Accept-Encoding; the rest is the body. A client's parser reads it back."""
+    """`serialize`. The line: the client's Accept-Encoding; the rest is the body. A client's parser reads it back."""
     line, body = _line_and_rest(data)
     accepts = line.decode("latin-1")
     for method in ("GET", "HEAD"):
         request = Request(Head(method, "/", {"accept-encoding": accepts}), b"")
-        head, _, sent = serialised(Response(200, body), request, close=True).partition(b"\r\n\r\n")
+        head, _, sent = serialize(Response(200, body), request, close=True).partition(b"\r\n\r\n")
         if method == "HEAD":
             assert sent == b""
             continue
@@ -231,7 +234,7 @@ def budget(data: bytes) -> None:
         _is_a_refusal(error)
         return
     assert isinstance(budget_ns, int)
-    assert 0 <= budget_ns <= plain.MAX_BUDGET_MS * 1_000_000
+    assert 0 <= budget_ns <= MAX_BUDGET_MS * 1_000_000
 
 
 def picture(data: bytes) -> None:
@@ -250,7 +253,7 @@ def picture(data: bytes) -> None:
 
 
 def numbers(data: bytes) -> None:
-    """`from_numbers`, `from_rows` and `from_bytes` of every spec. What is taken comes back."""
+    """`from_numbers`, `from_rows` and `from_bytes` of every spec. Accepted values must round-trip."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -306,7 +309,7 @@ def manifest(data: bytes) -> None:
     _read_back(data, golden)
     try:
         fields = json.loads(data)
-        sealed = _sealed({**fields, "files": {**fields["files"], GOLDEN: _sha256(golden), WEIGHTS: _sha256(b"")}})
+        sealed = _with_hash({**fields, "files": {**fields["files"], GOLDEN: _sha256(golden), WEIGHTS: _sha256(b"")}})
     except (ValueError, TypeError, KeyError, RecursionError):
         return
     _read_back(sealed, golden)
@@ -327,7 +330,7 @@ def golden(data: bytes) -> None:
         versions={},
         parameters=0,
     ).to_json()
-    _read_back(_sealed(fields), content)
+    _read_back(_with_hash(fields), content)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

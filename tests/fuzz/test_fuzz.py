@@ -1,4 +1,4 @@
-"""The borders under a few thousand inputs each, the same ones every time; `tests.fuzz.run` looks further."""
+"""Each parser with a few thousand inputs, the same ones every time; `tests.fuzz.run` goes on."""
 
 import random
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What the server takes and answers is what openapi.yaml says, for requests that schemathesis makes of that schema."""
+"""The server against openapi.yaml, with requests that schemathesis generates from it."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -8,7 +8,7 @@ from penstock.apps.digits.recipe import augment as digits
 from penstock.apps.keywords.recipe import SIGNAL
 from penstock.apps.keywords.recipe import augment as keywords
 from penstock.nn import LogMel
-from penstock.train.augment import Augment, in_turn, mixup, random_flip
+from penstock.train.data.augment import Augment, in_turn, mixup, random_flip
 
 pytestmark = pytest.mark.gpu
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.train.checkpoint import newest_checkpoint, read_checkpoint
-from penstock.train.losses import CrossEntropy
-from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.saver import Saver
-from penstock.train.snapshot import Copy
-from penstock.train.trainer import History, Trainer
-from penstock.train.world import World
+from penstock.train.checkpoint.format import newest_checkpoint, read_checkpoint
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.checkpoint.snapshot import HostCopy
+from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.world import World
+from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe
+from penstock.train.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +26,7 @@ RECIPE = Recipe(
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     batch_size=8,
     steps=1,
-    average_decay=0.9,
+    ema=EMASettings(decay=0.9),
 )
 
 
@@ -49,7 +50,7 @@ def test_what_is_copied_is_not_what_comes_after(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_copies_is_page_locked_and_used_again() -> None:
-    copy = Copy(DEVICE)
+    copy = HostCopy(DEVICE)
     places: list[int] = []
     for value in (1.0, 2.0):
         copy.take({"x": torch.full((1000,), value, device=DEVICE)})
@@ -80,13 +81,13 @@ def test_a_captured_step_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
             one.step(batch, step)
             history.step += 1
             if history.step in (5, 12):
-                one.save(saver, history)
+                save_checkpoint(saver, one, history)
     expected = {name: tensor.clone() for name, tensor in one.module.state_dict().items()}
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 12
     other = trainer()
-    other.restore(checkpoint)
+    restore_checkpoint(checkpoint, other)
     for step in range(12, 20):
         other.step(batch, step)
     for name, tensor in other.module.state_dict().items():

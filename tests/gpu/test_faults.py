@@ -22,7 +22,7 @@ two = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 TIMEOUT_S = 12
 LAUNCHED = "operation by operation"
 # No validation comes between: all that processes wait for each other in are steps and looks at their losses.
-QUIET = APPLICATION.replace("validate_every_epochs=3", "validate_every_epochs=1000")
+QUIET = APPLICATION.replace("every_epochs=3", "every_epochs=1000")
 
 # A batch's outputs of the first layer are 2^38 numbers, 1 TB: more than four GPUs have.
 TOO_LARGE = '''"""Few weights, and a batch that fits nowhere."""
@@ -68,7 +68,7 @@ def under_way(folder: Path, *options: object) -> Generator[tuple["subprocess.Pop
         try:
             eventually(lambda: process.poll() is not None or bool(list(run.glob("checkpoints/step-*"))), within_s=120)
             assert process.poll() is None, process.communicate()[1]
-            workers |= workers_of(process)
+            workers |= workers_of(run)
             assert workers.keys() == {0, 1}
             # Steps are captured by then: a sentence would say otherwise.
             shown = (folder / "said").read_text()
@@ -97,7 +97,7 @@ def test_one_that_stops_coming_ends_the_run_in_time(tmp_path: Path, stopped: int
         assert process.returncode == 2
         eventually(lambda: all_ended(workers), within_s=5)
     # In a step, or where the host looks at the losses of some.
-    assert re.search(rf"rank {1 - stopped} of 2 has not got on for \d+ s in [^;]+; it is ended\.", said), said
+    assert re.search(rf"rank {1 - stopped} of 2 made no progress for \d+ s in [^;]+; it is ended\.", said), said
     assert f"Go on with: penstock train --resume {run}" in said
     assert "Traceback" not in said
     assert "SIGABRT" not in said

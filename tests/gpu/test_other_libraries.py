@@ -17,6 +17,7 @@ from torch import nn
 
 import penstock
 from penstock.core.spec import Array
+from penstock.train.recipe import StepExecution
 from tests.support.training import LIMIT_S, ROOT, fields, penstock_run
 
 torchvision: Any = pytest.importorskip("torchvision")
@@ -63,7 +64,7 @@ def test_a_network_is_learned_by_captured_steps(name: str, compiled: bool, capsy
         batch_size=32,
         epochs=10,
         precision="bf16",
-        compile=compiled,
+        execution=StepExecution(compile=compiled),
         device="cuda",
     )
     said = capsys.readouterr().out

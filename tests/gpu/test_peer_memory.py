@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.bench.together import said_by_first
+from benchmarks.acceptance.rank_processes import rank0_lines
 from penstock.kernels.peer_memory import PeerMemory, why_no_peer_memory
-from penstock.train.collectives import start_gather
-from penstock.train.world import Seat, World, joined
+from penstock.train.parallel.collectives import start_all_gather
+from penstock.train.parallel.world import RankAssignment, World, join_world
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]
@@ -26,7 +26,7 @@ REPLAYS = 200
 def test_collectives_are_those_of_the_numbers_of_all(processes: int) -> None:
     if processes > GPUS:
         pytest.skip(f"there are {GPUS} GPUs")
-    said = said_by_first("tests.gpu.test_peer_memory", processes, [], 150.0)
+    said = rank0_lines("tests.gpu.test_peer_memory", processes, [], 150.0)
     (found,) = (json.loads(line) for line in said if line.startswith("{"))
     assert found == {"wrong": [], "replayed": REPLAYS}
 
@@ -38,8 +38,8 @@ def test_who_cannot_share_is_told_why() -> None:
 
 def of_all(world: World, own: Tensor) -> Tensor:
     """`[R, ...]`, in float64."""
-    assert world.memory is None, "it is NCCL's that is compared with"
-    return start_gather(world, "what is expected", own)().double()
+    assert world.peer_memory is None, "it is NCCL's that is compared with"
+    return start_all_gather(world, "what is expected", own)().double()
 
 
 def poisoned(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -51,13 +51,17 @@ def is_near(found: Tensor, expected: Tensor, terms: Tensor) -> bool:
     return bool(((found.double() - expected).abs() <= TOLERANCE[found.dtype] * terms).all())
 
 
-def wrong_of(world: World, memory: PeerMemory, own: Tensor, *, beside: bool) -> list[str]:
+def wrong_of(world: World, memory: PeerMemory, own: Tensor, *, overlapped: bool) -> list[str]:
     """Which collectives of a tensor go wrong."""
     rank, wrong = world.rank, list[str]()
     whole = poisoned((world.size, *own.shape), own)
     parts = torch.stack([own * (1 + other) + rank for other in range(world.size)])
     part, summed = poisoned(tuple(own.shape), own), own.clone()
-    waits = [memory.gather(own, whole, beside=beside), memory.scatter(parts, part, beside=beside), memory.total(summed)]
+    waits = [
+        memory.all_gather(own, whole, overlapped=overlapped),
+        memory.reduce_scatter(parts, part, overlapped=overlapped),
+        memory.all_reduce(summed),
+    ]
     for wait in waits:
         assert wait is not None
         wait()
@@ -84,13 +88,13 @@ def replayed(world: World, memory: PeerMemory, between: Callable[[], object]) ->
 
     def step() -> None:
         summed.copy_(own.view(-1)[: len(summed)])
-        gathered = memory.gather(own, whole)
-        scattered = memory.scatter(whole, part, beside=True)
+        gathered = memory.all_gather(own, whole)
+        scattered = memory.reduce_scatter(whole, part, overlapped=True)
         whole[0, 0, 0].clone()
         assert gathered is not None
         assert scattered is not None
         scattered()
-        assert memory.total(summed) is not None
+        assert memory.all_reduce(summed) is not None
 
     step()
     torch.cuda.synchronize()
@@ -110,8 +114,8 @@ def replayed(world: World, memory: PeerMemory, between: Callable[[], object]) ->
 
 
 def main(rank: int, size: int, port: int) -> None:
-    seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    with joined(seat, torch.device("cuda", rank), 60.0) as world:
+    seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
+    with join_world(seat, torch.device("cuda", rank), 60.0) as world:
         assert world.group is not None
         memory = PeerMemory(world.group, world.device)
         count, litter = 1 << 19, list[Tensor]()
@@ -120,26 +124,28 @@ def main(rank: int, size: int, port: int) -> None:
             nonlocal count
             count *= 2
             whole = torch.empty(size, count, device=world.device)
-            assert memory.gather(torch.ones(count, device=world.device), whole) is not None
+            assert memory.all_gather(torch.ones(count, device=world.device), whole) is not None
             assert bool((whole == 1).all())
             # Who let go of what a captured step still uses finds this there.
             litter.extend(torch.full((64,), -1, device=world.device) for _ in range(2000))
 
         # First, while there is little room.
-        right = int(min(world.total(replayed(world, memory, grows)))) // size
+        right = int(min(world.sum_on_host(replayed(world, memory, grows)))) // size
         wrong: list[str] = []
         for dtype in TOLERANCE:
             for shape in SHAPES:
-                for beside in (False, True):
+                for overlapped in (False, True):
                     torch.manual_seed(rank)
                     own = torch.randn(shape, device=world.device).to(dtype)
-                    wrong += [f"{each} of {dtype} {shape}" for each in wrong_of(world, memory, own, beside=beside)]
+                    wrong += [
+                        f"{each} of {dtype} {shape}" for each in wrong_of(world, memory, own, overlapped=overlapped)
+                    ]
         numbers = torch.arange(64, device=world.device)
         # What it does not take goes another way, everywhere: other types, and what ends between two vectors.
-        assert memory.gather(numbers, numbers.new_empty((size, 64))) is None
-        assert memory.total(numbers[:3].bfloat16()) is None
-        everybodys = [each for text in world.texts(json.dumps(wrong)) for each in json.loads(text)]
-        if world.is_first:
+        assert memory.all_gather(numbers, numbers.new_empty((size, 64))) is None
+        assert memory.all_reduce(numbers[:3].bfloat16()) is None
+        everybodys = [each for text in world.all_gather_texts(json.dumps(wrong)) for each in json.loads(text)]
+        if world.is_rank_zero:
             print(json.dumps({"wrong": everybodys, "replayed": right}), flush=True)
 
 

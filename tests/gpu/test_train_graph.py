@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from penstock.train.checkpoint import newest_checkpoint
-from penstock.train.graph import EAGER_STEPS
-from penstock.train.losses import CrossEntropy
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.numerics import numerics
-from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.saver import Saver
-from penstock.train.schedules import warm_up_cosine
-from penstock.train.stepper import ELEMENTWISE
-from penstock.train.trainer import History, Trainer
-from penstock.train.world import World
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.world import World
+from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe, StepExecution, with_overrides
+from penstock.train.step.capturable_optimizer import ELEMENTWISE
+from penstock.train.step.cuda_graph import EAGER_STEPS
+from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -54,7 +54,7 @@ def recipe(**changes: Any) -> Recipe:
         batch_size=BATCH,
         steps=STEPS,
     )
-    return replace(made, **changes)
+    return with_overrides(made, changes)
 
 
 def made(module: nn.Module, asked: Recipe) -> Trainer:
@@ -83,26 +83,26 @@ def ends(asked: Recipe, dropout: float = 0.3) -> tuple[Trainer, Tensor]:
         {},
         {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
         {"optimizer": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3)},
-        {"accumulate": 4, "clip_norm": 0.5, "average_decay": 0.9},
+        {"execution.accumulation_steps": 4, "clip_norm": 0.5, "ema": EMASettings(decay=0.9)},
         {"precision": "bf16"},
-        {"precision": "bf16", "working_weights": True},
+        {"precision": "bf16", "execution.master_weights": True},
         {
             "precision": "bf16",
-            "working_weights": True,
+            "execution.master_weights": True,
             "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         },
-        {"precision": "bf16", "working_weights": True, "compile": True},
+        {"precision": "bf16", "execution.master_weights": True, "execution.compile": True},
         {"precision": "fp16"},
         {"precision": "fp16", "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
         {"precision": "tf32"},
-        {"compile": True},
+        {"execution.compile": True},
     ],
     ids=str,
 )
 def test_a_captured_step_is_the_step(changes: dict[str, Any]) -> None:
     captured, found = ends(recipe(**changes))
     assert captured.steps.is_captured
-    launched, expected = ends(recipe(**changes, graph=False))
+    launched, expected = ends(recipe(**changes, **{"execution.graph": False}))
     assert not launched.steps.is_captured
     assert found.isfinite().all()
     assert torch.equal(found, expected)
@@ -122,7 +122,7 @@ class Recurrent(nn.Module):
 def test_weights_that_begin_anywhere_are_stepped() -> None:
     states: list[Tensor] = []
     for working in (True, False):
-        asked = recipe(precision="bf16", working_weights=working, schedule=None)
+        asked = recipe(precision="bf16", execution=StepExecution(master_weights=working), schedule=None)
         with numerics(asked):
             torch.manual_seed(0)
             trainer = made(Recurrent(), asked)
@@ -183,7 +183,7 @@ def test_chance_of_the_host_is_not_captured() -> None:
         trainer.say = said.append
         assert torch.stack(steps(trainer, range(STEPS))).isfinite().all()
     assert not trainer.steps.is_captured
-    assert "draws chance on the host" in said[0]
+    assert "draws random numbers on the host" in said[0]
 
 
 def test_after_a_capture_that_failed_memory_comes_back() -> None:
@@ -208,17 +208,17 @@ def test_after_a_capture_that_failed_memory_comes_back() -> None:
 
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path: Any) -> None:
-    asked = recipe(average_decay=0.9)
+    asked = recipe(ema=EMASettings(decay=0.9))
     _, whole = ends(asked)
     with numerics(asked):
         first = made(network(), asked)
         early = steps(first, range(7))
         with Saver(tmp_path, first.world) as saver:
-            first.save(saver, History(step=7))
+            save_checkpoint(saver, first, History(step=7))
         second = made(network(), asked)
         checkpoint = newest_checkpoint(tmp_path)
         assert checkpoint is not None
-        second.restore(checkpoint)
+        restore_checkpoint(checkpoint, second)
         late = steps(second, range(7, STEPS))
         state = [tensor.double().flatten() for tensor in second.module.state_dict().values()]
         found = torch.cat([torch.stack([*early, *late]).double(), *state]).cpu()
@@ -237,7 +237,7 @@ class Refuses(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("changes", "norm", "why"),
     [
-        ({"graph": False}, nn.BatchNorm2d, ""),
+        ({"execution.graph": False}, nn.BatchNorm2d, ""),
         ({}, Refuses, "it is not to be captured"),
         ({}, lambda channels: nn.BatchNorm2d(channels, momentum=None), "captur"),
         (

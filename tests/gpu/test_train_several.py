@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.bench.parity import CASES, Pictures, agreements
-from penstock.bench.together import said_by_first
+from benchmarks.acceptance.parity import CASES, SmallConvNet, parity_errors
+from benchmarks.acceptance.rank_processes import rank0_lines
+from penstock.train.checkpoint.state import full_state
 from penstock.train.numerics import numerics
-from penstock.train.placements import Placement
-from penstock.train.state import whole_state
+from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.placement import Placement
+from penstock.train.recipe import StepExecution
 from penstock.train.trainer import Trainer
-from penstock.train.world import Seat, World, joined
-from tests.support.laid_out import COLUMNS_AND_ROWS, pictures_recipe
+from tests.support.parallel_pictures import TENSOR_PARALLEL, pictures_recipe
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]
@@ -22,9 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GP
 STEPS, BATCH = 9, 32
 LAYOUTS = {
     "data": {},
-    "columns and rows": COLUMNS_AND_ROWS,
-    "sharded": {"features": Placement(kind="sharded"), "classifier": Placement(kind="sharded")},
-    "recomputed": {"classifier": Placement(kind="sharded", recompute=True)},
+    "tensor-parallel": TENSOR_PARALLEL,
+    "fully-sharded": {"features": Placement(kind="fully-sharded"), "classifier": Placement(kind="fully-sharded")},
+    "checkpointed": {"classifier": Placement(kind="fully-sharded", activation_checkpointing=True)},
 }
 
 
@@ -32,13 +33,13 @@ LAYOUTS = {
 def test_gradients_are_those_of_one_process_in_float64(processes: int) -> None:
     if processes > GPUS:
         pytest.skip(f"there are {GPUS} GPUs")
-    found = agreements(processes, CASES, "cuda")
+    found = parity_errors(processes, CASES, "cuda")
     assert [each.case for each in found] == list(CASES)
     assert max((each.worst, each.case) for each in found) < (1e-5, "")
 
 
 def test_captured_steps_are_the_launched_ones() -> None:
-    said = said_by_first("tests.gpu.test_train_several", 2, [], 200.0)
+    said = rank0_lines("tests.gpu.test_train_several", 2, [], 200.0)
     found = [json.loads(line) for line in said if line.startswith("{")]
     assert [each["layout"] for each in found] == list(LAYOUTS)
     for each in found:
@@ -48,13 +49,19 @@ def test_captured_steps_are_the_launched_ones() -> None:
 
 def run(layout: str, *, graph: bool, world: World) -> tuple[bool, torch.Tensor, list[str]]:
     recipe = pictures_recipe(
-        LAYOUTS[layout], rate=0.05, batch_size=BATCH, steps=STEPS, working_weights=True, graph=graph
+        LAYOUTS[layout],
+        rate=0.05,
+        batch_size=BATCH,
+        steps=STEPS,
+        execution=StepExecution(master_weights=True, graph=graph),
     )
     rng = np.random.default_rng(0)
     said: list[str] = []
     with numerics(recipe):
         torch.manual_seed(0)
-        trainer = Trainer(Pictures(0.3), recipe, STEPS, world, inputs=rng.normal(size=(2, 3, 8, 8)).astype(np.float32))
+        trainer = Trainer(
+            SmallConvNet(0.3), recipe, STEPS, world, inputs=rng.normal(size=(2, 3, 8, 8)).astype(np.float32)
+        )
         trainer.say = said.append
         losses = []
         for step in range(STEPS):
@@ -62,14 +69,14 @@ def run(layout: str, *, graph: bool, world: World) -> tuple[bool, torch.Tensor, 
             labels = rng.integers(0, 12, BATCH)
             own = trainer.rows
             losses.append(trainer.step((torch.from_numpy(inputs[own]), torch.from_numpy(labels[own])), step))
-        state = whole_state(trainer.placed, trainer.world, trainer.module.state_dict())
+        state = full_state(trainer.parallel_model, trainer.world, trainer.module.state_dict())
         flat = [tensor.double().flatten() for tensor in state.values()]
         return trainer.steps.is_captured, torch.cat([torch.stack(losses).double().cpu(), *flat]), said
 
 
 def main(rank: int, size: int, port: int) -> None:
-    seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    with joined(seat, torch.device("cuda", rank), 60.0) as world:
+    seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
+    with join_world(seat, torch.device("cuda", rank), 60.0) as world:
         for layout in LAYOUTS:
             captured, found, said = run(layout, graph=True, world=world)
             _, expected, _ = run(layout, graph=False, world=world)

@@ -1,53 +1,52 @@
-"""What the tests of whole paths share: a trained network, a server of it, and a browser before it."""
+"""Fixtures of the integration tests: a trained network, a server of it, and a browser."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from penstock.core.pack import Pack
-from penstock.export.write import export_pack
-from tests.support.page import BROWSER_ARGUMENTS, BROWSERS, Watch, url_of
-from tests.support.prepared import pictures_bundle
+from penstock.core.pack import Pack, read_pack
+from penstock.export.pack_writer import export_pack
+from penstock.verify.chromium import open_chromium
+from tests.support.page import Watch, url_of
+from tests.support.prepared import shared_pictures
 from tests.support.serving import RunningServer
+from tests.support.shared import made_once
 
 
 @pytest.fixture(scope="session")
 def digits_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits network, trained for this session of tests: a fifth of its recipe reads what is drawn here."""
-    run = tmp_path_factory.mktemp("digits") / "run"
-    command = [sys.executable, "-m", "penstock", "train", "digits", "--epochs", "12", "--out", str(run)]
-    subprocess.run(command, check=True, timeout=150)
-    return run / "bundle"
+    """The digits network, trained once a run: a fifth of its recipe is enough for the drawings of these tests."""
+
+    def train(folder: Path) -> None:
+        command = [sys.executable, "-m", "penstock", "train", "digits", "--epochs", "12", "--out", str(folder / "run")]
+        subprocess.run(command, check=True, timeout=150)
+
+    return made_once(tmp_path_factory, "digits", train) / "run" / "bundle"
 
 
 @pytest.fixture(scope="session")
 def pictures_pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pack, Path]:
-    """A pack of pictures of any size, in 8 bits too, and its bundle."""
-    folder = tmp_path_factory.mktemp("pictures")
-    bundle = pictures_bundle(folder).folder
-    return export_pack(bundle, folder / "pack", int8=True).pack, bundle
+    """A pack of pictures of any size, with an int8 graph, and its bundle."""
+    bundle = shared_pictures(tmp_path_factory).folder
+    folder = made_once(tmp_path_factory, "pictures-pack", lambda to: export_pack(bundle, to / "pack", int8=True))
+    return read_pack(folder / "pack"), bundle
 
 
 # Playwright runs an event loop of its own as long as it is open, and asyncio allows a thread only one: hence not longer
 # than a module.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert found, f"The tests of the page need one of {', '.join(BROWSERS)}: run `make browser`."
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=BROWSER_ARGUMENTS)
+    with open_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
 def server(digits_bundle: Path) -> Iterator[RunningServer]:
-    """The digits, with a budget that a busy machine keeps too."""
+    """A server of the digits, with a latency budget that holds on a busy machine."""
     with RunningServer(digits_bundle) as server:
         yield server
 
@@ -59,7 +58,7 @@ def watch() -> Watch:
 
 @pytest.fixture
 def page(browser: Browser, server: RunningServer, watch: Watch) -> Iterator[Page]:
-    """The page, ready to draw. At the end it must not have complained, nor asked another origin for anything."""
+    """The page, ready to draw. It must end without complaints or requests to another origin."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     watch.look_at(page)
     page.goto(url_of(server))

@@ -1,71 +1,35 @@
 """The load generator against servers that are right, wrong, slow, stalling and gone."""
 
-import asyncio
+import json
 import math
 import multiprocessing
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock.bench.client import Target
-from penstock.bench.load import Load, measure
-from penstock.bench.null_server import null_server
-from penstock.bench.serve import measure_checked
-from penstock.bench.target import golden_target, request_bytes
+from penstock.bench.checked_load import measure_checked
+from penstock.bench.load.generator import Load, measure
+from penstock.bench.load.golden_target import golden_target, request_bytes
+from penstock.bench.load.null_server import null_server
+from penstock.bench.load.sender import Target
 from penstock.cli import build
 from penstock.core.errors import BenchError
+from tests.support.odd_server import ANSWERS, serve
 from tests.support.serving import RunningServer, write_doubler
 
 pytestmark = pytest.mark.alone
 
-ANSWERS = np.arange(8, dtype=np.float32).reshape(2, 4)
 CLOSED = Load(rate=None, connections=4, seconds=0.5, warm_up_s=0.2)
 
 
 def target_at(port: int) -> Target:
     requests = tuple(request_bytes("127.0.0.1", port, "/", bytes([which]), "x/y") for which in range(2))
     return Target(host="127.0.0.1", port=port, requests=requests, answers=ANSWERS, tolerance=1e-6)
-
-
-def serve(kind: str, ready: Connection) -> None:
-    began: list[float] = []
-
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                which = (await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0])))[0]
-                began.append(time.monotonic())
-                body, status = ANSWERS[which].tobytes(), 200
-                if kind == "wrong" and len(began) % 50 == 0:
-                    body = (ANSWERS[which] + 1).tobytes()
-                if kind == "refusing" and len(began) % 2:
-                    body, status = b"{}", 503
-                if kind == "breaking" and len(began) % 10 == 0:
-                    writer.close()
-                    return
-                if kind == "stalling" and began[-1] - began[0] > 0.6:
-                    time.sleep(0.5)  # the whole server stands still
-                    began[0] = float("inf")
-                more = b""
-                if kind == "describing":
-                    body, more = b"{}" + body, b"Inference-Header-Content-Length: 2\r\n"
-                writer.write(b"HTTP/1.1 %d X\r\n%scontent-length: %d\r\n\r\n" % (status, more, len(body)) + body)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    async def main() -> None:
-        server = await asyncio.start_server(client, "127.0.0.1", 0)
-        ready.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    asyncio.run(main())
 
 
 @contextmanager
@@ -130,10 +94,10 @@ def test_the_generator_refuses_to_measure_what_is_as_fast_as_itself(monkeypatch:
     with null_server(ANSWERS[0].tobytes(), None) as port:
         target = replace(target_at(port), requests=target_at(port).requests[:1], answers=ANSWERS[:1])
         # Given, because two measurements of one server differ by more than twice on a busy machine.
-        monkeypatch.setattr("penstock.bench.serve.null_rate", lambda *_: math.inf)
-        rate = measure_checked(target, CLOSED, None).measured.answered_a_second
+        monkeypatch.setattr("penstock.bench.checked_load.null_rate", lambda *_: math.inf)
+        rate = measure_checked(target, CLOSED, None).result.answered_a_second
         assert rate > 0
-        monkeypatch.setattr("penstock.bench.serve.null_rate", lambda *_: rate / 10)
+        monkeypatch.setattr("penstock.bench.checked_load.null_rate", lambda *_: rate / 10)
         with pytest.raises(BenchError, match="less than twice"):
             measure_checked(target, CLOSED, None)
 
@@ -145,20 +109,19 @@ def doubler(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Running
         yield server, bundle
 
 
-def test_bench_serve_from_the_command_line(
-    doubler: tuple[RunningServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_serve_from_the_command_line(doubler: tuple[RunningServer, Path], tmp_path: Path) -> None:
     server, bundle = doubler
-    monkeypatch.setattr("penstock.bench.results.RESULTS", tmp_path)
+    results = tmp_path / "serve.jsonl"
     url = f"http://127.0.0.1:{server.port}"
 
     def run(options: list[str]) -> str:
         return CliRunner().invoke(build(), ["bench", "serve", url, *options]).output
 
-    shown = run(["--bundle", str(bundle), "--rate", "100", "--seconds", "1", "--record"])
+    shown = run(["--bundle", str(bundle), "--rate", "100", "--seconds", "1", "--record", str(results)])
     assert "within 50 ms" in shown
     assert "all right" in shown
-    assert len((tmp_path / "serve.jsonl").read_text().splitlines()) == 1
+    (line,) = results.read_text().splitlines()
+    assert json.loads(line)["unit"] == "requests/s"
     assert "closed loop, 4 connections" in run(["--bundle", str(bundle), "--connections", "4", "--seconds", "0.5"])
 
 

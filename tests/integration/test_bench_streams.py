@@ -14,18 +14,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock.bench.stream_grpc import METHOD
-from penstock.bench.stream_player import StreamJob, StreamsSent
-from penstock.bench.stream_sender import run_stream_job
-from penstock.bench.streams import described, measure_streams, played_for
+from penstock.bench.streams.grpc_stream import METHOD
+from penstock.bench.streams.stream_generator import bundle_workload, describe, measure_streams, send_job
+from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob
 from penstock.cli import build
 from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
-from penstock.serve.protocols import grpc_v2_pb2 as pb
+from penstock.serve.grpc import oip_v2_pb2 as pb
 from tests.support.live import live_bundle
 from tests.support.serving import RunningServer
-
-pytestmark = pytest.mark.alone
 
 CHUNK, PERIOD_S, STREAMS = 4, 0.02, 3
 SOUND = TensorSpec(dtype="int16", shape=(CHUNK,), meaning="sound", name="sound")
@@ -47,24 +44,26 @@ def ports(bundle: Path) -> Iterator[dict[str, int]]:
         yield {"websocket": server.port, "grpc": int(server.process.stdout.readline().split()[-1])}
 
 
+@pytest.mark.alone
 def test_streams_are_carried_whole_and_compared(bundle: Path, ports: dict[str, int]) -> None:
-    heard = played_for(bundle, seconds=0.5, tolerance=None)
+    heard = bundle_workload(bundle, seconds=0.5, tolerance=None)
     for (protocol, port), processes in zip(ports.items(), (1, 2), strict=True):
         played = replace(heard, url=f"127.0.0.1:{port}", protocol=protocol)
         measured = measure_streams(played, STREAMS, seconds=0.5, warm_up_s=0.1, processes=processes)
-        assert measured.whole, described(measured)
+        assert measured.complete, describe(measured)
         assert (measured.opened, measured.refused, measured.checked) == (STREAMS, 0, STREAMS)
         assert measured.offered == measured.latency_s.size > STREAMS
         assert 0 < measured.difference < 1e-4
 
 
+@pytest.mark.alone
 def test_a_model_without_its_bundle(ports: dict[str, int]) -> None:
     where = ["--protocol", "grpc", "--url", f"127.0.0.1:{ports['grpc']}", "--rate-hz", "8000", "--count", "2"]
     command = ["bench", "streams", *where, "--seconds", "0.5", "--model"]
     result = CliRunner().invoke(build(), [*command, "hark", "--frames", "160"])
     assert (result.exit_code, "2 streams: p50" in result.output) == (0, True), result.output
     result = CliRunner().invoke(build(), [*command, "hark"])
-    assert "say by --frames" in str(result.exception)
+    assert "give the frames of a chunk by --frames" in str(result.exception)
     result = CliRunner().invoke(build(), [*command, "nobody", "--frames", "160"])
     assert "There is no model 'nobody' here" in str(result.exception)
 
@@ -116,9 +115,9 @@ def collecting() -> Iterator[None]:
     gc.enable()
 
 
-def sent(port: int, model: str, protocol: str = "grpc") -> StreamsSent:
+def sent(port: int, model: str, protocol: str = "grpc") -> StreamLoadResult:
     now = time.monotonic()
-    job = StreamJob(
+    job = StreamSenderJob(
         host="127.0.0.1",
         port=port,
         model=model,
@@ -136,7 +135,7 @@ def sent(port: int, model: str, protocol: str = "grpc") -> StreamsSent:
         seed=1,
         cpus=None,
     )
-    return run_stream_job(job, protocol)
+    return send_job(job, protocol)
 
 
 def test_each_stream_is_one_sequence_from_start_to_end(misbehaving: tuple[Misbehaving, int]) -> None:
@@ -175,7 +174,7 @@ def test_what_a_server_does_wrong_is_counted(misbehaving: tuple[Misbehaving, int
 
 
 def test_a_server_of_another_protocol_or_none_is_said(ports: dict[str, int]) -> None:
-    with pytest.raises(BenchError, match="name its port of gRPC"):
+    with pytest.raises(BenchError, match="name its gRPC port"):
         sent(ports["websocket"], "hark")
     assert set(sent(ports["grpc"], "hark", "websocket").broken) != set()
     with pytest.raises(BenchError, match="cannot be reached"):

@@ -1,4 +1,4 @@
-"""`penstock bench train` on the CPU: every way that needs no GPU, what fails among them, and the lines and picture."""
+"""`python -m benchmarks.acceptance train` on the CPU: methods without a GPU, a failing case, lines, picture."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.bench.train_case import Case
-from penstock.bench.train_scaling import Measured, best, lines_of, run_cases
-from penstock.cli import build
+from benchmarks.acceptance.__main__ import app
+from benchmarks.acceptance.train_case import TrainingCase
+from benchmarks.acceptance.train_scaling import CaseResult, best, measurements_of, run_cases
 from penstock.core.errors import BenchError
 
 
 def test_ways_are_measured_beside_each_other(tmp_path: Path) -> None:
     out, picture = tmp_path / "train.jsonl", tmp_path / "train.png"
-    words = ["bench", "train", "--processes", "1", "--processes", "2", "--model", "mlp", "--batch", "64"]
-    words += ["--way", "penstock", "--way", "ddp", "--no-compiled", "--seconds", "0.05", "--repeat", "2"]
-    done = CliRunner().invoke(build(), [*words, "--out", str(out), "--picture", str(picture)], catch_exceptions=False)
+    words = ["train", "--processes", "1", "--processes", "2", "--model", "mlp", "--batch", "64"]
+    words += ["--method", "penstock", "--method", "ddp", "--no-compiled", "--seconds", "0.05", "--repeat", "2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(out), "--picture", str(picture)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     rates = [line for line in lines if line["unit"] == "samples/s"]
@@ -32,8 +32,8 @@ def test_ways_are_measured_beside_each_other(tmp_path: Path) -> None:
 def test_a_case_that_fails_is_named_and_the_others_are_measured() -> None:
     said: list[str] = []
     cases = [
-        Case(model="mlp", batch=1, way="penstock"),
-        Case(model="mlp", batch=64, way="penstock"),
+        TrainingCase(model="mlp", batch=1, method="penstock"),
+        TrainingCase(model="mlp", batch=64, method="penstock"),
     ]
     found = list(run_cases(cases, 2, device="cpu", seconds=0.05, repeat=1, say=said.append))
     assert [bool(each.rates) for each in found] == [False, True]
@@ -42,9 +42,9 @@ def test_a_case_that_fails_is_named_and_the_others_are_measured() -> None:
 
 
 def test_a_speed_up_is_over_the_fastest_on_one_whoevers_it_is() -> None:
-    def measured(way: str, processes: int, rate: float) -> Measured:
-        case = Case(model="alexnet", batch=256, way=way)  # pyright: ignore[reportArgumentType]
-        return Measured(case=case, processes=processes, rates=[rate], losses=[1.0, 1.0])
+    def measured(method: str, processes: int, rate: float) -> CaseResult:
+        case = TrainingCase(model="alexnet", batch=256, method=method)  # pyright: ignore[reportArgumentType]
+        return CaseResult(case=case, processes=processes, rates=[rate], losses=[1.0, 1.0])
 
     found = [
         measured("penstock", 1, 100),
@@ -52,7 +52,7 @@ def test_a_speed_up_is_over_the_fastest_on_one_whoevers_it_is() -> None:
         measured("penstock", 4, 330),
         measured("captured ddp", 4, 220),
     ]
-    lines = {line.id: line.median for line in lines_of(found, "penstock bench train", "GPUs") if line.unit == "ratio"}
+    lines = {line.id: line.median for line in measurements_of(found, "the command", "GPUs") if line.unit == "ratio"}
     assert lines == {
         "train.alexnet.strong_256_x4": pytest.approx(3.0),
         "train.alexnet.vs_captured_ddp_256": pytest.approx(1.5),
@@ -66,10 +66,10 @@ def test_a_speed_up_is_over_the_fastest_on_one_whoevers_it_is() -> None:
     [
         (["--gpus", "1", "--processes", "1"], "--gpus and --processes contradict each other"),
         (["--model", "lenet"], "there is no network 'lenet'"),
-        (["--way", "horovod"], "there is no way 'horovod'"),
+        (["--method", "horovod"], "there is no method 'horovod'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str], sentence: str) -> None:
-    done = CliRunner().invoke(build(), ["bench", "train", *words])
+    done = CliRunner().invoke(app, ["train", *words])
     assert done.exit_code != 0
     assert sentence in str(done.exception)

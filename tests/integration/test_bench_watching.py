@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import watching
+from benchmarks.acceptance import watching
 from penstock.core.errors import BenchError
 from tests.support.packs import colour_pack
 
@@ -16,10 +16,10 @@ def test_the_age_of_answers_is_measured_in_a_process_of_its_own(
     monkeypatch.setattr(watching, "FRAMES", 10)
     monkeypatch.setattr(watching, "WATCHED", 1)
     (over,) = watching.video_age_p95(pack)
-    assert over > -watching.OF_MODEL * watching.RATE
+    assert over > -watching.MODEL_FACTOR * watching.RATE
     film = watching.write_video(tmp_path / "film.mp4")
     monkeypatch.setattr(watching, "FRAMES", 11)
-    with pytest.raises(BenchError, match="of 11 frames it says"):
+    with pytest.raises(BenchError, match="of 11 frames it reports"):
         watching._watched(pack, film)
 
 

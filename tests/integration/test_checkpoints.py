@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.train.checkpoint import newest_checkpoint, read_checkpoint
-from penstock.train.saver import Saver
-from penstock.train.stored import read_whole
-from penstock.train.world import World
+from penstock.train.checkpoint.format import newest_checkpoint, read_checkpoint
+from penstock.train.checkpoint.lazy_tensors import read_tensors
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.parallel.world import World
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 150
@@ -27,7 +27,7 @@ def run(how: str, folder: Path) -> str:
 def state_of(folder: Path) -> object:
     found = newest_checkpoint(folder)
     assert found is not None
-    return _plain(read_whole(found.state))
+    return _plain(read_tensors(found.state))
 
 
 def _plain(value: object) -> object:
@@ -65,7 +65,7 @@ def test_killed_while_some_have_written_the_one_before_is_there(tmp_path: Path) 
     found = newest_checkpoint(folder)
     assert found is not None
     assert found.step == 1
-    assert read_whole(found.state["model"]).keys() == found.state["model"].keys()
+    assert read_tensors(found.state["model"]).keys() == found.state["model"].keys()
     Saver(folder, World())
     assert [place.name for place in folder.iterdir()] == ["step-00000001"]
 
@@ -78,8 +78,8 @@ def test_a_disk_that_is_full_for_one_ends_all_with_the_sentence(tmp_path: Path) 
     run("full", tmp_path)
     said = {(tmp_path / f"said-{rank}").read_text() for rank in range(4)}
     assert said == {
-        "a checkpoint cannot be written: No space left on device (state-00002.safetensors). Make room or mend the "
-        "folder, and go on from the one before."
+        "a checkpoint cannot be written: No space left on device (state-00002.safetensors). Make room or repair the "
+        "folder, and resume from the one before."
     }
     found = newest_checkpoint(tmp_path / "run" / "checkpoints")
     assert found is not None

@@ -1,4 +1,4 @@
-"""What runs the server in production, against the server itself: nothing that `deploy/` names may be gone."""
+"""The files of `deploy/` against the server: every option and metric that they name must exist."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def queries() -> list[str]:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str, str]]]:
-    """The name and labels of everything that a server exposes to Prometheus after one request."""
+    """Name and labels of every metric of a server after one request."""
     with RunningServer(write_doubler(tmp_path_factory.mktemp("deploy"))) as server:
         assert server.ask("POST", "/v1/apps/doubler", b"[1, 2, 3, 4]")[0] == 200
         text = server.ask("GET", "/metrics")[2].decode()
@@ -59,7 +59,7 @@ def test_the_options_of_the_unit_are_in_the_help() -> None:
     wide = os.environ | {"COLUMNS": "200"}
     shown = subprocess.run(command, env=wide, capture_output=True, text=True, timeout=60, check=True).stdout
     options = [word for word in exec_start() if word.startswith("--")]
-    assert "--drain-s" in options
+    assert "--drain-timeout-s" in options
     assert [option for option in options if not re.search(rf"{option}\b", shown)] == []
 
 
@@ -71,7 +71,7 @@ def test_the_command_of_the_unit_is_read_as_it_is_meant() -> None:
     assert parsed["host"] == "127.0.0.1"
     # A drain that systemd cuts short with SIGKILL would break its promise.
     (stop_s,) = settings()["TimeoutStopSec"]
-    assert float(stop_s) >= parsed["drain_s"] + 5
+    assert float(stop_s) >= parsed["drain_timeout_s"] + 5
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.bench.browser import chromium
-from penstock.bench.static_host import Host
+from benchmarks.acceptance.counting_host import CountingHost
 from penstock.core.spec import Array
-from penstock.device.sources import source_of
+from penstock.device.sources import open_frames
+from penstock.verify.chromium import open_chromium
 from tests.support.videos import turned, video
 
 # Eight colours behind one another; of each the middle is compared, where no neighbour mixes in.
@@ -77,9 +77,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         if "turn" in made:
             turned(folder / name, made["turn"])
     seen: dict[str, Any] = {}
-    with Host(folder) as host, chromium() as browser:
+    with CountingHost(folder) as host, open_chromium() as browser:
         page = browser.new_page()
-        page.goto(host.url)
+        page.goto(f"{host.url}index.html")
         for name in CASES:
             seen[name] = page.evaluate(DRAW, name)
     return folder, seen
@@ -88,8 +88,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 @pytest.mark.parametrize("name", CASES)
 def test_pixels_are_those_of_a_browser(drawn: tuple[Path, dict[str, Any]], name: str) -> None:
     folder, seen = drawn
-    source = source_of(str(folder / name))
-    pixels = next(source.frames()).read()
+    source = open_frames(str(folder / name))
+    pixels = next(source.items()).read()
     source.close()
     assert pixels.shape == (seen[name]["height"], seen[name]["width"], 4)
     along = pixels[pixels.shape[0] // 2] if pixels.shape[1] == 256 else pixels[:, pixels.shape[1] // 2]

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from penstock.bench.film import write_film
-from penstock.bench.static_host import Host
+from benchmarks.acceptance.counting_host import CountingHost
+from benchmarks.acceptance.film import write_film
 from penstock.core.spec import Array
 from tests.support.device import (
     GROUPS,
@@ -39,13 +39,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with Host(write_pack(tmp_path_factory.mktemp("pack") / "pack")) as host:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingHost]:
+    with CountingHost(write_pack(tmp_path_factory.mktemp("pack") / "pack")) as host:
         yield host
 
 
 @pytest.fixture(scope="module")
-def device(browser: Browser, host: Host) -> Iterator[Device]:
+def device(browser: Browser, host: CountingHost) -> Iterator[Device]:
     """A device that has the app."""
     device = Device(browser)
     device.installed(host).close()
@@ -54,7 +54,7 @@ def device(browser: Browser, host: Host) -> Iterator[Device]:
 
 
 @pytest.fixture
-def page(device: Device, host: Host) -> Iterator[Page]:
+def page(device: Device, host: CountingHost) -> Iterator[Page]:
     page = device.installed(host)
     yield page
     page.close()
@@ -84,28 +84,28 @@ def test_each_frame_gets_the_label_of_its_id_and_ids_advance(page: Page) -> None
 
 def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: Path) -> None:
     device = Device(browser)
-    with Host(write_pack(tmp_path / "pack")) as host:
+    with CountingHost(write_pack(tmp_path / "pack")) as host:
         device.installed(host).close()
-        host.kill()
-        before = len(host.served)
+        host.stop()
+        before = len(host.sent)
         page = device.open(host)
         expect(page.locator("#label")).to_be_visible(timeout=30_000)
         expect(page.locator("#update")).to_have_text("The host is not there; the app does without.")
         page.reload()
         assert len(seen(page, 3)) >= 3
-        assert len(host.served) == before
+        assert len(host.sent) == before
         device.close(host)
 
 
 def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Path) -> None:
-    with Host(write_pack(tmp_path / "slow", slow=12)) as host:
+    with CountingHost(write_pack(tmp_path / "slow", slow=12)) as host:
         device = Device(browser)
         page = device.installed(host)
         frames = seen(page, 6)
         first, last = frames[0], frames[-1]
-        # More frames came than were asked about, one at a time, and each answer is of a frame that was new then.
-        assert last["seen"] - first["seen"] > last["asked"] - first["asked"] == len(frames) - 1
-        taken = [frame["takenMs"] for frame in frames]
+        # More frames came than were processed, one at a time, and each answer is of a frame that was new then.
+        assert last["presented"] - first["presented"] > last["processed"] - first["processed"] == len(frames) - 1
+        taken = [frame["capturedMs"] for frame in frames]
         assert taken == sorted(set(taken))
         # A queue would answer frames that were taken 50 ms one after the other, however long each answer takes.
         assert taken[-1] - taken[0] > 0.5 * sum(frame["modelMs"] for frame in frames[1:])
@@ -134,14 +134,16 @@ def test_a_photo_from_disk(page: Page, tmp_path: Path) -> None:
     expect(page.locator("#photo")).to_be_hidden()
 
 
-def test_neither_the_page_nor_its_worker_can_ask_anybody_else(browser: Browser, host: Host, tmp_path: Path) -> None:
+def test_neither_the_page_nor_its_worker_can_ask_anybody_else(
+    browser: Browser, host: CountingHost, tmp_path: Path
+) -> None:
     (tmp_path / "asked").write_text("")
-    with Host(tmp_path, headers={"Access-Control-Allow-Origin": "*"}) as other:
+    with CountingHost(tmp_path, headers={"Access-Control-Allow-Origin": "*"}) as other:
         device = Device(browser)
         page = device.installed(host)
         ask = "url => fetch(url).then(() => 'came', () => 'refused')"
         assert [asker.evaluate(ask, f"{other.url}asked") for asker in (page, *page.workers)] == ["refused"] * 2
-        assert other.served == []
+        assert other.sent == []
         device.context.close()
 
 
@@ -169,7 +171,7 @@ def test_of_two_photos_the_one_that_was_chosen_last_is_seen(page: Page, tmp_path
     expect(page.locator("#label-big")).to_have_text("cool")
 
 
-def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: Host) -> None:
+def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: CountingHost) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(host.folder / "model.onnx")
@@ -195,7 +197,7 @@ def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: 
 
 
 def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tmp_path: Path) -> None:
-    with Host(write_small_pack(tmp_path / "small")) as host:
+    with CountingHost(write_small_pack(tmp_path / "small")) as host:
         device = Device(browser)
         page = device.installed(host)
         picture = np.zeros((60, 100, 3), np.uint8)
@@ -212,13 +214,13 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
 
 NOTHING_TO_SHOW: dict[str, dict[str, Any]] = {
     "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
-    "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "most": []}},
+    "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "max_shape": []}},
 }
 
 
 def test_a_network_that_is_not_for_pictures_is_said(browser: Browser, tmp_path: Path) -> None:
     pack = write_pack(tmp_path / "pack")
-    with Host(pack) as host:
+    with CountingHost(pack) as host:
         for sentence, fields in NOTHING_TO_SHOW.items():
             write_pack(pack, **fields)
             device = Device(browser)
@@ -233,7 +235,7 @@ def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Pat
     fields = json.loads((pack / "pack.json").read_text())
     (pack / "model.onnx").write_bytes(b"no network")
     del fields["files"]
-    with Host(finish_pack(pack, fields)) as host:
+    with CountingHost(finish_pack(pack, fields)) as host:
         device = Device(browser)
         page = device.installed(host)
         expect(page.locator("#notice")).to_contain_text("The network does not run here: ")
@@ -244,7 +246,7 @@ def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Pat
         device.context.close()
 
 
-def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: Host) -> None:
+def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: CountingHost) -> None:
     device = Device(browser, permissions=())
     page = device.installed(host)
     page.get_by_role("button", name="Start the camera").click()
@@ -328,11 +330,11 @@ def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, 
     device = Device(browser)
     pack = write_pack(tmp_path / "pack")
     vectors = write_index(pack)
-    with Host(pack) as host:
+    with CountingHost(pack) as host:
         page = device.installed(host)
         expect(page.locator("#search-count")).to_have_text("40")
         page.close()
-        host.kill()
+        host.stop()
         page = device.open(host)
         runs(page)
         picture = picture_of(0)
@@ -353,10 +355,10 @@ def test_an_index_of_another_network_or_with_a_flipped_byte_is_refused(browser: 
     pack = write_pack(tmp_path / "pack")
     write_index(pack)
     (pack / "index" / "vectors.npy").write_bytes((pack / "index" / "vectors.npy").read_bytes()[:-1] + b"x")
-    with Host(pack) as host:
+    with CountingHost(pack) as host:
         device = Device(browser)
         page = device.installed(host)
-        expect(page.locator("#notice")).to_contain_text("vectors.npy is not what index.json says")
+        expect(page.locator("#notice")).to_contain_text("vectors.npy does not match index.json")
         about = json.loads((pack / "index" / "index.json").read_text())
         (pack / "index" / "index.json").write_text(json.dumps(about | {"model": "0" * 64}))
         page.reload()

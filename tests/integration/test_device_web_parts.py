@@ -12,7 +12,7 @@ import pytest
 import soxr
 from playwright.sync_api import Browser, Page, expect
 
-from penstock.bench.static_host import Host
+from benchmarks.acceptance.counting_host import CountingHost
 from tests.support.device import LISTENED_CHUNK, LISTENED_HZ, WEB, write_live_pack, write_wav
 from tests.support.device_page import Device, chromium
 
@@ -32,27 +32,27 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with Host(write_live_pack(tmp_path_factory.mktemp("pack") / "pack")) as host:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingHost]:
+    with CountingHost(write_live_pack(tmp_path_factory.mktemp("pack") / "pack")) as host:
         yield host
 
 
 @pytest.fixture(scope="module")
-def device(browser: Browser, host: Host) -> Iterator[Device]:
+def device(browser: Browser, host: CountingHost) -> Iterator[Device]:
     device = Device(browser)
     yield device
     device.close(host)
 
 
 @pytest.fixture(scope="module")
-def page(device: Device, host: Host) -> Page:
+def page(device: Device, host: CountingHost) -> Page:
     return device.installed(host)
 
 
-def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host: Host) -> None:
+def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host: CountingHost) -> None:
     device.installed(host).close()
-    served = len(host.served)
-    host.kill()
+    served = len(host.sent)
+    host.stop()
     page = device.open(host)
     expect(page.locator("#words li")).to_have_count(len(LOUD_S), timeout=20_000)
     assert {text.split()[0] for text in page.locator("#words li").all_inner_texts()} == {"loud"}
@@ -60,7 +60,7 @@ def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host
     expect(page.locator("#listen-state")).to_have_text("listening")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#listen-state")).to_have_text("not listening")
-    assert len(host.served) == served
+    assert len(host.sent) == served
     page.close()
     host.start()
 
@@ -86,7 +86,7 @@ def test_a_microphone_that_is_denied_or_gone_is_said(page: Page) -> None:
     expect(page.locator("#listen-state")).to_have_text("The microphone is gone.")
 
 
-def test_a_streams_state_goes_from_chunk_to_chunk_as_in_python(page: Page, host: Host) -> None:
+def test_a_streams_state_goes_from_chunk_to_chunk_as_in_python(page: Page, host: CountingHost) -> None:
     import onnxruntime
 
     signal = (3000 * np.random.default_rng(4).standard_normal(LISTENED_CHUNK * 4 + 100)).astype(np.int16)

@@ -8,8 +8,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, Page, expect
 
-from penstock.bench.film import write_film
-from penstock.bench.static_host import ISOLATED, Host
+from benchmarks.acceptance.counting_host import CountingHost
+from benchmarks.acceptance.film import write_film
+from penstock.export.static_host import ISOLATED
 from tests.support.device import picture_of, sign, version_of, write_pack
 from tests.support.device_page import Device, chromium, runs, seen
 
@@ -32,8 +33,8 @@ def device(browser: Browser) -> Iterator[Device]:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    with Host(write_pack(tmp_path / "pack", name="one")) as host:
+def host(tmp_path: Path) -> Iterator[CountingHost]:
+    with CountingHost(write_pack(tmp_path / "pack", name="one")) as host:
         yield host
 
 
@@ -43,14 +44,14 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def restarted(device: Device, host: Host) -> Page:
+def restarted(device: Device, host: CountingHost) -> Page:
     """The app after all its pages were closed."""
     for page in device.context.pages:
         page.close()
     return device.installed(host)
 
 
-def updated(device: Device, host: Host, name: str) -> Page:
+def updated(device: Device, host: CountingHost, name: str) -> Page:
     """The app after a restart that brought another version: a busy browser may count a closed page for a moment."""
     page = restarted(device, host)
     for _ in range(10):
@@ -71,16 +72,16 @@ def kept(page: Page) -> int:
     return page.evaluate("caches.keys().then((names) => names.filter((name) => !name.endsWith(' key')).length)")
 
 
-def test_another_version_waits_for_the_next_start(device: Device, host: Host) -> None:
+def test_another_version_waits_for_the_next_start(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     one = version_of(host.folder)
     is_version(page, "one", one)
     write_pack(host.folder, name="two")
-    before = len(host.served)
+    before = len(host.sent)
     page.reload()
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
     # What is the same in both is not fetched again.
-    fetched = {path for path, _ in host.served[before:]}
+    fetched = {path for path, _ in host.sent[before:]}
     assert fetched == {"/pack.json?latest", f"/web/sw.js?v={version_of(host.folder)}", "/pack.json"}
     is_version(page, "one", one)
     page.reload()
@@ -91,24 +92,24 @@ def test_another_version_waits_for_the_next_start(device: Device, host: Host) ->
     assert kept(page) == 1
 
 
-def test_a_version_with_a_flipped_byte_is_refused_and_the_one_before_stays(device: Device, host: Host) -> None:
+def test_a_version_with_a_flipped_byte_is_refused_and_the_one_before_stays(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     one = version_of(host.folder)
     # Another network with a flipped byte: at the host, or on the way.
     write_pack(host.folder, name="two", slow=1)
     flip(host.folder / "model.onnx")
     page.reload()
-    expect(page.locator("#update")).to_contain_text("model.onnx is not what pack.json says", timeout=20_000)
+    expect(page.locator("#update")).to_contain_text("model.onnx does not match pack.json", timeout=20_000)
     page = restarted(device, host)
     is_version(page, "one", one)
     assert seen(page, 2)
     assert kept(page) == 1
 
 
-def test_a_first_version_with_a_flipped_byte_is_not_installed(device: Device, host: Host) -> None:
+def test_a_first_version_with_a_flipped_byte_is_not_installed(device: Device, host: CountingHost) -> None:
     flip(host.folder / "web" / "vendor" / "ort.wasm.min.mjs")
     page = device.open(host)
-    expect(page.locator("#install-text")).to_contain_text("ort.wasm.min.mjs is not what pack.json says", timeout=20_000)
+    expect(page.locator("#install-text")).to_contain_text("ort.wasm.min.mjs does not match pack.json", timeout=20_000)
     expect(page.locator("main:visible")).to_have_count(0)
     flip(host.folder / "web" / "vendor" / "ort.wasm.min.mjs")
     page.get_by_role("button", name="Try again").click()
@@ -116,13 +117,13 @@ def test_a_first_version_with_a_flipped_byte_is_not_installed(device: Device, ho
     assert seen(page, 2)
 
 
-def test_a_host_that_lacks_a_file_is_said(device: Device, host: Host) -> None:
+def test_a_host_that_lacks_a_file_is_said(device: Device, host: CountingHost) -> None:
     (host.folder / "model.onnx").unlink()
     page = device.open(host)
     expect(page.locator("#install-text")).to_contain_text("model.onnx did not come: the host says 404", timeout=20_000)
 
 
-def test_the_key_of_the_first_version_is_asked_of_all(device: Device, host: Host) -> None:
+def test_the_key_of_the_first_version_is_asked_of_all(device: Device, host: CountingHost) -> None:
     mine, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     sign(host.folder, mine)
     page = device.installed(host)
@@ -144,7 +145,7 @@ def test_the_key_of_the_first_version_is_asked_of_all(device: Device, host: Host
     updated(device, host, "four")
 
 
-def test_a_wrong_signature_is_refused_at_first(device: Device, host: Host) -> None:
+def test_a_wrong_signature_is_refused_at_first(device: Device, host: CountingHost) -> None:
     sign(host.folder, Ed25519PrivateKey.generate())
     signature = (host.folder / "pack.sig").read_bytes()
     write_pack(host.folder, name="altered")
@@ -154,18 +155,18 @@ def test_a_wrong_signature_is_refused_at_first(device: Device, host: Host) -> No
 
 
 def test_an_isolated_page_uses_threads(device: Device, tmp_path: Path) -> None:
-    with Host(write_pack(tmp_path / "isolated", slow=2), headers=ISOLATED) as host:
+    with CountingHost(write_pack(tmp_path / "isolated", slow=2), headers=ISOLATED) as host:
         page = device.installed(host)
         assert page.evaluate("crossOriginIsolated")
         assert seen(page, 2)
         assert page.evaluate("navigator.hardwareConcurrency") > 1
         expect(page.locator("#threads")).to_have_text("2 threads")
-        host.kill()
+        host.stop()
         page.reload()
         assert seen(page, 2)
 
 
-def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: Host) -> None:
+def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     expect(page.locator("#threads")).to_have_text("one thread")
 
@@ -173,7 +174,7 @@ def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: Host)
 def test_two_packs_of_one_host_are_two_apps(device: Device, tmp_path: Path) -> None:
     for name in ("flowers", "dogs"):
         write_pack(tmp_path / name, name=name)
-    with Host(tmp_path) as host:
+    with CountingHost(tmp_path) as host:
         page = device.context.new_page()
         session = device.context.new_cdp_session(page)
         apps: list[str] = []
@@ -184,18 +185,18 @@ def test_two_packs_of_one_host_are_two_apps(device: Device, tmp_path: Path) -> N
         assert len(set(apps)) == 2, apps
 
 
-def test_an_app_whose_files_the_browser_threw_away_comes_again(device: Device, host: Host) -> None:
+def test_an_app_whose_files_the_browser_threw_away_comes_again(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     page.evaluate("caches.keys().then((names) => Promise.all(names.map((name) => caches.delete(name))))")
     page.reload()
     runs(page)
     assert seen(page, 2)
-    host.kill()
+    host.stop()
     page.reload()
     assert seen(page, 2)
 
 
-def test_a_device_without_room_is_said(device: Device, host: Host) -> None:
+def test_a_device_without_room_is_said(device: Device, host: CountingHost) -> None:
     page = device.context.new_page()
     page.goto(f"{host.url}pack.json")
     few = {"origin": host.url.rstrip("/"), "quotaSize": 1_000_000}
@@ -204,7 +205,7 @@ def test_a_device_without_room_is_said(device: Device, host: Host) -> None:
     expect(page.locator("#install-text")).to_contain_text("the browser has no room for it", timeout=20_000)
 
 
-def test_a_browser_that_keeps_no_apps_is_said(device: Device, host: Host) -> None:
+def test_a_browser_that_keeps_no_apps_is_said(device: Device, host: CountingHost) -> None:
     device.context.add_init_script(
         """ServiceWorkerContainer.prototype.register = async () => {
             throw new DOMException("access is denied", "SecurityError");
@@ -215,7 +216,7 @@ def test_a_browser_that_keeps_no_apps_is_said(device: Device, host: Host) -> Non
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 
 
-def test_an_installation_that_the_browser_stops_can_be_tried_again(device: Device, host: Host) -> None:
+def test_an_installation_that_the_browser_stops_can_be_tried_again(device: Device, host: CountingHost) -> None:
     model = host.folder / "model.onnx"
     network = model.read_bytes()
     model.unlink()
@@ -225,7 +226,7 @@ def test_an_installation_that_the_browser_stops_can_be_tried_again(device: Devic
     session = device.context.new_cdp_session(page)
     session.send("ServiceWorker.enable")
     session.send("ServiceWorker.stopAllWorkers")
-    expect(page.locator("#install-text")).to_have_text("The browser stopped bringing the app here; try again.")
+    expect(page.locator("#install-text")).to_have_text("The browser stopped the download; try again.")
     model.write_bytes(network)
     model.unlink()
     model.write_bytes(network)
@@ -234,7 +235,7 @@ def test_an_installation_that_the_browser_stops_can_be_tried_again(device: Devic
     assert seen(page, 2)
 
 
-def test_a_version_that_does_not_run_is_replaced_by_a_better_one(device: Device, host: Host) -> None:
+def test_a_version_that_does_not_run_is_replaced_by_a_better_one(device: Device, host: CountingHost) -> None:
     write_pack(host.folder, name="broken", outputs=[])
     page = device.installed(host)
     expect(page.locator("#notice")).to_contain_text("The app does not run: ")

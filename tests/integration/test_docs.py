@@ -1,4 +1,4 @@
-"""Every example of the README and the documentation, run.
+"""Run every example of the README and the documentation.
 
 A document is run from top to bottom in a folder of its own, which holds the README's `app.py` and its run, `runs/iris`:
 
@@ -19,11 +19,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from sysconfig import get_path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from sybil import Example, Sybil
 from sybil.parsers.abstract.codeblock import AbstractCodeBlockParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+
+from tests.support.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -31,11 +35,20 @@ INERT = {"text", "json", "toml", "yaml", "dockerfile", "javascript"}
 ANNOUNCEMENT = re.compile(r"Serving \S+ at (https?://127\.0\.0\.1:\d+)/")
 URL_IN_TEXT = "http://127.0.0.1:8000"
 TLS_URL_IN_TEXT = "https://127.0.0.1:8000"
+# Each takes tens of seconds; other tests cover its features.
+SLOW = {
+    "docs/how-to/measure.md",
+    "docs/how-to/run-in-production.md",
+    "docs/how-to/train-on-several-gpus.md",
+    "docs/tutorial/first-application.md",
+    "docs/tutorial/live-keywords.md",
+    "docs/tutorial/pictures.md",
+}
 FENCE = re.compile(r"(?P<language>[a-z]*)(?: title=\"(?P<title>[\w./-]+)\")?[ \t]*\n")
 
 
 class Shell:
-    """Runs the commands of a document in a folder, and stops what they leave running."""
+    """The commands of a document, run in a folder; their servers are stopped at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +56,7 @@ class Shell:
         self.servers: list[subprocess.Popen[bytes]] = []
         self.url = URL_IN_TEXT
         self.environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(commands_in(folder / ".bin")), get_path("scripts"), os.environ["PATH"]]),
             "COLUMNS": "100",
             "NO_COLOR": "1",
         }
@@ -72,7 +85,7 @@ class Shell:
             assert not expected or matches(expected, done.stdout), f"$ {command}\n{done.stdout}\ninstead of\n{expected}"
 
     def serve(self, command: str) -> None:
-        """Start a server and wait until it says where it is."""
+        """Start a server and wait until it prints its URL."""
         self.stop()
         command = re.sub(r" --(port|latency-ms) \d+", "", command)
         with self.log.open("w") as log:
@@ -94,7 +107,7 @@ class Shell:
         return self.log.read_text() if self.log.exists() else ""
 
     def stop(self) -> None:
-        """Stop the servers as an operator would, and see that they end well."""
+        """Stop the servers by SIGTERM, and assert that they end well."""
         for server in self.servers:
             server.terminate()
         codes = [server.wait(30) for server in self.servers]
@@ -102,14 +115,23 @@ class Shell:
         assert not any(codes), f"{codes}\n{self.server_said()}"
 
 
+def commands_in(folder: Path) -> Path:
+    """Make a folder with a command `penstock` of `sys.executable`, which may fork."""
+    folder.mkdir(exist_ok=True)
+    command = folder / "penstock"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
 def matches(expected: str, got: str) -> bool:
-    """Whether an output is the one in the text, where `...` stands for anything."""
+    """Compare an output with the text, in which `...` matches anything."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected.strip(), got.strip(), flags)
 
 
 def commands(source: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the output that the text shows for it."""
+    """Split a console block into its commands, each with its output."""
     for part in re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]:
         lines = part.replace("\\\n", " ").splitlines()
         yield lines[0], "\n".join(lines[1:])
@@ -145,16 +167,25 @@ def name_of(document: Path) -> str:
     return document.relative_to(ROOT).as_posix()
 
 
+def page(document: Path) -> ParameterSet:
+    """A document as a parameter."""
+    name = name_of(document)
+    slow = [pytest.mark.slow] if name in SLOW else []
+    return pytest.param(document, id=name, marks=slow)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the README's application and its run."""
-    folder = tmp_path_factory.mktemp("trained")
-    readme = (ROOT / "README.md").read_text()
-    source = re.search(r'```python title="app.py"\n(.*?)```', readme, re.DOTALL)
-    assert source, "the README shows no app.py"
-    (folder / "app.py").write_text(source[1])
-    Shell(folder).run("penstock train app.py --out runs/iris", "")
-    return folder
+
+    def train(folder: Path) -> None:
+        readme = (ROOT / "README.md").read_text()
+        source = re.search(r'```python title="app.py"\n(.*?)```', readme, re.DOTALL)
+        assert source, "the README shows no app.py"
+        (folder / "app.py").write_text(source[1])
+        Shell(folder).run("penstock train app.py --out runs/iris", "")
+
+    return made_once(tmp_path_factory, "iris", train)
 
 
 @pytest.fixture
@@ -171,8 +202,7 @@ def shell(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             del sys.modules[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if EXAMPLES.parse(d).examples()], ids=name_of)
+@pytest.mark.parametrize("document", [page(d) for d in DOCUMENTS if EXAMPLES.parse(d).examples()])
 def test_every_example_runs(document: Path, shell: Shell) -> None:
     parsed = EXAMPLES.parse(document)
     parsed.namespace["shell"] = shell

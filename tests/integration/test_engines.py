@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 
 from penstock import Bundle, Client
-from penstock.bench.processes import children
+from penstock.bench.process_usage import worker_pids
 from penstock.core.application import find_application
 from penstock.core.errors import InvalidInput, Overloaded
 from penstock.runtime.load import network_of
 from tests.support.live import CHUNK, LIVE_PY, offline, sounds, write_live_app
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, serve_command, write_doubler
-
-pytestmark = pytest.mark.alone
 
 ENGINES = ("engine 0 on cpu", "engine 1 on cpu")
 FRONT_ENDS = ("front-end 0", "front-end 1")
@@ -126,7 +124,7 @@ def watch_until(server: RunningServer, there: set[int]) -> float:
 
 
 def test_streams_are_spread_evenly_and_are_right(server: RunningServer, client: Client, models: Path) -> None:
-    assert children(server.process.pid).keys() == {*ENGINES, *FRONT_ENDS}
+    assert worker_pids(server.process.pid).keys() == {*ENGINES, *FRONT_ENDS}
     signals = sounds(6, 5 * CHUNK)
     streams = [client.stream("hark") for _ in signals]
     assert open_streams(server) == [3, 3]
@@ -197,7 +195,7 @@ def test_a_model_is_replaced_in_all_engines_or_in_none(
     found = find_application(str(tmp_path / "app.py"))
     Bundle.write(found, found.model(), np.zeros((2, 4), np.float32), to=models / "doubler" / "3")
     shutil.rmtree(tmp_path / "owner")
-    mapped = {process: mapped_tables(process) for process in children(server.process.pid).values()}
+    mapped = {process: mapped_tables(process) for process in worker_pids(server.process.pid).values()}
     with Crowd(server, clients=3) as crowd:
         crowd.until_right(20)
         with pytest.raises(InvalidInput, match=r"engine \d on cpu: .*somebody else has it"):
@@ -241,7 +239,7 @@ def test_an_engine_that_cannot_begin_ends_the_start_with_a_sentence(models: Path
 
 def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
     with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--verbose") as server:
-        processes = children(server.process.pid)
+        processes = worker_pids(server.process.pid)
         assert processes.keys() >= {*ENGINES, "front-end 0"}
         with Crowd(server, clients=12, pause_s=0.0) as crowd:
             crowd.until_right(300)
@@ -257,7 +255,7 @@ def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(running: RunningServer) -> None:
-    processes = list(children(running.process.pid).values())
+    processes = list(worker_pids(running.process.pid).values())
     assert len(processes) == len(ENGINES) + len(FRONT_ENDS)
     running.process.kill()
     eventually(lambda: not any(map(exists, processes)), within_s=5)

@@ -23,15 +23,15 @@ from penstock.core.application import find_application
 from penstock.core.errors import PackError
 from penstock.core.pack import DESCRIPTION, INT8, MODEL, Pack, read_pack
 from penstock.core.signature import new_key
-from penstock.export import graph, write
-from penstock.export.checked import check_live, check_oneshot
-from penstock.export.described import Described
-from penstock.export.packed import PackedNetwork, Validation, packed_session
-from penstock.export.write import Exported, export_pack
+from penstock.export import pack_graph, pack_writer
+from penstock.export.graph_report import GraphReport
+from penstock.export.pack_check import check_live, check_oneshot
+from penstock.export.pack_session import PackedNetwork, Validation, packed_session
+from penstock.export.pack_writer import ExportResult, export_pack
 from penstock.nn.streaming import Streaming
-from penstock.runtime.executor import Batch
+from penstock.runtime.executor import StepInput
 from penstock.runtime.load import Predictor, streaming_executor, streaming_of
-from penstock.runtime.streamed import streamed
+from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.prepared import pictures as any_size
 
 ONE_SHOT = """
@@ -127,7 +127,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(shapes_bundle: Path, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(shapes_bundle: Path, key: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     """The one-shot network with everything that can be asked for."""
     known = Validation(inputs=list(pictures(40)), targets=load(shapes_bundle).predict(pictures(40)).argmax(1))
     to = tmp_path_factory.mktemp("packs") / "shapes"
@@ -144,10 +144,10 @@ def gestures(gestures_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return export_pack(gestures_bundle, tmp_path_factory.mktemp("packs") / "gestures").pack
 
 
-def described(pack: Pack) -> Described:
+def described(pack: Pack) -> GraphReport:
     """What the process that makes a graph said of the pack of `shapes`."""
-    return Described(
-        input=pack.input, input_name="grey", outputs=pack.outputs, live=None, prepared_by=(), difference=0.0
+    return GraphReport(
+        input=pack.input, input_name="grey", outputs=pack.outputs, live=None, prepare_nodes=(), difference=0.0
     )
 
 
@@ -155,7 +155,7 @@ def network(pack: Pack, precision: str = "fp32") -> PackedNetwork:
     return PackedNetwork(pack.model(precision), pack.input_name, varies=pack.varies, live=pack.live)
 
 
-def test_a_pack_answers_as_its_bundle(exported: Exported, shapes_bundle: Path) -> None:
+def test_a_pack_answers_as_its_bundle(exported: ExportResult, shapes_bundle: Path) -> None:
     pack, predictor = exported.pack, load(shapes_bundle)
     golden = pack.golden()
     assert exported.difference <= 1e-5
@@ -171,7 +171,7 @@ def test_a_pack_answers_as_its_bundle(exported: Exported, shapes_bundle: Path) -
     assert pack.made["bundle"] == predictor.files.manifest.content_hash
 
 
-def test_the_graph_has_the_shapes_that_the_pack_names(exported: Exported, gestures: Pack) -> None:
+def test_the_graph_has_the_shapes_that_the_pack_names(exported: ExportResult, gestures: Pack) -> None:
     session = packed_session(exported.pack.model())
     assert [(given.name, given.type, given.shape) for given in session.get_inputs()] == [
         ("grey", "tensor(uint8)", [1, 8, 8])
@@ -203,7 +203,7 @@ def test_pictures_of_any_size_go_into_the_graph_as_they_are(pictures_pack: tuple
     assert not [node.name for node in quantized if node.op_type == "QuantizeLinear" and "prepare" in node.name]
 
 
-def test_each_pack_is_an_app_of_its_own_name(exported: Exported) -> None:
+def test_each_pack_is_an_app_of_its_own_name(exported: ExportResult) -> None:
     manifest = json.loads((exported.pack.folder / "web" / "manifest.webmanifest").read_bytes())
     assert (manifest["name"], manifest["short_name"]) == ("shapes", "shapes")
     assert manifest["icons"]
@@ -211,9 +211,9 @@ def test_each_pack_is_an_app_of_its_own_name(exported: Exported) -> None:
     assert "web/manifest.webmanifest" in exported.pack.files
 
 
-def test_8_bits_are_measured_beside_fp32(exported: Exported) -> None:
+def test_8_bits_are_measured_beside_fp32(exported: ExportResult) -> None:
     pack = exported.pack
-    assert "8 bits: " in exported.int8
+    assert "int8: " in exported.int8
     fp32, int8 = pack.models["fp32"], pack.models[INT8]
     assert pack.model(INT8).stat().st_size < pack.model().stat().st_size
     assert fp32.accuracy == 1
@@ -225,7 +225,7 @@ def test_8_bits_are_measured_beside_fp32(exported: Exported) -> None:
     assert np.abs(network(pack, INT8).answers(pack.golden().inputs) - pack.golden().outputs).max() < 0.05
 
 
-def test_a_signed_pack_is_its_makers(exported: Exported, key: Path, tmp_path: Path) -> None:
+def test_a_signed_pack_is_its_makers(exported: ExportResult, key: Path, tmp_path: Path) -> None:
     folder = exported.pack.folder
     assert exported.pack.signed_by is not None
     assert read_pack(folder, exported.pack.signed_by)
@@ -233,7 +233,7 @@ def test_a_signed_pack_is_its_makers(exported: Exported, key: Path, tmp_path: Pa
         read_pack(folder, new_key(tmp_path / "other.pem"))
 
 
-def test_only_packs_are_replaced(exported: Exported, shapes_bundle: Path, tmp_path: Path) -> None:
+def test_only_packs_are_replaced(exported: ExportResult, shapes_bundle: Path, tmp_path: Path) -> None:
     def refused(said: str) -> None:
         with pytest.raises(PackError, match=said):
             export_pack(shapes_bundle, tmp_path / "place")
@@ -258,25 +258,25 @@ def test_only_packs_are_replaced(exported: Exported, shapes_bundle: Path, tmp_pa
 
 
 def test_an_index_that_is_made_meanwhile_is_kept(
-    exported: Exported, shapes_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: ExportResult, shapes_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "place"
     shutil.copytree(exported.pack.folder, place)
 
-    def meanwhile(files: object, to: Path, options: object) -> Described:
+    def meanwhile(files: object, to: Path, options: object) -> GraphReport:
         """The graph that was exported before, which takes seconds to make."""
         (place / "index").mkdir()
         shutil.copy(exported.pack.model(), to)
         return described(exported.pack)
 
-    monkeypatch.setattr(write, "_write_graph", meanwhile)
+    monkeypatch.setattr(pack_writer, "_write_graph", meanwhile)
     with pytest.raises(PackError, match="holds an index"):
         export_pack(shapes_bundle, place)
     assert (place / "index").is_dir()
 
 
 def test_what_is_ended_leaves_nothing(shapes_bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from penstock.cli import main; main()", "export", str(shapes_bundle)]
+    command = [sys.executable, "-m", "penstock", "export", str(shapes_bundle)]
     with subprocess.Popen([*command, "--to", str(tmp_path / "pack")]) as exporting:
         while not list(tmp_path.iterdir()):
             assert exporting.poll() is None
@@ -292,24 +292,24 @@ def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(graph, "write_graph", full)
+    monkeypatch.setattr(pack_graph, "write_graph", full)
     # It has a process of its own, which this one is not.
     monkeypatch.setattr(logging, "disable", lambda level: None)
     monkeypatch.setattr(sys, "argv", ["graph", str(shapes_bundle), str(tmp_path / "model.onnx")])
     with pytest.raises(SystemExit, match=r"cannot be written \(No space left on device\); mend that"):
-        graph.main()
+        pack_graph.main()
 
 
 def test_a_network_that_onnx_cannot_say(tmp_path: Path) -> None:
     bundle = bundle_of(NOT_EXPORTABLE, tmp_path, np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32))
     said = CliRunner().invoke(build(), ["export", str(bundle), "--to", str(tmp_path / "pack")]).exception
     assert isinstance(said, PackError)
-    assert "uses aten._linalg_eigh, for which ONNX has nothing; write that part with other" in str(said)
+    assert "uses aten._linalg_eigh, which has no equivalent in ONNX; write that part with other" in str(said)
     assert not (tmp_path / "pack").exists()
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
 
 
-def test_a_graph_that_answers_otherwise_is_refused(exported: Exported, shapes_bundle: Path, tmp_path: Path) -> None:
+def test_a_graph_that_answers_otherwise_is_refused(exported: ExportResult, shapes_bundle: Path, tmp_path: Path) -> None:
     model = onnx.load(exported.pack.model())
     weights = next(
         entry for entry in model.graph.initializer if entry.name == "model.head.weight" or entry.dims == [3, 64]
@@ -355,7 +355,7 @@ def test_a_stream_moves_to_the_pack_and_back(gestures: Pack, gestures_bundle: Pa
     def server() -> Any:
         return streaming_executor(predictor.application, predictor.module, slots=5, max_rows=2)
 
-    whole = streamed(server(), signal[None])[0]
+    whole = run_in_chunks(server(), signal[None])[0]
     begun, ended = server(), server()
     session = packed_session(gestures.model())
     outputs: list[np.ndarray] = []
@@ -366,7 +366,7 @@ def test_a_stream_moves_to_the_pack_and_back(gestures: Pack, gestures_bundle: Pa
         padded[0, : len(part)] = part
         length, last = np.array([len(part)]), np.array([start + chunk >= len(signal)])
         if number == moves[0]:
-            saved = begun.saved(4)
+            saved = begun.save(4)
             names = [state.input for state in gestures.live.states]
             states = {name: leaf.numpy()[None] for name, leaf in zip(names, saved, strict=True)}
         if number == moves[1]:
@@ -377,7 +377,7 @@ def test_a_stream_moves_to_the_pack_and_back(gestures: Pack, gestures_bundle: Pa
         else:
             slot, executor = (4, begun) if number < moves[0] else (3, ended)
             fresh = np.array([number == 0])
-            batch = Batch(slots_B=np.array([slot]), chunk_B=padded, length_B=length, fresh_B=fresh, last_B=last)
+            batch = StepInput(slots_B=np.array([slot]), chunk_B=padded, length_B=length, fresh_B=fresh, last_B=last)
             result = executor.step(batch)
             output, frames = result.output_B, result.length_B
         outputs.append(output[0, : int(frames[0])].copy())
@@ -393,7 +393,7 @@ def test_the_command_says_what_it_did(gestures_bundle: Path, tmp_path: Path) -> 
     runner = CliRunner()
     made = runner.invoke(build(), ["export", "--new-key", str(tmp_path / "key.pem")])
     assert made.exit_code == 0
-    assert "Packs that it signs are known by" in made.output
+    assert "Public key in base64: " in made.output
     unnamed = runner.invoke(build(), ["export", str(gestures_bundle)])
     assert isinstance(unnamed.exception, PackError)
     assert "--to" in str(unnamed.exception)

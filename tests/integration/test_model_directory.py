@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.bench.processes import children
+from penstock.bench.process_usage import worker_pids
 from tests.support.processes import Crowd, eventually, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, write_doubler
 
@@ -76,9 +76,9 @@ def test_models_are_loaded_replaced_and_unloaded(server: RunningServer, models: 
             crowd.until_right(20, since_s=time.monotonic())
     assert crowd.outcomes.keys() == {"right"}
     # No table of what was replaced is left in any process.
-    for process in children(server.process.pid).values():
+    for process in worker_pids(server.process.pid).values():
         eventually(lambda process=process: mapped_tables(process) == 3, within_s=10)
-    if children(server.process.pid):
+    if worker_pids(server.process.pid):
         eventually(lambda: tables_of([server.process.pid]) == 3, within_s=10)
 
 

@@ -196,7 +196,18 @@ def test_only_an_admin_loads_models(server: RunningServer) -> None:
 @pytest.fixture(scope="module")
 def narrow(bundle: Path) -> Iterator[RunningServer]:
     """Small limits, every site, and a log of JSON that must parse to its end."""
-    options = ["--max-connections", "5", "--max-headers", "24", "--idle-s", "2", "--begun-s", "1", "--cors", "*"]
+    options = [
+        "--max-connections",
+        "5",
+        "--max-headers",
+        "24",
+        "--idle-timeout-s",
+        "2",
+        "--request-timeout-s",
+        "1",
+        "--cors",
+        "*",
+    ]
     with RunningServer(bundle, *options, "--log-format", "json", "--verbose") as server:
         yield server
         lines = [json.loads(line) for line in server.log().splitlines()]

@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path, made: Certificate) -> Iterator[RunningServer]:
-    options = [*made.options(), "--begun-s", str(BEGUN_S), "--idle-s", "2"]
+    options = [*made.options(), "--request-timeout-s", str(BEGUN_S), "--idle-timeout-s", "2"]
     with RunningServer(bundle, *options) as server:
         yield server
         # Whatever its clients did, nothing of it is worth a line in the log.
@@ -130,7 +130,7 @@ def test_closing_in_either_way_leaves_the_server_well(server: RunningServer, mad
 
 
 def test_front_ends_of_their_own_speak_it_too_and_drain(bundle: Path, made: Certificate) -> None:
-    options = [*made.options(), "--frontends", "2", "--drain-s", "30"]
+    options = [*made.options(), "--frontends", "2", "--drain-timeout-s", "30"]
     with RunningServer(bundle, *options) as server, made.connected(server) as connection:
         connection.sendall(LIVE)
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")

@@ -1,19 +1,17 @@
 """The page of a live application, in headless Chromium with a microphone that hears a file."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
+from penstock.verify.chromium import open_chromium
 from tests.support.loud import loud_bundle, write_spoken
-from tests.support.page import BROWSER_ARGUMENTS, BROWSERS, Watch, luminance, url_of
+from tests.support.page import Watch, luminance, url_of
 from tests.support.serving import RunningServer, write_doubler
-
-pytestmark = pytest.mark.alone
 
 KEY = "anna (0123456789abcdef)".replace(" ", "-")
 WORDS = 2
@@ -30,17 +28,13 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser(voice: Path) -> Iterator[Browser]:
     """A browser that may use its microphone, which hears the voice once."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert found, f"The tests of the page need one of {', '.join(BROWSERS)}: run `make browser`."
     microphone = (
         "--use-fake-device-for-media-stream",
         "--use-fake-ui-for-media-stream",
         f"--use-file-for-fake-audio-capture={voice}%noloop",
     )
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=[*BROWSER_ARGUMENTS, *microphone])
+    with open_chromium(*microphone) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +95,7 @@ def streams(server: RunningServer) -> dict[str, int]:
     return server.ask("GET", "/v1/stats", headers=headers)[2]["models"]["loud"]["streams"]
 
 
+@pytest.mark.alone
 def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, server: RunningServer) -> None:
     before = streams(server)
     start(page)
@@ -122,6 +117,7 @@ def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, ser
     assert after["chunks"] - before["chunks"] == after["results"] - before["results"] > 40
 
 
+@pytest.mark.alone
 def test_a_file_is_heard_in_real_time_to_its_end(page: Page, voice: Path) -> None:
     expect(page.get_by_role("button", name="Play it")).to_be_disabled()
     page.get_by_label("or a sound file").set_input_files(voice)

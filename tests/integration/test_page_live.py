@@ -8,8 +8,6 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.page import DRAWINGS, Watch, draw, load, luminance, url_of
 from tests.support.serving import RunningServer
 
-pytestmark = pytest.mark.alone
-
 FEW_PX = 2
 
 
@@ -25,6 +23,7 @@ def number(page: Page, id: str) -> float:
     return float(page.locator(f"#{id}").inner_text().removesuffix(" ms").replace(",", ""))
 
 
+@pytest.mark.alone
 def test_the_charts_move_under_load(page: Page, server: RunningServer) -> None:
     page.wait_for_timeout(1500)
     idle = charts(page)
@@ -48,6 +47,7 @@ def test_the_charts_move_under_load(page: Page, server: RunningServer) -> None:
     assert number(page, "rate") == 0
 
 
+@pytest.mark.alone
 def test_nothing_piles_up(page: Page, server: RunningServer) -> None:
     def nodes() -> int:
         return page.evaluate("document.querySelectorAll('*').length")
@@ -61,6 +61,7 @@ def test_nothing_piles_up(page: Page, server: RunningServer) -> None:
         assert nodes() <= before + 2  # labels of an axis may come and go
 
 
+@pytest.mark.alone
 def test_a_hidden_tab_does_not_poll(page: Page, watch: Watch) -> None:
     def polls() -> int:
         return sum(url.endswith("/v1/stats") for url in watch.requests)

@@ -16,12 +16,12 @@ import orjson
 import pytest
 from PIL import Image
 
-from penstock.bench.processes import children
+from penstock.bench.process_usage import worker_pids
 from penstock.core.bundle import PREPARE
 from penstock.core.spec import Array
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
-from tests.support.prepared import MOST, RAWS, pictures, pictures_bundle
+from tests.support.prepared import MOST, RAWS, pictures, shared_pictures
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer, serve_command
 
@@ -37,7 +37,7 @@ def png(picture: Array) -> bytes:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return pictures_bundle(tmp_path_factory.mktemp("pictures"))
+    return shared_pictures(tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=["0", "2"], ids=["one process", "two front-ends"])
@@ -79,7 +79,7 @@ def test_what_is_prepared_already_is_taken_by_every_other_way(server: RunningSer
 
 def test_the_server_says_what_raw_arrays_it_takes(server: RunningServer) -> None:
     (app,) = server.ask("GET", "/v1/apps")[2]["apps"]
-    assert (app["raw"]["shape"], app["raw"]["most"]) == ([None, None, 4], [MOST, MOST, 4])
+    assert (app["raw"]["shape"], app["raw"]["max_shape"]) == ([None, None, 4], [MOST, MOST, 4])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_clients_that_go_leave_nothing_behind(server: RunningServer) -> None:
 
 def test_a_front_end_that_prepares_loads_no_torch(server: RunningServer) -> None:
     server.ask("POST", ASK, png(RAWS[0]), PNG)
-    roles = children(server.process.pid)
+    roles = worker_pids(server.process.pid)
     for role, process in roles.items():
         libraries = Path(f"/proc/{process}/maps").read_text()
         if role.startswith("front-end"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.processes import children
+from penstock.bench.process_usage import worker_pids
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
@@ -24,7 +24,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_some(server: RunningServer, chance: random.Random) -> None:
-    there = children(server.process.pid)
+    there = worker_pids(server.process.pid)
     for role in chance.sample(sorted(there), min(len(there), chance.choice((1, 1, 2, 3)))):
         try:
             os.kill(there[role], signal.SIGKILL)
@@ -50,9 +50,9 @@ def test_whatever_is_killed_when_everything_comes_back(bundle: Path, seed: int) 
             crowd.until_right(50, since_s=last_s, within_s=60)
             # While every front-end is dead, who connects waits for the first that is back.
             assert crowd.outcomes.keys() <= {"right", "refused", "closed", "late", "not accepted"}
-        eventually(lambda: len(children(server.process.pid)) == 3, within_s=15)
+        eventually(lambda: len(worker_pids(server.process.pid)) == 3, within_s=15)
         eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
-        for process in children(server.process.pid).values():
+        for process in worker_pids(server.process.pid).values():
             eventually(lambda process=process: mapped_tables(process) == 1, within_s=15)
         assert tables_of([server.process.pid]) == 1
 
@@ -60,7 +60,7 @@ def test_whatever_is_killed_when_everything_comes_back(bundle: Path, seed: int) 
 @pytest.mark.parametrize("roles", [("engine",), ("front-end 0",), ("engine", "front-end 0", "front-end 1")])
 def test_kills_while_it_drains(bundle: Path, roles: tuple[str, ...]) -> None:
     with RunningServer(bundle, "--frontends", "2") as server:
-        processes = list(children(server.process.pid).values())
+        processes = list(worker_pids(server.process.pid).values())
         with Crowd(server, clients=8, pause_s=0.0) as crowd:
             crowd.until_right(50)
             server.stop()
@@ -76,8 +76,8 @@ def test_kills_while_it_drains(bundle: Path, roles: tuple[str, ...]) -> None:
 def test_a_supervisor_killed_while_it_starts_leaves_nothing(bundle: Path, after_s: float) -> None:
     command = serve_command(bundle, "--frontends", "2")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        eventually(lambda: len(children(process.pid)) > 0, within_s=30)
+        eventually(lambda: len(worker_pids(process.pid)) > 0, within_s=30)
         time.sleep(after_s)
-        there = list(children(process.pid).values())
+        there = list(worker_pids(process.pid).values())
         process.kill()
         eventually(lambda: not any(map(exists, there)), within_s=2)

@@ -43,7 +43,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     other = write_doubler(tmp_path_factory.mktemp("doubler"))
-    with RunningServer(bundle, str(other), "--grpc-port", "0", "--idle-s", "100") as server:
+    with RunningServer(bundle, str(other), "--grpc-port", "0", "--idle-timeout-s", "100") as server:
         yield server
 
 
@@ -187,7 +187,7 @@ def test_requests_that_are_pipelined_over_grpc_stay_in_order(clients: dict[str, 
 
 
 def test_silence_ends_a_sequence(bundle: Path) -> None:
-    with RunningServer(bundle, "--grpc-port", "0", "--idle-s", "1") as server, clients_of(server) as clients:
+    with RunningServer(bundle, "--grpc-port", "0", "--idle-timeout-s", "1") as server, clients_of(server) as clients:
         asking(clients, "http")(sounds(1, CHUNK)[0], sequence_id=77, sequence_start=True)
         soon(lambda: open_streams(server) == 0)
         for how, status in (("http", "400"), ("grpc", "StatusCode.INVALID_ARGUMENT")):

@@ -1,12 +1,12 @@
-"""`penstock bench soak`, short: load, two kills, and nothing wrong, hung or lost."""
+"""`python -m benchmarks.acceptance soak`, short: load, two kills, and nothing wrong, hung or lost."""
 
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from penstock.bench.soak import Plan, soak
-from penstock.cli import build
+from benchmarks.acceptance.__main__ import app
+from benchmarks.acceptance.soak import SoakSettings, run_soak
 from penstock.core.errors import BenchError
 from tests.support.serving import write_doubler
 
@@ -15,19 +15,21 @@ pytestmark = pytest.mark.alone
 
 @pytest.mark.slow
 def test_a_short_soak_with_two_kills(tmp_path: Path) -> None:
-    plan = Plan(bundle=write_doubler(tmp_path), seconds=20, rate=200, kill_every_s=3.0, budget_ms=500, seed=4)
+    settings = SoakSettings(
+        bundle=write_doubler(tmp_path), seconds=20, rate=200, kill_every_s=3.0, budget_ms=500, seed=4
+    )
     said: list[str] = []
-    soaked = soak(plan, said.append)
-    churned = soaked.churned
-    assert len(soaked.kills) == 2
-    assert churned.offered > 3000
-    assert churned.answered + churned.refused + soaked.lost_by_kills == churned.offered
-    assert churned.answered > churned.offered / 2
-    assert (churned.wrong, churned.hung, churned.failed, soaked.lost) == (0, 0, 0, 0)
-    assert churned.opened > 50
+    result = run_soak(settings, said.append)
+    requests = result.requests
+    assert len(result.kills) == 2
+    assert requests.offered > 3000
+    assert requests.answered + requests.rejected + result.lost_by_kills == requests.offered
+    assert requests.answered > requests.offered / 2
+    assert (requests.wrong, requests.hung, requests.failed, result.lost) == (0, 0, 0, 0)
+    assert requests.opened > 50
     # A run as short as this says whether memory is measured, not whether it grows.
-    assert abs(soaked.growth) < 0.5
-    assert soaked.first.keys() == {"engine", "front-end 0", "front-end 1", "supervisor"}
+    assert abs(result.growth) < 0.5
+    assert result.first.keys() == {"engine", "front-end 0", "front-end 1", "supervisor"}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,6 @@ def test_a_short_soak_with_two_kills(tmp_path: Path) -> None:
     ],
 )
 def test_a_soak_that_would_say_nothing_is_refused(options: list[str], sentence: str) -> None:
-    result = CliRunner().invoke(build(), ["bench", "soak", "--bundle", "nowhere", *options])
+    result = CliRunner().invoke(app, ["soak", "--bundle", "nowhere", *options])
     assert isinstance(result.exception, BenchError)
     assert sentence in str(result.exception)

@@ -39,7 +39,7 @@ def strict(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"me {KEY}\n")
     options = ("--api-keys", str(keys), "--cors", "https://good.example", "--log-requests")
-    with RunningServer(bundle, *options, "--idle-s", "1", "--begun-s", "0.5") as server:
+    with RunningServer(bundle, *options, "--idle-timeout-s", "1", "--request-timeout-s", "0.5") as server:
         yield server
 
 

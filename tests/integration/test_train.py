@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.resume import APPLICATION
+from benchmarks.acceptance.resume import APPLICATION
 from penstock.cli import main
 
 COMMAND = [sys.executable, "-m", "penstock"]
@@ -99,7 +99,7 @@ def test_mistakes_are_said_in_a_sentence(
     mistakes: list[tuple[tuple[object, ...], str]] = [
         (("train", "nothing", "--out", tmp_path / "x"), "There is no application 'nothing'"),
         (("train", app), "say what to train and where"),
-        (("train", app, "--out", app.parent / "undisturbed"), "holds a run already"),
+        (("train", app, "--out", app.parent / "undisturbed"), "already holds a run"),
         (("train", "--resume", tmp_path / "none"), "holds no run"),
         (("train", "--resume", app.parent / "undisturbed", "--seed", 3), "a resumed run keeps its folder"),
         (("train", "--resume", changed), "changed since the run"),
@@ -107,10 +107,10 @@ def test_mistakes_are_said_in_a_sentence(
         (("train", app, "--out", tmp_path / "y", "--batch-size", 0), "batch_size 0"),
         (("train", app, "--out", tmp_path / "y", "--workers", 0), "workers 0; it must be a number above 0"),
         (("train", app, "--out", tmp_path / "y", "--clip-norm", -1), "clip_norm -1"),
-        (("train", app, "--out", tmp_path / "y", "--accumulate", 3), "are not accumulated in 3 equal parts"),
+        (("train", app, "--out", tmp_path / "y", "--gradient-accumulation", 3), "do not divide into 3 equal parts"),
         (
             ("train", app, "--out", tmp_path / "y", "--bad-examples", "hide"),
-            "bad_examples 'hide'; choose 'stop' or 'skip'",
+            "bad_examples 'hide'; choose one of stop, skip",
         ),
         (("train", app, "--out", tmp_path / "y", "--profile", 0), "0 steps are to be profiled; give at least 1"),
         (("train", app, "--out", tmp_path / "y", "--steps", 20, "--profile", 5), "21 steps are needed for the profile"),
@@ -128,16 +128,18 @@ def test_mistakes_are_said_in_a_sentence(
 
 def test_a_profiled_run_says_where_its_time_goes_and_how_it_was_set(app: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ("--accumulate", 2, "--clip-norm", 0.5, "--workers", 2, "--bad-examples", "skip", "--no-compile")
-    done = penstock("train", app, "--out", run, "--steps", 40, "--precision", "tf32", "--profile", 4, *options)
+    options = ("--gradient-accumulation", 2, "--clip-norm", 0.5, "--workers", 2, "--bad-examples", "skip")
+    options += ("--precision", "tf32", "--profile", 4, "--no-compile")
+    done = penstock("train", app, "--out", run, "--steps", 40, *options)
     assert done.returncode == 0, done.stderr
     assert "4 steps of 32 examples on the CPU: " in done.stdout
     assert "samples/s" in done.stdout
-    assert {file.name for file in run.iterdir()} >= {"trace.json", "receipt.json", "timeline.svg"}
-    receipt = json.loads((run / "receipt.json").read_text())
-    assert [len(steps) for steps in receipt["ranks"]] == [4]
+    assert {file.name for file in run.iterdir()} >= {"trace.json", "step-time.json", "timeline.svg"}
+    breakdown = json.loads((run / "step-time.json").read_text())
+    assert [len(steps) for steps in breakdown["ranks"]] == [4]
     written = json.loads((run / "run.json").read_text())
-    expected = {"accumulate": 2, "clip_norm": 0.5, "workers": 2, "bad_examples": "skip", "compile": False}
+    expected = {"clip_norm": 0.5, "loading.workers": 2, "loading.bad_examples": "skip"}
+    expected |= {"execution.accumulation_steps": 2, "execution.compile": False}
     assert written["overrides"] == {**expected, "steps": 40, "precision": "tf32"}
     assert {name: written["recipe"][name] for name in expected} == expected
     assert written["samples_per_s"] > 0

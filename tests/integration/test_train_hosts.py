@@ -30,9 +30,11 @@ import torch
 from torch import nn
 
 from penstock import Application, Recipe, TensorSpec
-from penstock.train.optimizers import LAMB
-from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data
+from penstock.train.step.optimizers import LAMB
+from penstock.train.placement import Placement
+from penstock.train.recipe import (
+    ArraySet, CheckpointPolicy, Data, EMASettings, Parallel, Selection, StepExecution,
+)
 
 
 def data():
@@ -62,14 +64,18 @@ app = Application(
         augment=slowed,
         batch_size=30,
         steps=60,
-        validate_every_epochs=2,
-        checkpoint_every_steps=20,
-        threads=1,
-        batch_norm="synchronised",
-        average_decay=0.9,
-        placements={
-            "0": Placement(kind="sharded"), "3": Placement(kind="columns"), "5": Placement(kind="rows")
-        },
+        selection=Selection(every_epochs=2),
+        checkpoints=CheckpointPolicy(every_steps=20),
+        execution=StepExecution(threads=1),
+        ema=EMASettings(decay=0.9),
+        parallel=Parallel(
+            batch_norm="synchronised",
+            placements={
+                "0": Placement(kind="fully-sharded"),
+            "3": Placement(kind="column-parallel"),
+            "5": Placement(kind="row-parallel"),
+            },
+        ),
     ),
 )
 '''
@@ -193,7 +199,9 @@ def killed(app: Path, hosts: tuple[Host, Host]) -> Path:
     slow.unlink()
     assert processes[0].returncode == 1
     assert processes[1].returncode == -signal.SIGKILL
-    sentence = rf"penstock: rank [01] of 4 waited for the others in .*, and they did not come \(.*{hosts[1].address}"
+    sentence = (
+        rf"penstock: rank [01] of 4 waited in .* for the other processes, which did not arrive \(.*{hosts[1].address}"
+    )
     assert re.search(sentence, said), said
     assert f"Go on with: penstock train --resume {run}" in said
     return run

@@ -16,19 +16,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.bench.parity import Pictures
-from penstock.train.checkpoint import newest_checkpoint
-from penstock.train.losses import CrossEntropy
-from penstock.train.optimizers import LAMB, LARS, Layerwise
-from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.saver import Saver
-from penstock.train.stored import read_whole
-from penstock.train.trainer import History, Trainer
-from penstock.train.world import Seat, World, joined
+from benchmarks.acceptance.parity import SmallConvNet
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.checkpoint.lazy_tensors import read_tensors
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.placement import Placement
+from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe
+from penstock.train.step.optimizers import LAMB, LARS, Layerwise
+from penstock.train.trainer import Trainer
 
 # Two processes that import torch: seconds of a core for each.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 LIMIT_S = 240
 STEPS, BATCH = 4, 15
@@ -43,10 +44,16 @@ MAKES: dict[str, Callable[[Any], Layerwise]] = {
 }
 PLACEMENTS: dict[str, dict[str, Placement]] = {
     "data": {},
-    "columns and rows": {"classifier.1": Placement(kind="columns"), "classifier.4": Placement(kind="rows")},
-    "model and classes": {"classifier.1": Placement(kind="model"), "head": Placement(kind="classes")},
+    "tensor-parallel": {
+        "classifier.1": Placement(kind="column-parallel"),
+        "classifier.4": Placement(kind="row-parallel"),
+    },
+    "model and vocab-parallel": {"classifier.1": Placement(kind="model"), "head": Placement(kind="vocab-parallel")},
     # Nine filters: the processes have parts of different sizes.
-    "sharded": {"features": Placement(kind="sharded"), "head": Placement(kind="sharded", recompute=True)},
+    "fully-sharded": {
+        "features": Placement(kind="fully-sharded"),
+        "head": Placement(kind="fully-sharded", activation_checkpointing=True),
+    },
 }
 CASES = [(name, placed) for name in MAKES for placed in PLACEMENTS]
 
@@ -61,27 +68,25 @@ def trainer(case: tuple[str, str], world: World) -> Trainer:
         optimizer=MAKES[name],
         batch_size=BATCH,
         steps=STEPS + 1,
-        batch_norm="synchronised",
-        average_decay=0.9,
-        average_warm_up=True,
-        placements=PLACEMENTS[placed],
+        parallel=Parallel(batch_norm="synchronised", placements=PLACEMENTS[placed]),
+        ema=EMASettings(decay=0.9, warm_up=True),
     )
     # In float64 hardly more than mistakes is left.
-    return Trainer(Pictures(0.0).double(), recipe, STEPS + 1, world, inputs=INPUTS)
+    return Trainer(SmallConvNet(0.0).double(), recipe, STEPS + 1, world, inputs=INPUTS)
 
 
 def take(one: Trainer, first: int, steps: int, place: Path) -> None:
     for step in range(first, first + steps):
         one.step((torch.from_numpy(INPUTS[one.rows]), torch.from_numpy(LABELS[one.rows])), step)
     with Saver(place, one.world) as saver:
-        one.save(saver, History(step=first + steps))
+        save_checkpoint(saver, one, History(step=first + steps))
 
 
 def go_on(case: tuple[str, str], world: World, start: Path, place: Path) -> None:
     checkpoint = newest_checkpoint(start)
     assert checkpoint is not None
     other = trainer(case, world)
-    other.restore(checkpoint)
+    restore_checkpoint(checkpoint, other)
     take(other, STEPS, 1, place)
 
 
@@ -89,8 +94,8 @@ def tensors(place: Path) -> dict[str, Tensor]:
     checkpoint = newest_checkpoint(place)
     assert checkpoint is not None
     found: dict[str, Tensor] = {}
-    for part in ("model", "average", "optimizer"):
-        _collect(read_whole(checkpoint.state[part]), part, found)
+    for part in ("model", "ema", "optimizer"):
+        _collect(read_tensors(checkpoint.state[part]), part, found)
     return found
 
 
@@ -149,8 +154,8 @@ def test_a_step_is_long_enough_to_be_seen(runs: Path) -> None:
 
 def main(rank: int, size: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    with joined(seat, torch.device("cpu"), LIMIT_S) as world:
+    seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
+    with join_world(seat, torch.device("cpu"), LIMIT_S) as world:
         for case in CASES:
             take(trainer(case, world), 0, STEPS, folder / json.dumps([*case, "two"]))
             start = folder / json.dumps([*case, "one"])

@@ -2,28 +2,28 @@
 
 import pytest
 
-from penstock.bench.parity import CASES, ROUNDED, Agreement, agreements
+from benchmarks.acceptance.parity import CASES, ROUNDED, ParityErrors, parity_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 TOLERANCE = 1e-5
 # Eight bits of each number, in sums of several.
 ROUNDING = 0.2
 
 
 # With four processes what two cannot show: ranks in the middle, shares that differ, features that are cut in four.
-OF_FOUR = [case for case in CASES if "uneven" in case] + ["columns and rows, chunks", "model", "all together"]
+OF_FOUR = [case for case in CASES if "uneven" in case] + ["tensor-parallel, chunks", "model", "all together"]
 ASKED = [(2, case) for case in CASES] + [(4, case) for case in OF_FOUR]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[int, str], Agreement]:
-    two, four = agreements(2, [*CASES, *ROUNDED]), agreements(4, OF_FOUR)
+def found() -> dict[tuple[int, str], ParityErrors]:
+    two, four = parity_errors(2, [*CASES, *ROUNDED]), parity_errors(4, OF_FOUR)
     return {(agreement.processes, agreement.case): agreement for agreement in (*two, *four)}
 
 
 @pytest.mark.parametrize(("processes", "case"), ASKED)
 def test_the_loss_and_every_gradient_are_those_of_one_process(
-    found: dict[tuple[int, str], Agreement], processes: int, case: str
+    found: dict[tuple[int, str], ParityErrors], processes: int, case: str
 ) -> None:
     errors = found[processes, case].errors
     assert "loss" in errors
@@ -31,6 +31,6 @@ def test_the_loss_and_every_gradient_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("case", ROUNDED)
-def test_what_rounds_on_purpose_rounds_no_more_than_that(found: dict[tuple[int, str], Agreement], case: str) -> None:
+def test_what_rounds_on_purpose_rounds_no_more_than_that(found: dict[tuple[int, str], ParityErrors], case: str) -> None:
     agreement = found[2, case]
     assert 1e-4 < agreement.worst < ROUNDING

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import penstock
 from penstock.cli import build
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint import newest_checkpoint
+from penstock.train.checkpoint.format import newest_checkpoint
 from tests.support.training import APPLICATION, COMMAND, LIMIT_S, fields, losses, penstock_run, workers_of
 
 # Every process imports torch and its optimizers: seconds of a core for each, and minutes where the machine is shared.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def together(app: Path) -> Path:
     said = [" ".join(process.communicate(timeout=LIMIT_S)[0].split()) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert "Training on 2 processes, each on the CPU." in said[0]
-    assert "Placement of layers.2: columns." in said[0]
+    assert "Placement of layers.2: column-parallel." in said[0]
     assert said[1] == ""
     return run
 
@@ -75,7 +75,7 @@ def test_two_processes_train_as_one_does(alone: Path, together: Path) -> None:
         assert two == pytest.approx(one, rel=1e-3)
     said = fields(together)
     assert (said["processes"], said["device"], said["state"]) == (2, "cpu", "finished")
-    assert said["placements"]["layers.2"]["kind"] == "columns"
+    assert said["placements"]["layers.2"]["kind"] == "column-parallel"
     # What is left is whole: bundles and checkpoints of both have the same tensors.
     one, two = penstock.load(alone / "bundle"), penstock.load(together / "bundle")
     inputs = torch.randn(5, 8).numpy()
@@ -84,14 +84,14 @@ def test_two_processes_train_as_one_does(alone: Path, together: Path) -> None:
     assert shapes[0] == shapes[1]
 
 
-def test_the_receipt_is_of_both_processes(together: Path) -> None:
+def test_the_breakdown_is_of_both_processes(together: Path) -> None:
     assert (together / "trace.json").exists()
     assert (together / "trace-1.json").exists()
     assert (together / "timeline.svg").exists()
-    receipt = json.loads((together / "receipt.json").read_text())
-    assert [len(steps) for steps in receipt["ranks"]] == [5, 5]
+    breakdown = json.loads((together / "step-time.json").read_text())
+    assert [len(steps) for steps in breakdown["ranks"]] == [5, 5]
     parts = ("compute", "transfer", "imbalance", "input", "launch")
-    for step in itertools.chain(*receipt["ranks"]):
+    for step in itertools.chain(*breakdown["ranks"]):
         assert sum(step[f"{name}_ns"] for name in parts) == step["wall_ns"]
         assert step["compute_ns"] > 0
         assert step["transfer_ns"] + step["imbalance_ns"] + step["hidden_ns"] > 0
@@ -118,7 +118,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         while not list(run.glob("checkpoints/step-*")):
             assert process.poll() is None
             time.sleep(0.005)
-        workers = workers_of(process)
+        workers = workers_of(run)
         assert workers.keys() == {0, 1}
         os.kill(workers[1], signal.SIGKILL)
         said = process.communicate(timeout=LIMIT_S)[1]
@@ -152,21 +152,21 @@ def test_a_run_goes_on_with_another_number(alone: Path, killed: Path) -> None:
 def test_one_that_hangs_is_waited_for_so_long_and_no_longer() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     said = " ".join(done.stderr.split())
-    assert "OthersLost: rank 0 of 2 waited for the others in the gather of fc, and they did not come" in said
+    assert "PeersLost: rank 0 of 2 waited in the all-gather of fc for the other processes, which did not arrive" in said
 
 
 # Rank 1 comes, and then does nothing any more.
 HANGS = """
 import multiprocessing, socket, sys, time, torch
-from penstock.train.collectives import gather_rows
-from penstock.train.world import Seat, joined
+from penstock.train.parallel.collectives import all_gather_rows
+from penstock.train.parallel.world import RankAssignment, join_world
 
 def seat(rank, port):
-    return Seat(rank=rank, size=2, local_rank=rank, local_size=2, address="127.0.0.1", port=port)
+    return RankAssignment(rank=rank, size=2, local_rank=rank, local_size=2, address="127.0.0.1", port=port)
 
 def hang(port):
-    with joined(seat(1, port), torch.device("cpu")) as world:
-        world.counts({"a": 1, "only here": 2})
+    with join_world(seat(1, port), torch.device("cpu")) as world:
+        world.sum_counts({"a": 1, "only here": 2})
         time.sleep(600)
 
 with socket.socket() as place:
@@ -175,9 +175,9 @@ with socket.socket() as place:
 other = multiprocessing.get_context("fork").Process(target=hang, args=(port,), daemon=True)
 other.start()
 try:
-    with joined(seat(0, port), torch.device("cpu"), 3.0) as world:
-        assert world.counts({"a": 3}) == {"a": 4, "only here": 2}
-        gather_rows(world, "fc", torch.zeros(2, 2))
+    with join_world(seat(0, port), torch.device("cpu"), 3.0) as world:
+        assert world.sum_counts({"a": 3}) == {"a": 4, "only here": 2}
+        all_gather_rows(world, "fc", torch.zeros(2, 2))
 finally:
     other.kill()
 """
@@ -186,10 +186,10 @@ finally:
 def test_mistakes_are_said_in_a_sentence(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistakes: list[tuple[tuple[object, ...], dict[str, str], str]] = [
         (("--gpus", 2, "--processes", 2), {}, "--gpus 2 and --processes 2 contradict each other"),
-        (("--processes", 0), {}, "0 processes are asked for; give at least 1"),
-        (("--processes", 100_000), {}, "100,000 processes are asked for, which would bring this machine of"),
+        (("--processes", 0), {}, "0 processes are requested; give at least 1"),
+        (("--processes", 100_000), {}, "100,000 processes are requested, too many for the"),
         (("--timeout-s", 0), {}, "--timeout-s is 0; it must be above 0"),
-        (("--processes", 3), {"RANK": "0", "WORLD_SIZE": "2"}, "whoever started this one started 2 on this machine"),
+        (("--processes", 3), {"RANK": "0", "WORLD_SIZE": "2"}, "the launcher of this one started 2 on this machine"),
         ((), {"RANK": "one", "WORLD_SIZE": "2"}, "the environment has RANK='one'; it must be a whole number"),
         ((), {"RANK": "2", "WORLD_SIZE": "2"}, "the environment says rank 2 of 2"),
     ]

@@ -17,10 +17,12 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
-from penstock.serve.models import Models, ModelState
-from penstock.serve.protocols.grpc_v2 import grpc_server
-from penstock.serve.protocols.grpc_v2_pb2 import ModelInferRequest, ModelInferResponse, RepositoryIndexRequest
-from penstock.serve.settings import Settings
+from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest, ModelInferResponse, RepositoryIndexRequest
+from penstock.serve.grpc.service import grpc_server
+from penstock.serve.messages import ModelState
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.settings import NetworkSettings
+from tests.support.clock import idle_loop
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
 # The clients are not typed.
@@ -390,10 +392,10 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(server: RunningServer, url
     assert "--grpc-port" in done.stderr
 
 
-def test_a_missing_extra_is_one_sentence(slow_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ServeError, match=r"install penstock\[grpc\]"):
-        Settings(bundles=(slow_bundle,), grpc_port=0)
+        NetworkSettings(grpc_port=0)
 
 
 def test_the_asynchronous_client(url: str) -> None:
@@ -428,8 +430,8 @@ class Repository:
     async def unload(self, name: str) -> None: ...
 
 
-def no_models() -> Models:
-    models = Models(Repository(), loading=True)
+def no_models() -> ModelRegistry:
+    models = ModelRegistry(Repository(), loading=True)
     models.states = (
         ModelState(name="one", version="1", state="READY"),
         ModelState(name="two", version="3", state="UNAVAILABLE", reason="unloaded"),
@@ -449,6 +451,7 @@ def test_a_call_without_a_key_is_refused() -> None:
     async def talk() -> None:
         server = grpc_server(
             no_models(),
+            batch_loop=idle_loop(time.monotonic_ns),
             host="127.0.0.1",
             port=0,
             max_message_bytes=1 << 20,
@@ -482,7 +485,13 @@ def test_a_call_without_a_key_is_refused() -> None:
 
 def test_the_index_may_leave_out_what_is_not_ready() -> None:
     async def talk() -> None:
-        server = grpc_server(no_models(), host="127.0.0.1", port=0, max_message_bytes=1 << 20)
+        server = grpc_server(
+            no_models(),
+            batch_loop=idle_loop(time.monotonic_ns),
+            host="127.0.0.1",
+            port=0,
+            max_message_bytes=1 << 20,
+        )
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             index = channel.unary_unary(

@@ -1,9 +1,9 @@
 """One bundle in all its places at once, and a pack on localhost."""
 
 import json
+import shutil
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,22 +17,27 @@ from typer.testing import CliRunner
 
 from penstock.cli import build
 from penstock.core.errors import PackError
-from penstock.core.pack import Pack
-from penstock.export.host import host_of
+from penstock.core.pack import Pack, read_pack
+from penstock.export.static_host import pack_host
 from tests.support.page import url_of
 from tests.support.serving import RunningServer
 
 
 @pytest.fixture(scope="module")
-def port(pictures_pack: tuple[Pack, Path]) -> Iterator[int]:
-    """Of a host of the pack."""
-    (pictures_pack[0].folder / "index" / "thumbs").mkdir(parents=True)
-    (pictures_pack[0].folder / "index" / "items.json").write_text("[]")
-    (pictures_pack[0].folder / "notes.txt").write_text("not for everybody")
-    with host_of(pictures_pack[0]) as host:
-        threading.Thread(target=host.serve_forever, args=(0.05,), daemon=True).start()
-        yield int(host.server_address[1])
-        host.shutdown()
+def hosted(pictures_pack: tuple[Pack, Path], tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """A copy of the pack, with an index and a file that is none of it."""
+    folder = shutil.copytree(pictures_pack[0].folder, tmp_path_factory.mktemp("hosted") / "pack")
+    (folder / "index" / "thumbs").mkdir(parents=True)
+    (folder / "index" / "items.json").write_text("[]")
+    (folder / "notes.txt").write_text("not for everybody")
+    return read_pack(folder)
+
+
+@pytest.fixture(scope="module")
+def port(hosted: Pack) -> Iterator[int]:
+    """The port of a host of the pack."""
+    with pack_host(hosted) as host:
+        yield host.port
 
 
 def asked(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
@@ -110,9 +115,8 @@ def test_a_host_says_what_each_file_is(port: int, path: str, kind: str) -> None:
     assert (status, content) == (200, b"")
 
 
-def test_a_host_shows_the_whole_pack_and_nothing_else(port: int, pictures_pack: tuple[Pack, Path]) -> None:
-    pack, _ = pictures_pack
-    assert asked(port, "/pack.json")[2] == (pack.folder / "pack.json").read_bytes()
+def test_a_host_shows_the_whole_pack_and_nothing_else(port: int, hosted: Pack) -> None:
+    assert asked(port, "/pack.json")[2] == (hosted.folder / "pack.json").read_bytes()
     assert all(asked(port, f"/{name}")[0] == 200 for name in json.loads(asked(port, "/pack.json")[2])["files"])
     assert asked(port, "/")[:1] == (302,)
     paths = ["/notes.txt", "/../bundle/manifest.json", "/web/../../x", "/index/../notes.txt", "/index/%2e%2e/notes.txt"]
@@ -121,5 +125,5 @@ def test_a_host_shows_the_whole_pack_and_nothing_else(port: int, pictures_pack: 
 
 
 def test_a_port_that_is_taken(port: int, pictures_pack: tuple[Pack, Path]) -> None:
-    with pytest.raises(PackError, match=f"port {port} is not to be had"):
-        host_of(pictures_pack[0], port)
+    with pytest.raises(PackError, match=f"port {port} is not available"):
+        pack_host(pictures_pack[0], port).start()

@@ -112,7 +112,7 @@ def test_a_pack_that_was_altered_or_that_another_signed(pack: Pack, tmp_path: Pa
     new_key(other)
     film = video(tmp_path / "film.mp4", [flat(RED)])
     watch = ("watch", folder, "--source", film, "--every-frame", "--key")
-    assert "is not signed, and was to be by" in refused(penstock(*watch, public_file(mine)))
+    assert "is not signed, but must be signed by" in refused(penstock(*watch, public_file(mine)))
     (folder / "pack.sig").write_bytes(sign((folder / "pack.json").read_bytes(), mine))
     assert penstock(*watch, public_file(mine)).returncode == 0
     assert "is signed by" in refused(penstock(*watch, public_file(other)))
@@ -142,7 +142,9 @@ def test_a_camera_in_the_network(pack: Pack, tmp_path: Path, then: str) -> None:
     packets = rtp_packets([flat(RED)] * 10 + [flat(BLUE)] * 10, 20)
     lines, stall = tmp_path / "seen.jsonl", "2" if then == "stall" else "20"
     with camera(packets, then=then) as address:
-        done = penstock("watch", pack.folder, "--source", address, "--json", lines, "--stall", stall, "--view", "none")
+        done = penstock(
+            "watch", pack.folder, "--source", address, "--json", lines, "--stall-timeout-s", stall, "--view", "none"
+        )
     seen = [json.loads(line) for line in lines.read_text().splitlines()]
     # How many it looked at depends on how busy the machine is; the last one is never dropped.
     assert seen[-1]["frame"] == 19
@@ -157,7 +159,7 @@ def test_a_film_that_stalls(pack: Pack, tmp_path: Path) -> None:
     whole = video(tmp_path / "film.ts", [flat(RED)] * 200, rate=100).read_bytes()
     pipe = tmp_path / "pipe.ts"
     os.mkfifo(pipe)
-    command = ["watch", pack.folder, "--source", pipe, "--stall", "1.5", "--view", "none"]
+    command = ["watch", pack.folder, "--source", pipe, "--stall-timeout-s", "1.5", "--view", "none"]
     with (
         subprocess.Popen(
             [sys.executable, "-c", WITHOUT_TORCH, *map(str, command)], stderr=subprocess.PIPE, text=True
@@ -194,7 +196,7 @@ def test_an_index_and_a_search(pack: Pack, tmp_path: Path) -> None:
     index = tmp_path / "index"
     done = penstock("index", pack.folder, root, "--to", index)
     assert done.returncode == 0, done.stderr
-    assert "Pictures: 6, of which 6 are new, 1 left out" in done.stdout
+    assert "Pictures: 6, 6 of them new, 1 left out" in done.stdout
     assert "Left out: " in done.stderr
     found = penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index, "--json")
     answers = json.loads(found.stdout)

@@ -15,8 +15,9 @@ from penstock.core.application import Application
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError
 from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
+from tests.support.generated import examples
 from tests.support.small import written
 
 TORCH_DTYPES = [
@@ -101,7 +102,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_a_manifest_with_any_field_changed_is_read_or_refused_and_nothing_else(data: st.DataObject) -> None:
     side = {"dtype": "uint8", "shape": [2], "meaning": "m", "units": "", "labels": [], "name": "x"}

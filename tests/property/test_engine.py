@@ -13,11 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import DeadlineImpossible, Overloaded, ServeError
-from penstock.runtime.executor import Batch, Executor, Result
-from penstock.serve.costs import Costs
-from penstock.serve.engine import Engine
-from penstock.serve.frontend import STANDS_NS, Frontend, Ticket
-from penstock.serve.slots import EXPIRED, FAILED, FIRST, LAST, NOT_FINITE, OK, PATIENT, SlotTable, TableLayout
+from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.serve.engine.engine import Engine
+from penstock.serve.frontend.table_writer import REJECTION_NS, SlotHandle, TableWriter
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import (
+    EXPIRED,
+    FAILED,
+    FIRST,
+    LAST,
+    NOT_FINITE,
+    OK,
+    SOFT_DEADLINE,
+    SlotTable,
+    TableLayout,
+)
 from tests.support.toys import POINT, TOTAL, Afar, Countdown, Doubler, RunningSum
 
 MS = 1_000_000
@@ -42,10 +52,10 @@ class Server:
         self.engine = Engine(executor, self.table, budget_ns=BUDGET_NS, clock_ns=self.clock, costs=curve)
         if curve is None:
             self.engine.measure(np.zeros(2, np.float32))
-        self.frontend = Frontend(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
+        self.frontend = TableWriter(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
         self.answers: dict[int, list[tuple[int, list[float], bool]]] = defaultdict(list)
 
-    def ask(self, key: int, value: float, **options: Any) -> Ticket:
+    def ask(self, key: int, value: float, **options: Any) -> SlotHandle:
         def done(status: int, output: np.ndarray, last: bool) -> None:
             self.answers[key].append((status, output.tolist(), last))
 
@@ -151,23 +161,23 @@ def test_a_refusal_stands_for_a_moment_until_a_result_comes() -> None:
     frontend, clock = server.frontend, server.clock
     for key in range(8):
         server.ask(key, 1)
-    # Neither a short budget nor the second class says anything of the others.
-    for options in ({"budget_ns": 20 * MS}, {"background": True}):
+    # The refusal of a row with a short budget or of low priority is not cached: others may still be admitted.
+    for options in ({"budget_ns": 20 * MS}, {"low_priority": True}):
         with pytest.raises(Overloaded):
             server.ask(9, 1, **options)
-        assert frontend.standing(clock()) is None
+        assert frontend.cached_rejection(clock()) is None
     with pytest.raises(Overloaded, match="past the budget of 50 ms") as refusal:
         server.ask(9, 1)
-    standing = frontend.standing(clock())
+    standing = frontend.cached_rejection(clock())
     assert standing is not None
     assert (str(standing), standing.retry_after_s) == (str(refusal.value), refusal.value.retry_after_s)
     assert standing.__traceback__ is None
-    assert frontend.standing(clock() + STANDS_NS) is None
+    assert frontend.cached_rejection(clock() + REJECTION_NS) is None
     with pytest.raises(Overloaded):
         server.ask(9, 1)
-    assert frontend.standing(clock()) is not None
+    assert frontend.cached_rejection(clock()) is not None
     server.tick()
-    assert frontend.standing(clock()) is None
+    assert frontend.cached_rejection(clock()) is None
     server.ask(9, 1)
 
 
@@ -178,8 +188,8 @@ def test_the_refusal_of_an_old_request_does_not_stand_for_those_that_have_more_t
     with pytest.raises(Overloaded):
         server.ask(20, 1, now_ns=server.clock() + 30 * MS)
     now_ns = server.clock.ns + 30 * MS
-    assert server.frontend.standing(now_ns, 20 * MS) is not None
-    assert server.frontend.standing(now_ns, BUDGET_NS) is None
+    assert server.frontend.cached_rejection(now_ns, 20 * MS) is not None
+    assert server.frontend.cached_rejection(now_ns, BUDGET_NS) is None
     server.ask(21, 1)
 
 
@@ -189,7 +199,7 @@ def test_no_free_slot_is_a_refusal() -> None:
     server.ask(1, 1)
     with pytest.raises(Overloaded, match="All 2 slots"):
         server.ask(2, 1)
-    assert server.frontend.standing(server.clock(), BUDGET_NS) is not None
+    assert server.frontend.cached_rejection(server.clock(), BUDGET_NS) is not None
 
 
 def test_a_network_slower_than_the_budget_is_refused_at_start() -> None:
@@ -199,9 +209,9 @@ def test_a_network_slower_than_the_budget_is_refused_at_start() -> None:
     class Slow(Executor):
         input, output, max_rows = POINT, TOTAL, 4
 
-        def step(self, batch: Batch) -> Result:
+        def step(self, batch: StepInput) -> StepOutput:
             clock.ns += 80 * MS
-            return Result(output_B=batch.chunk_B)
+            return StepOutput(output_B=batch.chunk_B)
 
     with pytest.raises(ServeError, match=r"80\.0 ms for one request.*budget of 50 ms"):
         Engine(Slow(), table, budget_ns=BUDGET_NS, clock_ns=clock).measure(np.zeros(2, np.float32))
@@ -216,9 +226,9 @@ def test_the_largest_bucket_takes_at_most_half_the_budget_and_must_pay() -> None
         def __init__(self, per_batch_ns: int, per_row_ns: int) -> None:
             self.per_batch_ns, self.per_row_ns = per_batch_ns, per_row_ns
 
-        def step(self, batch: Batch) -> Result:
+        def step(self, batch: StepInput) -> StepOutput:
             clock.ns += self.per_batch_ns + self.per_row_ns * batch.slots_B.size
-            return Result(output_B=batch.chunk_B)
+            return StepOutput(output_B=batch.chunk_B)
 
     def measured(per_batch_ns: int, per_row_ns: int) -> Costs:
         table = SlotTable.private(TableLayout(slots=4096, chunks=1, input=POINT, output=TOTAL))
@@ -238,7 +248,7 @@ def test_streams_keep_their_state_apart_in_any_interleaving(kind: Any, seed: int
     rng = np.random.default_rng(seed)
     server = Server(kind(slots), slots=slots, chunks=chunks)
     keys = itertools.count()
-    live: dict[int, tuple[Ticket, list[float]]] = {}
+    live: dict[int, tuple[SlotHandle, list[float]]] = {}
     sent: dict[int, list[float]] = {}
     seen: dict[int, list[float]] = defaultdict(list)
 
@@ -263,7 +273,7 @@ def test_streams_keep_their_state_apart_in_any_interleaving(kind: Any, seed: int
             if server.frontend.room(ticket) > 0:
                 value = float(rng.integers(1, 100))
                 last = rng.random() < 0.2
-                flags = PATIENT | (FIRST if not values else 0) | (LAST if last else 0)
+                flags = SOFT_DEADLINE | (FIRST if not values else 0) | (LAST if last else 0)
                 values.append(value)
                 server.frontend.push(
                     ticket,
@@ -348,8 +358,8 @@ def test_a_tick_makes_as_many_python_calls_for_one_row_as_for_many() -> None:
         input, output, max_rows = POINT, TOTAL, 512
         answer = np.zeros((512, 2), np.float32)
 
-        def step(self, batch: Batch) -> Result:
-            return Result(output_B=self.answer[: batch.slots_B.size])
+        def step(self, batch: StepInput) -> StepOutput:
+            return StepOutput(output_B=self.answer[: batch.slots_B.size])
 
     def calls(rows: int) -> int:
         server = Server(Silent(), slots=512, curve=Costs([1, 512], [1_000.0, 2_000.0]))

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from penstock.bench.leaks import Leaks
-from penstock.runtime.graphed_executor import GraphedExecutor
+from benchmarks.acceptance.leaks import LeakCheck
+from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.state_table import StateTable
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_stream_hears_itself_alone(seed: int) -> None:
-    leaks = Leaks(seed)
+    leaks = LeakCheck(seed)
     assert leaks.run(400) == 0
     assert leaks.answered > 200
 
@@ -18,14 +18,14 @@ def test_every_stream_hears_itself_alone(seed: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(3))
 def test_every_stream_hears_itself_alone_by_graphs_that_adopt_the_table(seed: int) -> None:
-    leaks = Leaks(seed, GraphedExecutor)
+    leaks = LeakCheck(seed, CudaGraphExecutor)
     assert leaks.run(2_000) == 0
     assert leaks.answered > 1_000
 
 
 def test_a_state_that_is_not_cleared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = StateTable.joined
+    gather = StateTable.gather
     monkeypatch.setattr(
-        StateTable, "joined", lambda self, slot_B, fresh_B: joined(self, slot_B, torch.zeros_like(fresh_B))
+        StateTable, "gather", lambda self, slot_B, fresh_B: gather(self, slot_B, torch.zeros_like(fresh_B))
     )
-    assert Leaks(0).run(200) > 50
+    assert LeakCheck(0).run(200) > 50

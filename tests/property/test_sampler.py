@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.train.data import batch_indices, equal_shares, one_pass, permutation
+from penstock.train.data.sampler import batch_indices, equal_shares, one_pass, permutation
 
 counts = st.integers(1, 60)
 seeds = st.integers(0, 2**32)

@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.serve.costs import Costs
-from penstock.serve.scheduler import Columns, ready_slots, schedule
-from penstock.serve.slots import CANCELLED_NS, PATIENT
+from penstock.serve.engine.scheduler import Columns, ready_slots, schedule
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import CANCELLED_NS, SOFT_DEADLINE
+from tests.support.generated import examples
 
 NOW_NS = 10_000_000_000
 
@@ -36,17 +37,17 @@ def tables(draw: st.DrawFn) -> Columns:
     spread = draw(st.sampled_from([1_000, 1_000_000, 50_000_000, 1_000_000_000]))
     deadline_ns = NOW_NS + rng.integers(-spread // 4, spread, (slots, chunks))
     deadline_ns[rng.random((slots, chunks)) < 0.05] = CANCELLED_NS
-    flags = np.where(rng.random((slots, chunks)) < draw(st.sampled_from([0.0, 0.3])), PATIENT, 0)
+    flags = np.where(rng.random((slots, chunks)) < draw(st.sampled_from([0.0, 0.3])), SOFT_DEADLINE, 0)
     return Columns(submitted, taken, consumed, produced, busy, deadline_ns, flags)
 
 
 def current(columns: Columns, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     entry = (columns.consumed[rows] - columns.busy[rows]) % columns.deadline_ns.shape[1]
-    return columns.deadline_ns[rows, entry], columns.flags[rows, entry] & PATIENT != 0
+    return columns.deadline_ns[rows, entry], columns.flags[rows, entry] & SOFT_DEADLINE != 0
 
 
 @given(tables(), costs())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_only_ready_rows_are_chosen_each_once_and_none_is_both_run_and_refused(columns: Columns, curve: Costs) -> None:
     ready = set(ready_slots(columns).tolist())
     chosen = schedule(columns, NOW_NS, curve)
@@ -57,7 +58,7 @@ def test_only_ready_rows_are_chosen_each_once_and_none_is_both_run_and_refused(c
 
 
 @given(tables(), costs())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_a_row_is_ready_when_it_has_a_step_to_take_and_room_for_the_result(columns: Columns, curve: Costs) -> None:
     chunks = columns.deadline_ns.shape[1]
     expected = [
@@ -70,7 +71,7 @@ def test_a_row_is_ready_when_it_has_a_step_to_take_and_room_for_the_result(colum
 
 
 @given(tables(), costs())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_batch_fits_and_progress_is_made(columns: Columns, curve: Costs) -> None:
     chosen = schedule(columns, NOW_NS, curve)
     assert chosen.run.size <= curve.largest
@@ -79,7 +80,7 @@ def test_the_batch_fits_and_progress_is_made(columns: Columns, curve: Costs) -> 
 
 
 @given(tables(), costs())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_every_impatient_row_of_the_batch_is_predicted_to_be_in_time(columns: Columns, curve: Costs) -> None:
     chosen = schedule(columns, NOW_NS, curve)
     if chosen.run.size:
@@ -90,28 +91,28 @@ def test_every_impatient_row_of_the_batch_is_predicted_to_be_in_time(columns: Co
 
 
 @given(tables(), costs())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_could_still_be_in_time_alone_is_refused_only_under_pressure(columns: Columns, curve: Costs) -> None:
     chosen = schedule(columns, NOW_NS, curve)
     ready = ready_slots(columns)
     deadlines, patient = current(columns, ready)
-    hopeless = ready[(deadlines - NOW_NS < curve.least_ns) & (~patient | (deadlines == CANCELLED_NS))]
-    assert set(hopeless.tolist()) <= set(chosen.expire.tolist())
-    others = np.setdiff1d(chosen.expire, hopeless)
+    infeasible = ready[(deadlines - NOW_NS < curve.least_ns) & (~patient | (deadlines == CANCELLED_NS))]
+    assert set(infeasible.tolist()) <= set(chosen.expire.tolist())
+    others = np.setdiff1d(chosen.expire, infeasible)
     _, others_patient = current(columns, others)
     assert not others_patient.any()
     if others.size:
-        # Then no batch size would have kept every hopeful row in time.
-        hopeful = np.setdiff1d(ready, hopeless)
-        slack = np.sort(np.maximum(current(columns, hopeful)[0] - NOW_NS, 0))
-        for size in range(1, min(hopeful.size, curve.largest) + 1):
-            finish = curve.of(size) * (1 + np.arange(hopeful.size) // size)
+        # Then no batch size would have kept every feasible row in time.
+        feasible = np.setdiff1d(ready, infeasible)
+        slack = np.sort(np.maximum(current(columns, feasible)[0] - NOW_NS, 0))
+        for size in range(1, min(feasible.size, curve.largest) + 1):
+            finish = curve.of(size) * (1 + np.arange(feasible.size) // size)
             overdue = int((slack < curve.of(1)).sum())
-            assert (slack[overdue:] < finish[overdue:]).any() or size not in {*curve.rows, hopeful.size, curve.largest}
+            assert (slack[overdue:] < finish[overdue:]).any() or size not in {*curve.rows, feasible.size, curve.largest}
 
 
 @given(tables(), costs())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_rows_that_run_have_the_earliest_deadlines_of_all_that_are_kept(columns: Columns, curve: Costs) -> None:
     chosen = schedule(columns, NOW_NS, curve)
     waiting = np.setdiff1d(ready_slots(columns), np.concatenate([chosen.run, chosen.expire]))
@@ -136,7 +137,7 @@ def test_a_cancelled_row_never_runs_however_patient() -> None:
         produced=one * 0,
         busy=one * 0,
         deadline_ns=np.full((1, 1), CANCELLED_NS),
-        flags=np.full((1, 1), PATIENT),
+        flags=np.full((1, 1), SOFT_DEADLINE),
     )
     chosen = schedule(columns, NOW_NS, Costs([1, 2], [1.0, 2.0]))
     assert chosen.run.size == 0
@@ -198,7 +199,7 @@ def test_nobody_starves_and_everybody_is_answered_once(seed: int, requests: int)
 
 
 @given(costs(), st.lists(st.tuples(st.integers(1, 64), st.integers(0, 10**9)), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_costs_stay_finite_and_positive_whatever_is_observed(curve: Costs, seen: list[tuple[int, int]]) -> None:
     for rows, ns in seen:
         curve.observe(min(rows, curve.largest), ns)

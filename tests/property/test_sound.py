@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
-from penstock.core.sound import Decoder, decoder_of
-from penstock.serve.protocols.live import MOST_MESSAGE_S
-from tests.support.session import CHUNK, RATE_HZ, answer_all, end, send, session, start
+from penstock.core.sound import SoundDecoder, sound_decoder
+from penstock.serve.streams.session import MAX_MESSAGE_S
+from tests.support.session import CHUNK, RATE_HZ, talk
 
 CUTS = st.lists(st.integers(0, 1 << 20), max_size=12)
 
@@ -43,7 +43,7 @@ def pieces(data: bytes, cuts: list[int], each: int = 1) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(edges)]
 
 
-def decoded(decoder: Decoder, parts: list[bytes]) -> npt.NDArray[np.int16]:
+def decoded(decoder: SoundDecoder, parts: list[bytes]) -> npt.NDArray[np.int16]:
     return np.concatenate([*(decoder.feed(part) for part in parts), decoder.flush()])
 
 
@@ -69,8 +69,8 @@ def test_a_wav_gives_the_same_samples_wherever_it_is_cut(
         samples = np.stack([samples, samples[::-1]], 1)
     data = wav(samples, rate_hz, kind, extra=extra, size=size)
     target_hz = rate_hz if target else RATE_HZ
-    expected = decoded(decoder_of("wav", None, target_hz), [data])
-    assert np.array_equal(decoded(decoder_of("wav", None, target_hz), pieces(data, cuts)), expected)
+    expected = decoded(sound_decoder("wav", None, target_hz), [data])
+    assert np.array_equal(decoded(sound_decoder("wav", None, target_hz), pieces(data, cuts)), expected)
     if target and kind != 7:
         mono = (samples.astype(np.float64).mean(1) if stereo else samples) * (32768 if kind == 3 else 1)
         assert np.abs(expected - mono).max() <= 1
@@ -88,8 +88,8 @@ def test_resampling_in_pieces_is_resampling_the_whole(cuts: list[int], encoding:
         "mulaw": (whole >> 8).astype(np.uint8).tobytes(),
     }[encoding]
     each = {"pcm_s16le": 2, "pcm_f32le": 4, "mulaw": 1}[encoding]
-    expected = decoded(decoder_of(encoding, rate_hz, RATE_HZ), [raw])
-    assert np.array_equal(decoded(decoder_of(encoding, rate_hz, RATE_HZ), pieces(raw, cuts, each)), expected)
+    expected = decoded(sound_decoder(encoding, rate_hz, RATE_HZ), [raw])
+    assert np.array_equal(decoded(sound_decoder(encoding, rate_hz, RATE_HZ), pieces(raw, cuts, each)), expected)
     assert abs(len(expected) - 3000 * RATE_HZ / rate_hz) < 2
 
 
@@ -97,35 +97,35 @@ def test_resampling_in_pieces_is_resampling_the_whole(cuts: list[int], encoding:
 @settings(deadline=None)
 def test_a_stream_puts_in_the_same_samples_however_they_are_sent(cuts: list[int], rate_hz: int, random: Any) -> None:
     whole = tone(2000, rate_hz)
-    expected = decoded(decoder_of("pcm_s16le", rate_hz, RATE_HZ), [whole.tobytes()])
-    made, talked = session()
-    start(made, rate_hz=rate_hz)
+    expected = decoded(sound_decoder("pcm_s16le", rate_hz, RATE_HZ), [whole.tobytes()])
+    stream = talk()
+    stream.start(rate_hz=rate_hz)
     sent = [part for part in pieces(whole.tobytes(), cuts, 2) if part]
     for number, part in enumerate(sent):
-        send(made, number, part)
+        stream.send(number, part)
         if random.random() < 0.5:
-            answer_all(made, talked)
-    end(made)
-    answer_all(made, talked)
-    assert np.array_equal(talked.samples, expected)
-    assert all(1 <= frames <= CHUNK for _, frames, last in talked.chunks if not last)
-    assert [last for _, _, last in talked.chunks] == [False] * (len(talked.chunks) - 1) + [True]
-    results = [said for said in talked.said if said["type"] == "result"]
+            stream.answer_all()
+    stream.end()
+    stream.answer_all()
+    assert np.array_equal(stream.samples, expected)
+    assert all(1 <= frames <= CHUNK for _, frames, last in stream.chunks if not last)
+    assert [last for _, _, last in stream.chunks] == [False] * (len(stream.chunks) - 1) + [True]
+    results = [said for said in stream.sent if said["type"] == "result"]
     assert [result["seq"] for result in results] == list(range(len(sent) + 1))
     assert sum(len(result["event"] or ()) for result in results) == len(expected)
-    assert talked.said[-1] == {"type": "end", "chunks": len(sent)}
+    assert stream.sent[-1] == {"type": "end", "chunks": len(sent)}
 
 
 def test_resampled_sound_is_the_sound() -> None:
     for rate_hz in (16000, 44100, 48000):
-        found = decoded(decoder_of("pcm_s16le", rate_hz, RATE_HZ), [tone(rate_hz, rate_hz).tobytes()])
+        found = decoded(sound_decoder("pcm_s16le", rate_hz, RATE_HZ), [tone(rate_hz, rate_hz).tobytes()])
         assert np.abs(found[200:-200] - tone(RATE_HZ)[200 : 200 + len(found) - 400].astype(int)).max() < 16
 
 
 def test_what_a_resampler_holds_back_does_not_hold_up_real_time() -> None:
     """From the rates of browsers to those of models: a message's samples come out with one of the next few."""
     for rate_hz, target_hz in ((48000, 16000), (44100, 16000), (48000, 8000)):
-        decoder = decoder_of("pcm_s16le", rate_hz, target_hz)
+        decoder = sound_decoder("pcm_s16le", rate_hz, target_hz)
         came = 0
         for number in range(1, 40):
             came += len(decoder.feed(bytes(2 * (rate_hz // 50))))
@@ -133,7 +133,7 @@ def test_what_a_resampler_holds_back_does_not_hold_up_real_time() -> None:
 
 
 def test_mu_law_is_that_of_the_standard() -> None:
-    found = decoder_of("mulaw", None, RATE_HZ).feed(bytes(range(256)))
+    found = sound_decoder("mulaw", None, RATE_HZ).feed(bytes(range(256)))
     assert found[[0, 127, 128, 255]].tolist() == [-32124, 0, 32124, 0]
     assert np.array_equal(found[:128], -found[128:])
     assert (np.diff(found[:128].astype(int)) > 0).all()
@@ -146,7 +146,7 @@ def test_the_writer_of_python_is_understood() -> None:
         writer.setsampwidth(2)
         writer.setframerate(RATE_HZ)
         writer.writeframes(np.stack([tone(100), tone(100)], 1).tobytes())
-    assert np.array_equal(decoded(decoder_of("wav", None, RATE_HZ), [file.getvalue()]), tone(100))
+    assert np.array_equal(decoded(sound_decoder("wav", None, RATE_HZ), [file.getvalue()]), tone(100))
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_the_writer_of_python_is_understood() -> None:
 def test_what_is_no_wav(data: bytes, said: str) -> None:
     for parts in ([data], [bytes([byte]) for byte in data]):
         with pytest.raises(InvalidInput, match=said) as caught:
-            decoded(decoder_of("wav", None, RATE_HZ), parts)
+            decoded(sound_decoder("wav", None, RATE_HZ), parts)
         assert len(str(caught.value).encode()) <= 123
 
 
 def test_a_wav_is_of_the_rate_that_was_said_or_refused() -> None:
     with pytest.raises(InvalidInput, match="leave rate_hz out"):
-        decoded(decoder_of("wav", 16000, RATE_HZ), [wav(tone(10), 8000)])
-    assert MOST_MESSAGE_S == 1
+        decoded(sound_decoder("wav", 16000, RATE_HZ), [wav(tone(10), 8000)])
+    assert MAX_MESSAGE_S == 1

@@ -28,6 +28,7 @@ from penstock.nn import (
     leaves,
     map_state,
 )
+from tests.support.generated import examples
 
 # Of float64: what is left of the order in which sums are taken.
 NEAR = 1e-10
@@ -142,7 +143,7 @@ lengths = st.lists(st.integers(0, 40), min_size=1, max_size=4)
 
 
 @given(names, lengths, st.integers(1, 9), st.integers(0, 2**31))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_partition_in_any_company_gives_the_answers_of_the_whole(
     name: str, rows: list[int], room: int, seed: int
 ) -> None:

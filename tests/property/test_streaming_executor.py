@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
+from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.executor import Executor
-from penstock.runtime.graphed_executor import GraphedExecutor
 from penstock.runtime.onnx_executor import steady_graph
-from penstock.runtime.streamed import streamed
 from penstock.runtime.streaming_executor import StreamingExecutor
+from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.company import (
     CHUNK,
     FEATURES,
@@ -105,7 +105,7 @@ def test_both_graphs_give_the_offline_answers_however_a_signal_is_cut(graph: Pat
     shutil.copy(graph, alone)
     assert steady_graph(graph).is_file()
     for file in (graph, alone):
-        np.testing.assert_allclose(streamed(by_onnx(file), whole_BT, frames), expected, atol=1e-5)
+        np.testing.assert_allclose(run_in_chunks(by_onnx(file), whole_BT, frames), expected, atol=1e-5)
 
 
 def test_the_graph_of_steady_batches_runs_them_and_no_others(graph: Path, tmp_path: Path) -> None:
@@ -138,15 +138,15 @@ def test_a_row_without_a_frame_keeps_its_state_bit_for_bit_by_onnx_runtime(graph
     frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)
     for fresh in (True, False, False):
         made.step(batch([(0, frames, fresh, False), (2, frames[:3], fresh, False)]))
-    before = made.saved(2)
+    before = made.save(2)
     made.step(batch([(0, frames, False, False), (2, frames[:0], False, False), (4, frames, True, False)]))
-    assert all(map(torch.equal, made.saved(2), before))
+    assert all(map(torch.equal, made.save(2), before))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(10))
 def test_every_stream_is_answered_as_if_it_were_alone_by_graphs(seed: int) -> None:
-    assert play(executor(GraphedExecutor), seed) < 1e-4
+    assert play(executor(CudaGraphExecutor), seed) < 1e-4
 
 
 def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
@@ -155,13 +155,13 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
     first = here.step(batch([(2, frames[:FRAMES], True, False)]))
     assert first.length_B is not None
     outputs = [first.output_B[0, : first.length_B[0]].copy()]
-    there.restore(4, here.saved(2))
+    there.restore(4, here.save(2))
     for start, last in ((FRAMES, False), (2 * FRAMES, True)):
         result = there.step(batch([(4, frames[start : start + FRAMES], False, last)]))
         assert result.length_B is not None
         outputs.append(result.output_B[0, : result.length_B[0]].copy())
     np.testing.assert_allclose(np.concatenate(outputs), offline(frames), atol=1e-6)
-    assert here.state_bytes == sum(leaf.nbytes for leaf in here.saved(0))
+    assert here.state_bytes == sum(leaf.nbytes for leaf in here.save(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -172,20 +172,20 @@ def test_another_precision_is_that_of_the_network_and_its_states_alone(dtype: to
     result = made.step(batch([(0, frames, True, True)]))
     assert result.length_B is not None
     np.testing.assert_allclose(result.output_B[0, : result.length_B[0]], offline(frames), atol=0.05)
-    assert {leaf.dtype for leaf in made.saved(0)} <= {dtype, torch.int64}
+    assert {leaf.dtype for leaf in made.save(0)} <= {dtype, torch.int64}
     # The caller's network is left as it was.
     assert given.training
     assert all(own.requires_grad and own.dtype == torch.float32 for own in given.parameters())
 
 
 def test_another_output_than_the_networks_is_refused() -> None:
-    with pytest.raises(ApplicationError, match=r"makes \[4, 2\] of a chunk"):
+    with pytest.raises(ApplicationError, match=r"gives \[4, 2\] for a chunk"):
         StreamingExecutor(network(), CHUNK, TensorSpec(dtype="float32", shape=(2, 2), meaning="x"), slots=2, max_rows=2)
 
 
 @pytest.mark.gpu
 def test_exact_answers_are_the_same_bits_in_any_company_by_graphs() -> None:
-    assert exact_in_any_company(GraphedExecutor, range(5))
+    assert exact_in_any_company(CudaGraphExecutor, range(5))
 
 
 def test_exact_answers_are_the_same_bits_in_any_company() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints by several processes, for which one imports torch: `python -m tests.support.checkpoints HOW FOLDER`."""
+"""Checkpoints of several forks of one process: `python -m tests.support.checkpoints HOW FOLDER`."""
 
 import multiprocessing
 import os
@@ -21,15 +21,25 @@ from penstock.core.application import Application
 from penstock.core.errors import TrainError
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
-from penstock.train import saver as saver_module
-from penstock.train.checkpoint import newest_checkpoint, write_blocks
-from penstock.train.loop import train
-from penstock.train.losses import CrossEntropy
-from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.saver import Saver
-from penstock.train.trainer import History, Trainer
-from penstock.train.world import Seat, World, joined
+from penstock.train.checkpoint import saver as saver_module
+from penstock.train.checkpoint.format import newest_checkpoint, write_blocks
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.placement import Placement
+from penstock.train.recipe import (
+    ArraySet,
+    CheckpointPolicy,
+    Data,
+    EMASettings,
+    Parallel,
+    Recipe,
+    Selection,
+    StepExecution,
+)
+from penstock.train.run import train
+from penstock.train.trainer import Trainer
 
 LIMIT_S = 120.0
 PROCESSES = 4
@@ -37,7 +47,7 @@ RNG = np.random.default_rng(0)
 INPUTS, TARGETS = RNG.normal(size=(24, 8)).astype(np.float32), RNG.integers(0, 4, 24)
 SET = ArraySet(inputs=INPUTS, targets=TARGETS)
 
-# Every way to lay a layer, buffers that are no parameters, rows that do not divide, a running mean of the weights.
+# Every way to lay a layer, buffers that are no parameters, rows that do not divide, an EMA of the weights.
 RECIPE = Recipe(
     data=lambda: Data(train=SET, validation=SET),
     loss=CrossEntropy(0.1),
@@ -45,14 +55,16 @@ RECIPE = Recipe(
     schedule=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps + 1),
     batch_size=12,
     steps=10_000,
-    average_decay=0.9,
-    threads=1,
-    placements={
-        "0": Placement(kind="sharded"),
-        "3": Placement(kind="columns"),
-        "5": Placement(kind="rows"),
-        "7": Placement(kind="classes"),
-    },
+    ema=EMASettings(decay=0.9),
+    execution=StepExecution(threads=1),
+    parallel=Parallel(
+        placements={
+            "0": Placement(kind="fully-sharded"),
+            "3": Placement(kind="column-parallel"),
+            "5": Placement(kind="row-parallel"),
+            "7": Placement(kind="vocab-parallel"),
+        }
+    ),
 )
 
 
@@ -75,14 +87,14 @@ def step(trainer: Trainer, history: History) -> None:
 
 
 def together(size: int, run: Callable[[World], None]) -> list[BaseProcess]:
-    """Processes that are forked from this one, so that torch is imported once."""
+    """Start processes as forks of this one, so that torch is imported once."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
 
     def one(rank: int) -> None:
-        seat = Seat(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-        with joined(seat, torch.device("cpu"), LIMIT_S) as world:
+        seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
+        with join_world(seat, torch.device("cpu"), LIMIT_S) as world:
             run(world)
 
     processes: list[BaseProcess] = []
@@ -100,7 +112,7 @@ def done(processes: list[BaseProcess]) -> None:
 
 
 def sizes(folder: Path) -> None:
-    """Written by four, restored by one, two and four, and written again by those."""
+    """Write a checkpoint with four processes; restore and rewrite it with one, two and four."""
 
     def write(world: World) -> None:
         trainer, history = made(world), History()
@@ -108,16 +120,16 @@ def sizes(folder: Path) -> None:
             for number in range(3):
                 step(trainer, history)
                 if number == 1:
-                    trainer.keep_best(history, {"loss": 0.5})
-            trainer.save(saver, history)
+                    history.keep_best(trainer, {"loss": 0.5})
+            save_checkpoint(saver, trainer, history)
 
     def rewrite(world: World) -> None:
         trainer = made(world)
         checkpoint = newest_checkpoint(folder / "first", world)
         assert checkpoint is not None
-        history = trainer.restore(checkpoint)
+        history = restore_checkpoint(checkpoint, trainer)
         with Saver(folder / f"by-{world.size}", world) as saver:
-            trainer.save(saver, history)
+            save_checkpoint(saver, trainer, history)
             step(trainer, history)
 
     done(together(PROCESSES, write))
@@ -126,14 +138,14 @@ def sizes(folder: Path) -> None:
 
 
 def full(folder: Path) -> None:
-    """One process's disk is full at its third checkpoint; what each says of it."""
+    """Fill the disk of one process at its third checkpoint; record the error of each process."""
     application = Application(
         name="full",
         input=TensorSpec(dtype="float32", shape=(8,), meaning="eight numbers"),
         output=TensorSpec(dtype="float32", shape=(4,), meaning="four logits", name="logits"),
         model=network,
     )
-    recipe = replace(RECIPE, checkpoint_every_steps=2, validate_every_epochs=9999.0)
+    recipe = replace(RECIPE, checkpoints=CheckpointPolicy(every_steps=2), selection=Selection(every_epochs=9999.0))
 
     def run(world: World) -> None:
         calls: list[Any] = []
@@ -154,7 +166,7 @@ def full(folder: Path) -> None:
 
 
 def killed(folder: Path) -> None:
-    """All are killed while two have written their part of the second checkpoint and two have not."""
+    """Kill all processes while two have written their part of the second checkpoint and two have not."""
 
     def run(world: World) -> None:
         trainer, history, calls = made(world), History(), []
@@ -170,7 +182,7 @@ def killed(folder: Path) -> None:
         with Saver(folder / "run", world) as saver:
             for _ in range(2):
                 step(trainer, history)
-                trainer.save(saver, history)
+                save_checkpoint(saver, trainer, history)
 
     processes = together(PROCESSES, run)
     until = time.monotonic() + LIMIT_S
@@ -185,7 +197,7 @@ def killed(folder: Path) -> None:
 
 
 def each(folder: Path) -> None:
-    """Killed at the first thing that writing asks of the file system, at the second, and so on: what is left?"""
+    """Kill the writer at its first call to the file system, at its second, and so on; check what is left."""
     before = folder / "before"
     with Saver(before, World()) as saver:
         for number in (1, 2):
@@ -213,7 +225,7 @@ def _state(number: int) -> dict[str, Any]:
 
 
 def _save_until(at: int, folder: Path) -> None:
-    """Of this process, up to a number of things asked of the file system."""
+    """Save two checkpoints, and kill this process at its call number `at` to the file system."""
     asked = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

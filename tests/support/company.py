@@ -1,4 +1,4 @@
-"""A small streaming network, and a stream of it among others that come and go."""
+"""A small streaming network, and one stream of it among others that open and close."""
 
 import sys
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.core.spec import TensorSpec
 from penstock.nn import GRU, CausalConv1d, Lookahead, Sequential, StreamingAttention
-from penstock.runtime.executor import Batch, Executor
+from penstock.runtime.executor import Executor, StepInput
 from penstock.runtime.streaming_executor import StreamingExecutor
 
 FRAMES, FEATURES, SLOTS = 4, 3, 5
@@ -36,12 +36,12 @@ def offline(frames: np.ndarray) -> np.ndarray:
         return network().eval()(torch.from_numpy(frames)[None])[0].numpy()
 
 
-def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> Batch:
-    """Of slot, frames, and whether the stream begins and ends."""
+def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> StepInput:
+    """Make a batch of rows of slot, frames, first and last."""
     chunk_B = np.full((len(rows), FRAMES, FEATURES), np.nan, np.float32)
     for index, (_, frames, _, _) in enumerate(rows):
         chunk_B[index, : len(frames)] = frames
-    return Batch(
+    return StepInput(
         slots_B=np.array([row[0] for row in rows]),
         chunk_B=chunk_B,
         length_B=np.array([len(row[1]) for row in rows]),
@@ -51,7 +51,7 @@ def batch(rows: list[tuple[int, np.ndarray, bool, bool]]) -> Batch:
 
 
 def heard(made: Executor, seed: int, company: bool) -> np.ndarray:
-    """What one stream of 12 chunks gets, alone or with others that come and go, in whatever slot and row."""
+    """Run one stream of 12 chunks, alone or beside others in random slots and rows; return its outputs."""
     rng, others = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     chunks = [rng.normal(size=(int(rng.integers(1, FRAMES + 1)), FEATURES)).astype(np.float32) for _ in range(12)]
     slot = int(others.integers(SLOTS)) if company else 0
@@ -70,7 +70,7 @@ def heard(made: Executor, seed: int, company: bool) -> np.ndarray:
 
 
 def exact_in_any_company(kind: Any, seeds: Iterable[int]) -> bool:
-    """Whether a stream gets the same bits alone and among others."""
+    """Compare the bits of a stream alone with those of a stream among others."""
     return all(
         heard(executor(kind, exact=True, max_rows=32), seed, company=False).tobytes()
         == heard(executor(kind, exact=True, max_rows=32), seed, company=True).tobytes()
@@ -79,8 +79,8 @@ def exact_in_any_company(kind: Any, seeds: Iterable[int]) -> bool:
 
 
 def by_onnx(graph: Path) -> Any:
-    """What steps the network by its exported step."""
-    from penstock.runtime.exported_step import ExportedStep
+    """Make the executor of the exported step."""
+    from penstock.runtime.onnx_step import ExportedStep
 
     return executor(run=ExportedStep(graph, network().initial_state(1), threads=1))
 
@@ -88,7 +88,7 @@ def by_onnx(graph: Path) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         # In a process of its own, as a server does it: the exporter has its own warnings.
-        from penstock.runtime.export_graph import export_step
+        from penstock.runtime.onnx_export import export_step
 
         export_step(network().eval(), CHUNK, Path(sys.argv[1]))
     else:

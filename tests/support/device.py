@@ -1,4 +1,4 @@
-"""What the offline app is tested with: packs made in a moment, and what a camera and a microphone get."""
+"""Packs that are made in milliseconds, and test pictures and sounds, for the offline app."""
 
 import base64
 import hashlib
@@ -45,7 +45,7 @@ def write_pack(folder: Path, *, name: str = "colours", slow: int = 0, half_life_
     recognition = {"labels": LABELS, "groups": GROUPS, "unsure_below": 0.5, "half_life_s": half_life_s}
     pack = {
         "kind": "oneshot",
-        "input": {"name": "pixels", "dtype": "uint8", "shape": [None, None, 4], "most": [4096, 4096, 4]},
+        "input": {"name": "pixels", "dtype": "uint8", "shape": [None, None, 4], "max_shape": [4096, 4096, 4]},
         "outputs": [output | {"meaning": "", "units": ""} for output in (probabilities, embedding)],
         "recognition": recognition | {"enter": 0.6, "leave": 0.4},
         "live": None,
@@ -54,7 +54,7 @@ def write_pack(folder: Path, *, name: str = "colours", slow: int = 0, half_life_
 
 
 def finish_pack(folder: Path, fields: dict[str, Any]) -> Path:
-    """Write `pack.json` with the hashes of what is in the folder."""
+    """Write `pack.json` with the hashes of the files in the folder."""
     (folder / "pack.json").unlink(missing_ok=True)
     (folder / "pack.sig").unlink(missing_ok=True)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "index" not in path.parts]
@@ -77,12 +77,12 @@ def _about(file: Path) -> dict[str, Any]:
 
 
 def sha256_of(file: Path) -> str:
-    """Of its content, in hexadecimal."""
+    """Hash the content, in hexadecimal."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def version_of(folder: Path) -> str:
-    """What the app calls the version of a pack."""
+    """Return the name of the version of a pack in the app."""
     return sha256_of(folder / "pack.json")
 
 
@@ -170,7 +170,7 @@ def write_small_pack(folder: Path) -> Path:
         "name": "sides",
         "description": "Knows where it is bright.",
         "kind": "oneshot",
-        "input": {"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": "", "most": []},
+        "input": {"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": "", "max_shape": []},
         "outputs": [output | {"meaning": "", "units": ""}],
         "recognition": None,
         "live": None,
@@ -197,7 +197,7 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
 
 
 def grey_of(number: int) -> int:
-    """What the right half of frame `number` shows."""
+    """Grey value of the right half of frame `number`."""
     return GREY_FIRST + GREY_STEP * (number % IDS)
 
 

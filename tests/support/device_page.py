@@ -1,15 +1,14 @@
-"""Hands and eyes for the offline app in Chromium."""
+"""Actions on the offline app in Chromium, and records of its pages."""
 
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from penstock.bench.static_host import Host
-from tests.support.page import BROWSER_ARGUMENTS, BROWSERS
+from benchmarks.acceptance.counting_host import CountingHost
+from penstock.verify.chromium import open_chromium
 
 # Every frame's answer and figures, as the app tells them.
 RECORD = """
@@ -28,19 +27,15 @@ ITS_OWN = "Failed to load resource"
 @contextmanager
 def chromium(*, camera: Path | None = None, microphone: Path | None = None, **options: Any) -> Generator[Browser]:
     """A browser whose camera plays a film over and over, and whose microphone hears a file once."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert found, f"The tests of the app need one of {', '.join(BROWSERS)}: run `make browser`."
     fakes = ["--use-fake-device-for-media-stream"]
     fakes += [f"--use-file-for-fake-video-capture={camera}"] if camera else []
     fakes += [f"--use-file-for-fake-audio-capture={microphone}%noloop"] if microphone else []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=[*BROWSER_ARGUMENTS, *fakes], **options)
+    with open_chromium(*fakes, **options) as browser:
         yield browser
-        browser.close()
 
 
 class Device:
-    """Somebody's device: a browser with its own storage, and what its pages said and asked for."""
+    """A device: a browser with its own storage, the console of its pages and their requests."""
 
     def __init__(self, browser: Browser, *, permissions: tuple[str, ...] = ("camera", "microphone"), **options: Any):
         self.context: BrowserContext = browser.new_context(permissions=list(permissions), **options)
@@ -55,20 +50,20 @@ class Device:
         if kind in ("error", "warning") and not text.startswith(ITS_OWN):
             self.complaints.append(text)
 
-    def open(self, host: Host) -> Page:
-        """The app's page, another one each time."""
+    def open(self, host: CountingHost) -> Page:
+        """Open another page of the app."""
         page = self.context.new_page()
         page.goto(host.page)
         return page
 
-    def installed(self, host: Host) -> Page:
-        """The app's page once a version is on the device and runs."""
+    def installed(self, host: CountingHost) -> Page:
+        """Open a page of the app and wait until a version is installed and runs."""
         page = self.open(host)
         runs(page)
         return page
 
-    def close(self, host: Host) -> None:
-        """Nothing was complained about, and nobody else was asked for anything."""
+    def close(self, host: CountingHost) -> None:
+        """Assert that the console has no complaints and that all requests went to the host."""
         self.context.close()
         assert self.complaints == []
         assert self.requests
@@ -76,12 +71,12 @@ class Device:
 
 
 def runs(page: Page) -> None:
-    """Wait until the app is there and has looked for a newer version."""
+    """Wait until the app runs and has checked for a newer version."""
     expect(page.locator("#update")).not_to_be_empty(timeout=30_000)
 
 
 def seen(page: Page, count: int) -> list[dict[str, Any]]:
-    """What was said of the next so many frames."""
+    """Wait for some frames; return their results."""
     page.evaluate("window.frames.length = 0")
     deadline_ms = 30_000
     while page.evaluate("window.frames.length") < count:

@@ -1,4 +1,4 @@
-"""Sets of examples that know what was asked of them."""
+"""Sets of examples that record their reads."""
 
 import threading
 import time
@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.core.errors import BadExample
 from penstock.core.spec import Array
-from penstock.train.data import Indices, Seeds, chance
-from penstock.train.examples import Examples
+from penstock.train.data.examples import Examples
+from penstock.train.data.sampler import Indices, Seeds, draws_of
 
 
 @final
@@ -55,10 +55,10 @@ class Counted(Examples):
         if self.raises is not None:
             raise self.raises
         if self.slow_s:
-            time.sleep(self.slow_s * float(chance(seeds_B[:1], 1)[0, 0]))
+            time.sleep(self.slow_s * float(draws_of(seeds_B[:1], 1)[0, 0]))
         for index in indices_B.tolist():
             if index in self.bad:
                 raise BadExample(f"example {index} is bad.", index=index, name=f"{index}.jpg")
         inputs_B[:, 0] = indices_B
-        inputs_B[:, 1] = chance(seeds_B, 1)[:, 0] if self._varies else 0.0
+        inputs_B[:, 1] = draws_of(seeds_B, 1)[:, 0] if self._varies else 0.0
         return indices_B * 10

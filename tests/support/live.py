@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.application import find_application
 from penstock.core.spec import Array
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import network_of
 
 RATE_HZ = 8000
@@ -54,20 +54,20 @@ def sounds(count: int = 3, frames: int = 1000) -> Array:
 
 
 def write_live_app(folder: Path, text: str = LIVE_PY) -> Path:
-    """The application as a user's file."""
+    """Write the application as a user's file."""
     file = folder / "hark_app.py"
     file.write_text(text)
     return file
 
 
 def live_bundle(folder: Path, **options: Any) -> Bundle:
-    """A bundle of it, in `folder / "bundle"`."""
+    """Write its bundle into `folder / "bundle"`."""
     found = find_application(str(write_live_app(folder)))
     return Bundle.write(found, network_of(found), sounds(), to=folder / "bundle", **options)
 
 
 def offline(bundle: Path, sound: Array) -> Array:
-    """What training's code gives for a whole signal."""
+    """Outputs of the offline forward pass for whole signals."""
     from penstock.runtime.load import load
 
     return load(bundle).predict(sound)

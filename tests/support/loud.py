@@ -1,11 +1,11 @@
-"""A live application that says a word whenever it gets loud, and a voice to say some to it."""
+"""A live application that detects loud words, and a voice that speaks some."""
 
 from pathlib import Path
 
 import numpy as np
 
 from penstock.core.application import find_application
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import network_of
 from tests.support.live import sounds
 
@@ -51,7 +51,7 @@ app = Application(
 
 
 def loud_bundle(folder: Path) -> Path:
-    """Its bundle in a folder."""
+    """Write its bundle into a folder."""
     (folder / "loud_app.py").write_text(LOUD_PY)
     found = find_application(str(folder / "loud_app.py"))
     Bundle.write(found, network_of(found), sounds(), to=folder / "bundle")
@@ -62,7 +62,7 @@ LOUDER = 16  # the clips have peaks of 1,023
 
 
 def write_spoken(file: Path, words: int, *, first_s: float) -> None:
-    """A WAV of words of a test voice of the keywords, with pauses between them."""
+    """Write a WAV of words of a test voice, with pauses between them."""
     import soundfile
 
     from penstock.apps.keywords.app import RATE_HZ

@@ -8,13 +8,13 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from penstock.core.pack import GOLDEN, MODEL, Pack, PackLive, PackModel, PackState, digest, read_pack, sealed
+from penstock.core.pack import GOLDEN, MODEL, Pack, PackLive, PackModel, PackState, digest, pack_json, read_pack
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.spec import Array, TensorSpec
 
 COLOURS = ("red", "green", "blue")
-RGBA = RawSpec(dtype="uint8", shape=(None, None, 4), meaning="a picture", most=(4096, 4096, 4))
+RGBA = RawSpec(dtype="uint8", shape=(None, None, 4), meaning="a picture", max_shape=(4096, 4096, 4))
 OPSET = 17
 RATE_HZ, CHUNK = 16_000, 1_600
 
@@ -25,7 +25,7 @@ def plain(colour: tuple[int, int, int], height: int = 24, width: int = 32) -> Ar
 
 
 def colour_answer(pixels: Array) -> tuple[Array, Array]:
-    """What the graph of `colour_pack` says: probabilities and embedding."""
+    """Expected probabilities and embedding of the graph of `colour_pack`."""
     mean = pixels[:, :, :3].astype(np.float32).mean((0, 1)) / 255
     raised = np.exp(10 * mean - (10 * mean).max())
     return raised / raised.sum(), mean
@@ -34,7 +34,7 @@ def colour_answer(pixels: Array) -> tuple[Array, Array]:
 def colour_pack(
     folder: Path, *, recognition: Recognition | None = None, embedding: bool = True, rounds: int = 0
 ) -> Pack:
-    """A pack that knows whether a picture is red, green or blue.
+    """Write a pack that classifies a picture as red, green or blue.
 
     Args:
         folder: Where it goes.
@@ -104,7 +104,7 @@ def _slow(rounds: int) -> list[Any]:
 
 
 def loud_pack(folder: Path) -> Pack:
-    """A live pack that says of each 50 ms of sound whether it is loud, and counts chunks in its state."""
+    """Write a live pack that classifies each 50 ms of sound as loud or not, and counts chunks in its state."""
     nodes = [
         helper.make_node("Cast", ["sound"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("Abs", ["float"], ["abs"]),
@@ -190,5 +190,5 @@ def _written(folder: Path, model: bytes, golden: dict[str, Array], **fields: Any
         files={name: digest((folder / name).read_bytes()) for name in (MODEL, GOLDEN)},
         **fields,
     )
-    (folder / "pack.json").write_bytes(sealed(pack))
+    (folder / "pack.json").write_bytes(pack_json(pack))
     return read_pack(folder)

@@ -1,4 +1,4 @@
-"""Hands that draw on the page, eyes that watch what it does, and others who keep its server busy."""
+"""Drawing on the page, records of its console and requests, and load on its server."""
 
 import threading
 from collections.abc import Generator
@@ -9,17 +9,6 @@ from math import cos, radians, sin
 from playwright.sync_api import ConsoleMessage, Error, Page, Request
 
 from tests.support.serving import RunningServer
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER_ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-quic",
-    "--no-first-run",
-)
 
 Point = tuple[float, float]
 Stroke = list[Point]
@@ -51,7 +40,7 @@ def url_of(server: RunningServer) -> str:
 
 
 class Watch:
-    """What a page says in its console, and where its requests go."""
+    """Messages in the console of a page, and the URLs of its requests."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
@@ -74,7 +63,7 @@ class Watch:
 
 
 def draw(page: Page, strokes: list[Stroke], *, size: float = 1, left: float = 0, top: float = 0) -> None:
-    """Draw with the mouse, as large as a share of the area and moved by shares of it."""
+    """Draw with the mouse; size and offset are shares of the area."""
     area = page.locator(".draw canvas").bounding_box()
     assert area is not None
     for stroke in strokes:
@@ -98,7 +87,7 @@ def luminance(colour: str) -> float:
 
 @contextmanager
 def load(server: RunningServer, path: str, body: bytes, clients: int = 4) -> Generator[None]:
-    """Requests from a few clients at once, each as fast as it is answered."""
+    """Send requests from a few clients in a closed loop."""
     over = threading.Event()
 
     def ask() -> None:

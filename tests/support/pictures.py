@@ -1,4 +1,4 @@
-"""Folders of small pictures that the tests draw themselves."""
+"""Folders of small pictures that are drawn by the tests."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def smooth(seed: int, height: int, width: int) -> Array:
 
 
 def picture_folder(root: Path, per_class: int = 4, classes: tuple[str, ...] = ("cats", "dogs", "eels")) -> Path:
-    """ROOT/CLASS/N.jpg, and the last of each class a PNG; of several sizes."""
+    """Write ROOT/CLASS/N.jpg of several sizes; the last of each class is a PNG."""
     for target, name in enumerate(classes):
         (root / name).mkdir(parents=True)
         for number in range(per_class):
@@ -33,7 +33,7 @@ def picture_folder(root: Path, per_class: int = 4, classes: tuple[str, ...] = ("
 
 
 def save(pixels: Array, file: Path, **options: Any) -> None:
-    """One picture, as the file's name says."""
+    """Write one picture, in the format of the file's suffix."""
     from PIL import Image
 
     if file.suffix == ".jpg":

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from penstock.core.application import FoundApplication, find_application
 from penstock.core.spec import Array
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
+from tests.support.shared import made_once
 
 MOST = 600
 SIDE = 12
@@ -66,7 +68,7 @@ app = Application(
     max_body_bytes=1 << 22,
     prepare=Prepare(
         module=":resize",
-        raw=RawSpec(dtype="uint8", shape=(None, None, 4), meaning="a picture, RGBA", most=({MOST}, {MOST}, 4)),
+        raw=RawSpec(dtype="uint8", shape=(None, None, 4), meaning="a picture, RGBA", max_shape=({MOST}, {MOST}, 4)),
     ),
 )
 """
@@ -85,16 +87,24 @@ RAWS = pictures((5, 4), (30, 40), (1, 9), (12, 12), (61, 33))
 
 
 def pictures_app(folder: Path, text: str = PICTURES_PY) -> FoundApplication:
-    """The application in an app.py of its own."""
+    """Write the application as an app.py of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "app.py").write_text(text)
-    return find_application(str(folder / "app.py"))
+    file = folder / "app.py"
+    # Another process may read the file at the same time.
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
+    return find_application(str(file))
 
 
 def pictures_bundle(folder: Path, text: str = PICTURES_PY) -> Bundle:
-    """A bundle of it; writing it takes seconds, so it is best made once."""
+    """Write a bundle of it. The export of `prepare` takes seconds: see `shared_pictures`."""
     found = pictures_app(folder / "source", text)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = found.model()
     return Bundle.write(found, network, RAWS, to=folder / "bundle")
+
+
+def shared_pictures(factory: pytest.TempPathFactory) -> Bundle:
+    """The bundle that all tests share."""
+    return Bundle.open(made_once(factory, "pictures", pictures_bundle) / "bundle")

@@ -1,4 +1,4 @@
-"""A server's processes as the kernel shows them, and clients that notice everything that becomes of their requests."""
+"""The processes of a server, from /proc, and clients that record the outcome of every request."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from typing import Self, final
 
 import numpy as np
 
-from penstock.bench.processes import children
+from penstock.bench.process_usage import worker_pids
 from tests.support.serving import RunningServer
 
 # Longer than the budget of a test's server.
@@ -22,7 +22,7 @@ PAUSE_S = 0.01
 
 
 def exists(process: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Tell whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -30,7 +30,7 @@ def exists(process: int) -> bool:
 
 
 def tables_of(processes: list[int]) -> int:
-    """How many descriptors of slot tables some processes hold."""
+    """Count the descriptors of slot tables of some processes."""
     count = 0
     for process in processes:
         for entry in Path(f"/proc/{process}/fd").glob("*"):
@@ -42,7 +42,7 @@ def tables_of(processes: list[int]) -> int:
 
 
 def mapped_tables(process: int) -> int:
-    """How many slot tables a process has in its memory."""
+    """Count the slot tables that a process has mapped."""
     return sum("memfd:penstock-slots" in line for line in Path(f"/proc/{process}/maps").read_text().splitlines())
 
 
@@ -51,7 +51,7 @@ def owner(server: RunningServer, client_port: int) -> str:
     ends = f":{server.port:04X}", f":{client_port:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(ends[0]) and line[2].endswith(ends[1])}
-    for role, process in children(server.process.pid).items():
+    for role, process in worker_pids(server.process.pid).items():
         for entry in Path(f"/proc/{process}/fd").glob("*"):
             try:
                 if os.readlink(entry) in sockets:
@@ -62,13 +62,13 @@ def owner(server: RunningServer, client_port: int) -> str:
 
 
 def kill(server: RunningServer, role: str) -> float:
-    """`kill -9` of one role; gives when."""
-    os.kill(children(server.process.pid)[role], signal.SIGKILL)
+    """Send SIGKILL to one role; return the time."""
+    os.kill(worker_pids(server.process.pid)[role], signal.SIGKILL)
     return time.monotonic()
 
 
 def eventually(what: Callable[[], bool], *, within_s: float) -> float:
-    """Wait until something holds; gives the seconds that it took."""
+    """Wait until a condition holds; return the seconds that it took."""
     start_s = time.monotonic()
     while not what():
         assert time.monotonic() - start_s < within_s, f"not within {within_s} s"
@@ -78,7 +78,7 @@ def eventually(what: Callable[[], bool], *, within_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What became of one request.
+    """The outcome of one request.
 
     Args:
         outcome: `right`, `wrong`, `refused` (503 with Retry-After), `closed`, `hung`, `late` or `not accepted`
@@ -96,7 +96,7 @@ class Event:
 
 @final
 class Crowd:
-    """Clients that ask a doubler one request after the other, each other numbers, and look at every answer.
+    """Clients of a doubler in a closed loop, each with other numbers, that check every answer.
 
     Args:
         server: Whom they ask.
@@ -135,11 +135,11 @@ class Crowd:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """How many requests ended how."""
+        """Count the requests by outcome."""
         return Counter(event.outcome for event in self.events)
 
     def until_right(self, count: int, *, since_s: float = 0.0, within_s: float = 10.0) -> float:
-        """Wait for so many right answers to requests sent after a moment; gives when the last of them came."""
+        """Wait for a number of right answers to requests sent after a time; return the time of the last."""
 
         def right() -> list[Event]:
             return [event for event in self.events if event.outcome == "right" and event.sent_s > since_s]

@@ -1,4 +1,4 @@
-"""A small application with hooks for mischief, its bundle, and a real server of it."""
+"""A small application with faults on request, its bundle, and a real server of it."""
 
 import http.client
 import json
@@ -73,7 +73,7 @@ app = Application(
 
 
 def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
-    """The application and its bundle in a folder."""
+    """Write the application and its bundle into a folder."""
     from penstock import Bundle
     from penstock.core.application import find_application
 
@@ -85,18 +85,19 @@ def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
 
 
 # Most of these networks cannot be exported, and to find out takes seconds; the budget is one that a busy machine keeps.
-UNLESS_SAID = ("--executor", "torch", "--latency-ms", "5000")
+LATENCY_S = 5.0
+UNLESS_SAID = ("--executor", "torch", "--latency-ms", f"{LATENCY_S * 1000:g}")
 
 
 def serve_command(bundle: Path | None, *options: str) -> list[str]:
-    """`penstock serve` on a free port; with bundle None the options say what is served."""
+    """Command of `penstock serve` on a free port; with bundle None the options name the models."""
     bundles = [] if bundle is None else [str(bundle)]
     return [sys.executable, "-m", "penstock", "serve", *bundles, "--port", "0", *UNLESS_SAID, *options]
 
 
 @final
 class RunningServer:
-    """`penstock serve` in a process of its own, on a free port; with bundle None the options say what is served."""
+    """`penstock serve` in a process of its own, on a free port; with bundle None the options name the models."""
 
     def __init__(self, bundle: Path | None, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -118,7 +119,7 @@ class RunningServer:
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], Any]:
-        """One request on a connection of its own: status, headers by lower-case name, body (JSON where it is)."""
+        """Send one request on a new connection; return status, headers by lower-case name and body, decoded if JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
         try:
             connection.request(method, path, body, headers or {})
@@ -134,7 +135,7 @@ class RunningServer:
         )
 
     def raw(self, data: bytes, *, timeout: float = 10.0) -> bytes:
-        """What comes back for some bytes, until the server closes or nothing comes for half a second."""
+        """Send bytes; return the reply until the server closes or is silent for half a second."""
         with socket.create_connection((self.host, self.port), timeout=timeout) as connection:
             connection.sendall(data)
             received = b""
@@ -150,7 +151,7 @@ class RunningServer:
         os.kill(self.process.pid, number)
 
     def log(self) -> str:
-        """Stop the server and give what it logged."""
+        """Stop the server; return its log."""
         if self.process.poll() is None:
             self.stop()
         return self.process.communicate(timeout=20)[1]

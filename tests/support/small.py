@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from penstock.core.application import Application
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 
 FOUR = TensorSpec(dtype="float32", shape=(4,), meaning="four numbers")
 THREE = TensorSpec(dtype="float32", shape=(3,), meaning="scores", labels=("a", "b", "c"), name="scores")
@@ -65,7 +65,7 @@ def network(seed: int = 0) -> Small:
 
 
 def write_app(folder: Path, text: str = APP_PY) -> Path:
-    """A user's app.py in a folder that is made for it."""
+    """Write a user's app.py into a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "app.py"
     file.write_text(text)
@@ -73,5 +73,5 @@ def write_app(folder: Path, text: str = APP_PY) -> Path:
 
 
 def written(folder: Path, seed: int = 0, **changes: Any) -> Bundle:
-    """A bundle of the object."""
+    """Write a bundle of the object."""
     return Bundle.write(small(**changes), network(seed), examples(), to=folder)

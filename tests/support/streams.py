@@ -1,4 +1,4 @@
-"""Live streams through everything but the kernel: frames, sessions, a slot table, a real engine; time is the test's."""
+"""Live streams without sockets: frames, sessions, a slot table and a real engine, on a clock of the test."""
 
 import asyncio
 import json
@@ -12,14 +12,15 @@ from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
 from penstock.core.live import Live
 from penstock.core.spec import TensorSpec
-from penstock.runtime.executor import Batch, Executor, Result
-from penstock.serve.connection import Peer
-from penstock.serve.costs import Costs
-from penstock.serve.engine import Engine
-from penstock.serve.frontend import Frontend
-from penstock.serve.slots import ENGINE_LOST, SlotTable, TableLayout
-from penstock.serve.stream_socket import StreamSocket
-from penstock.serve.streams import Streams
+from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.serve.engine.engine import Engine
+from penstock.serve.exchange.peer import Peer
+from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.streams.streams import Streams
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import ENGINE_LOST, SlotTable, TableLayout
+from penstock.serve.websocket.stream_connection import StreamConnection
+from tests.support.clock import idle_loop
 
 MS = 1_000_000
 FRAMES = 4
@@ -36,7 +37,7 @@ class Sums(Executor):
         self.input, self.output, self.max_rows = SOUND, SUMS, slots
         self._state = np.zeros(slots, np.float32)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         assert batch.last_B is not None
         valid_BT = np.arange(FRAMES) < batch.length_B[:, None]
         chunk_BT = np.where(valid_BT, batch.chunk_B, 0)
@@ -49,7 +50,7 @@ class Sums(Executor):
         output[:, :FRAMES, 0] = np.where((chunk_BT == 17).any(1)[:, None], np.nan, sums_BT)
         rows = np.arange(len(chunk_BT))
         output[rows, batch.length_B, 0] = -1
-        return Result(output_B=output, length_B=batch.length_B + batch.last_B)
+        return StepOutput(output_B=output, length_B=batch.length_B + batch.last_B)
 
 
 @dataclass
@@ -59,6 +60,9 @@ class Wire:
     unread: bytes = b""
     paused: bool = False
     ended: str = ""
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        pass
 
     def write(self, data: bytes) -> None:
         assert not self.ended
@@ -87,9 +91,9 @@ class Wire:
 
 @dataclass(eq=False)
 class Caller:
-    """A client of the world, and what it was told."""
+    """A client and the messages that it received."""
 
-    socket: StreamSocket
+    socket: StreamConnection
     wire: Wire
     now_s: list[float]
     said: list[Any] = field(default_factory=list[Any])
@@ -146,7 +150,7 @@ class World:
             clock_ns=self.clock,
             costs=curve or Costs([1, max(slots, 2)], [1000.0, 1000.0]),
         )
-        self.frontend = Frontend(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
+        self.frontend = TableWriter(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
         application = Application(
             name="sums", input=SOUND, output=SUMS, live=Live(rate_hz=1000), chunks=chunks, model="nobody:asks"
         )
@@ -156,7 +160,7 @@ class World:
             frontend=self.frontend,
             table=self.table,
             budget_ns=BUDGET_NS,
-            arrived=lambda now_ns: now_ns,
+            batch_loop=idle_loop(self.clock),
             now_ns=self.clock,
             why=_why,
         )
@@ -169,7 +173,8 @@ class World:
     def call(self) -> Caller:
         wire = Wire()
         now_s = [0.0]
-        socket = StreamSocket(self.streams.open(), cast(asyncio.Transport, wire), self.peers, lambda: now_s[0])
+        socket = self.streams.take_in(lambda streams: StreamConnection(streams, lambda: now_s[0]), BUDGET_NS)
+        socket.take_over(cast(asyncio.Transport, wire), self.peers)
         return Caller(socket, wire, now_s)
 
     def tick(self) -> int:

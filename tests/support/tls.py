@@ -1,4 +1,4 @@
-"""A certificate of its own, and a raw client that trusts it."""
+"""A self-signed certificate, and a raw client that trusts it."""
 
 import socket
 import ssl
@@ -17,21 +17,21 @@ class Certificate:
     key: Path
 
     def options(self) -> list[str]:
-        """Of `penstock serve`."""
+        """Options of `penstock serve`."""
         return ["--tls-certificate", str(self.certificate), "--tls-key", str(self.key)]
 
     def trusting(self) -> ssl.SSLContext:
-        """A client's context that trusts this certificate alone."""
+        """Make a client's context that trusts only this certificate."""
         return ssl.create_default_context(cafile=str(self.certificate))
 
     def connected(self, server: RunningServer, timeout_s: float = 10.0) -> ssl.SSLSocket:
-        """A client's connection, its handshake done."""
+        """Open a client's connection and complete the handshake."""
         plain = socket.create_connection((server.host, server.port), timeout=timeout_s)
         return self.trusting().wrap_socket(plain, server_hostname=server.host)
 
 
 def certificate(folder: Path) -> Certificate:
-    """A new one, written into a folder."""
+    """Write a new certificate into a folder."""
     made = Certificate(folder / "certificate.pem", folder / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(made.key), "-out", str(made.certificate), "-days", "2", "-subj", "/CN=localhost"]

@@ -1,4 +1,4 @@
-"""Networks small enough to follow by hand, for the engine's tests: NumPy, with and without state."""
+"""Small networks in NumPy for tests of the engine, with and without state."""
 
 from dataclasses import replace
 from typing import Any, final
@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.spec import TensorSpec
-from penstock.runtime.executor import Batch, Executor, Result
+from penstock.runtime.executor import Executor, StepInput, StepOutput
 
 POINT = TensorSpec(dtype="float32", shape=(2,), meaning="two numbers")
 TOTAL = TensorSpec(dtype="float32", shape=(2,), meaning="two numbers", name="output")
@@ -20,11 +20,11 @@ class Doubler(Executor):
         self.input, self.output, self.max_rows = POINT, TOTAL, max_rows
         self.batches: list[int] = []
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         self.batches.append(batch.slots_B.size)
         if (batch.chunk_B == 13).any():
             raise ValueError("thirteen")
-        return Result(output_B=np.where(batch.chunk_B == 17, np.nan, batch.chunk_B * 2).astype(np.float32))
+        return StepOutput(output_B=np.where(batch.chunk_B == 17, np.nan, batch.chunk_B * 2).astype(np.float32))
 
 
 @final
@@ -37,12 +37,12 @@ class RunningSum(Executor):
         self.input, self.output, self.max_rows = POINT, TOTAL, max_rows
         self._state = np.zeros((slots, 2), np.float32)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         state = np.where(batch.fresh_B[:, None], 0, self._state[batch.slots_B])
         valid = np.arange(2)[None] < batch.length_B[:, None]
         state = state + np.where(valid, batch.chunk_B, 0)
         self._state[batch.slots_B] = state
-        return Result(output_B=state)
+        return StepOutput(output_B=state)
 
 
 @final
@@ -53,12 +53,12 @@ class Countdown(Executor):
         self.input, self.output, self.max_rows = POINT, TOTAL, max_rows
         self._state: Any = np.zeros(slots, np.float32)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         new = batch.length_B > 0
         value = np.where(new, batch.chunk_B[:, 0], self._state[batch.slots_B] - 1)
         self._state[batch.slots_B] = value
         output = np.stack([value, value], 1).astype(np.float32)
-        return Result(output_B=output, length_B=np.where(value % 2 == 0, 2, 1), busy_B=value > 0)
+        return StepOutput(output_B=output, length_B=np.where(value % 2 == 0, 2, 1), busy_B=value > 0)
 
 
 @final
@@ -71,26 +71,26 @@ class Afar(Executor):
         self.input, self.output, self.max_rows = POINT, TOTAL, max_rows
         self._sums = RunningSum(slots, max_rows)
         self._table: Any = None
-        self._begun: list[Batch] = []
+        self._begun: list[StepInput] = []
         self.most_begun = 0
 
     def adopt(self, input_E: Any, output_E: Any) -> bool:
         self._table = input_E, output_E
         return True
 
-    def begin(self, batch: Batch) -> Any:
+    def begin(self, batch: StepInput) -> Any:
         assert batch.chunk_B.size == 0
         self._begun.append(batch)
         self.most_begun = max(self.most_begun, len(self._begun))
         return batch
 
-    def finish(self, begun: Any) -> Result:
+    def finish(self, begun: Any) -> StepOutput:
         assert begun is self._begun.pop(0)
         chunks_E, outputs_E = self._table
         result = self._sums.step(replace(begun, chunk_B=chunks_E[begun.from_B]))
         outputs_E[begun.to_B] = result.output_B
         finite_B = np.logical_and.reduce(np.isfinite(result.output_B), 1)
-        return Result(output_B=result.output_B[:0], length_B=np.full(begun.slots_B.size, 2), finite_B=finite_B)
+        return StepOutput(output_B=result.output_B[:0], length_B=np.full(begun.slots_B.size, 2), finite_B=finite_B)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: StepInput) -> StepOutput:
         return self.finish(self.begin(batch))

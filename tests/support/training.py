@@ -1,4 +1,4 @@
-"""A small network that several processes train, and its runs from the command line."""
+"""A small network for training on several processes, and its runs from the command line."""
 
 import json
 import os
@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from penstock import Application, Recipe, TensorSpec
-from penstock.train.losses import CrossEntropy
-from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data, accuracy
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.placement import Placement
+from penstock.train.recipe import ArraySet, Data, Parallel, Selection, StepExecution, accuracy
 
 
 class Net(nn.Module):
@@ -59,15 +59,17 @@ recipe = Recipe(
     augment=slowed,
     batch_size=30,
     steps=60,
-    validate_every_epochs=3,
     clip_norm=0.5,
-    threads=1,
-    placements={
-        "layers.0": Placement(kind="sharded"),
-        "layers.2": Placement(kind="columns"),
-        "layers.4": Placement(kind="rows"),
-        "layers.6": Placement(kind="classes"),
-    },
+    selection=Selection(every_epochs=3),
+    execution=StepExecution(threads=1),
+    parallel=Parallel(
+        placements={
+            "layers.0": Placement(kind="fully-sharded"),
+            "layers.2": Placement(kind="column-parallel"),
+            "layers.4": Placement(kind="row-parallel"),
+            "layers.6": Placement(kind="vocab-parallel"),
+        }
+    ),
 )
 
 app = Application(
@@ -81,7 +83,7 @@ app = Application(
 
 
 def penstock_run(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A command, in some folder."""
+    """Run a command of Penstock in a folder."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
@@ -103,13 +105,13 @@ def losses(run: Path) -> list[tuple[int, float, float]]:
     return [(line["step"], line["train_loss"], line["validation_loss"]) for line in lines]
 
 
-def workers_of(process: "subprocess.Popen[str]") -> dict[int, int]:
-    """The processes that train, by rank."""
+def workers_of(run: Path) -> dict[int, int]:
+    """Find the processes that train into a folder, by rank."""
     found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            variables = (entry / "environ").read_bytes().split(b"\0") if parent == process.pid else []
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            variables = (entry / "environ").read_bytes().split(b"\0") if str(run).encode() in words else []
         except OSError:
             continue
         found |= {int(text.removeprefix(b"RANK=")): int(entry.name) for text in variables if text.startswith(b"RANK=")}

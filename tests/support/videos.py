@@ -1,4 +1,4 @@
-"""Videos that the tests make themselves."""
+"""Videos that are made by the tests."""
 
 import struct
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def flat(colour: tuple[int, int, int], height: int = 48, width: int = 64) -> Arr
 
 
 def turned(file: Path, matrix: tuple[float, float, float, float]) -> None:
-    """Write the turn of a phone that was held upright into an MP4."""
+    """Write the rotation of a phone that was held upright into an MP4."""
     data = bytearray(file.read_bytes())
     at = data.index(b"tkhd") + 4
     assert data[at] == 0, "version 0"

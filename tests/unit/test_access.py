@@ -8,10 +8,11 @@ import orjson
 import pytest
 
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
-from penstock.serve.access import Access, Keys
-from penstock.serve.models import Models
-from penstock.serve.routes import Routes
-from penstock.serve.wire import Head, Request, Response
+from penstock.serve.exchange.access import Access, Keys
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Response
+from penstock.serve.registry.model_registry import ModelRegistry
+from tests.support.routes import routes_of
 
 ANNA, BEN = "anna-0123456789abcdef", "ben-0123456789abcdef"
 SITE = "https://site.example"
@@ -45,9 +46,7 @@ class Repository:
 def answered(access: Access, head: Head, *, loading: bool = False) -> Response:
     """What the routes of a server without models answer at once."""
     answers: list[Response] = []
-    Routes(Models(Repository(), loading=loading), access, uptime_s=lambda: 1.0).handle(
-        Request(head, b""), answers.append
-    )
+    routes_of(ModelRegistry(Repository(), loading=loading), access).handle(Request(head, b""), answers.append)
     (answer,) = answers
     return answer
 
@@ -131,7 +130,7 @@ def test_every_key_is_compared_in_constant_time_wherever_the_right_one_stands(
         compared.append((len(one), len(other)))
         return compare(one, other)
 
-    monkeypatch.setattr("penstock.serve.access.hmac.compare_digest", watched)
+    monkeypatch.setattr("penstock.serve.exchange.access.hmac.compare_digest", watched)
     for key in (ANNA, BEN):
         compared.clear()
         keys.check(f"Bearer {key}", admin=False)
@@ -264,7 +263,7 @@ def test_a_listed_site_may_read_of_a_fault_of_the_server() -> None:
         raise ZeroDivisionError
 
     answers: list[Response] = []
-    routes = Routes(Models(Repository(), loading=False), LISTED, uptime_s=crash)
+    routes = routes_of(ModelRegistry(Repository(), loading=False), LISTED, crash)
     routes._stats = crash  # type: ignore[method-assign]
     routes.handle(Request(get(origin=SITE), b""), answers.append)
     assert [answer.status for answer in answers] == [500]

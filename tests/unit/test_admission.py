@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.serve.admission import admits, cycle_ns, most_streams
-from penstock.serve.costs import Costs
+from penstock.serve.frontend.admission import admits, cycle_ns, most_streams
+from penstock.serve.table.costs import Costs
+from tests.support.generated import examples
 
 MS = 1_000_000
 
@@ -72,7 +73,7 @@ def test_handling_and_rivals_count() -> None:
     st.integers(1, 5_000),
     st.integers(1, 200),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_more_streams_are_never_easier(steps: list[float], chunk_s: float, streams: int, budget_ms: int) -> None:
     costs = Costs([1 << index for index in range(len(steps))], list(np.cumsum(steps) * MS))
     if admits(streams + 1, chunk_s, costs, budget_ms * MS):
@@ -87,7 +88,7 @@ def test_more_streams_are_never_easier(steps: list[float], chunk_s: float, strea
     st.integers(1, 200),
     st.floats(0.5, 1),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_as_many_streams_as_are_said_to_be_the_most_are_admitted(
     steps: list[float], chunk_s: float, budget_ms: int, share: float
 ) -> None:

@@ -12,11 +12,12 @@ from penstock.core.application import find_application
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import BundleError, Overloaded
 from penstock.core.spec import Array
-from penstock.serve.attachments import Attachments
-from penstock.serve.costs import Costs
-from penstock.serve.messages import Loaded, Order
-from penstock.serve.models import Models
-from penstock.serve.slots import ONE_ENGINE_LOST, SlotTable, TableLayout
+from penstock.serve.messages import LoadModel, ModelLoaded
+from penstock.serve.registry.attachments import Attachments
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import ONE_ENGINE_LOST, SlotTable, TableLayout
+from tests.support.clock import idle_loop
 from tests.support.serving import write_doubler
 
 
@@ -25,10 +26,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_doubler(tmp_path_factory.mktemp("doubler"))
 
 
-def loaded(bundle: Path, engine: int = 0, key: int = 0, model: int = 0) -> Loaded:
+def loaded(bundle: Path, engine: int = 0, key: int = 0, model: int = 0) -> ModelLoaded:
     manifest = read_manifest(bundle)
-    return Loaded(
-        order=Order(key=key, model=model, name="doubler", version="1", bundle=str(bundle)),
+    return ModelLoaded(
+        command=LoadModel(key=key, model=model, name="doubler", version="1", bundle=str(bundle)),
         engine=engine,
         device="cpu",
         slots=4,
@@ -45,8 +46,8 @@ def table(bundle: Path) -> SlotTable:
     return made
 
 
-def attachments(engines: int = 2) -> tuple[Models, Attachments]:
-    models = Models(cast(Any, None), loading=False)
+def attachments(engines: int = 2) -> tuple[ModelRegistry, Attachments]:
+    models = ModelRegistry(cast(Any, None), loading=False)
     made = Attachments(
         models,
         budget_ns=50_000_000,
@@ -54,7 +55,7 @@ def attachments(engines: int = 2) -> tuple[Models, Attachments]:
         margin_ns=0,
         index=0,
         wakes=[lambda: None] * engines,
-        arrived=lambda now_ns: now_ns,
+        batch_loop=idle_loop(lambda: 1),
         now_ns=lambda: 1,
     )
     return models, made
@@ -82,16 +83,16 @@ def test_who_waits_for_one_of_several_engines_is_told_to_ask_again(bundle: Path)
     def done(status: int, output: Array, last: bool) -> None:
         statuses.append(status)
 
-    served.put(np.zeros(4, np.float32), done)
+    served.submit(np.zeros(4, np.float32), done, 1)
     attached.lose_engine(0)
     assert statuses == [ONE_ENGINE_LOST]
-    error = served.why(statuses[0], None)
+    error = served.error_of(statuses[0], None)
     assert isinstance(error, Overloaded)
     assert (str(error), error.retry_after_s) == ("The engine that it was on stopped; send it again.", 1.0)
     # Of the last one, the next start is what there is to wait for.
-    served.put(np.zeros(4, np.float32), done)
+    served.submit(np.zeros(4, np.float32), done, 1)
     attached.lose_engine(1)
-    assert "is being started again" in str(served.why(statuses[1], None))
+    assert "is being started again" in str(served.error_of(statuses[1], None))
 
 
 def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: P
         before = models.named("doubler")
         attached.attach(loaded(bundle, key=1, model=1), table(bundle))
         # Somebody waits for the version before.
-        before.put(np.zeros(4, np.float32), lambda status, output, last: None)
+        before.submit(np.zeros(4, np.float32), lambda status, output, last: None, 1)
         retiring = asyncio.create_task(attached.retire(0))
         await asyncio.sleep(0)
         attached.lose_engine(0)

@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import TrainError
-from penstock.train.augment import Augment, cross_entropy, in_turn, mixup, random_flip
+from penstock.train.data.augment import Augment, in_turn, mixup, random_flip
+from penstock.train.parallel.losses import CrossEntropy
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -65,13 +66,13 @@ def test_smoothed_targets_are_spread_over_all_classes() -> None:
     logits, targets = torch.randn(6, 5), torch.arange(6) % 5
     spread = F.one_hot(targets, 5) * 0.9 + 0.1 / 5
     wanted = -(spread * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(cross_entropy(0.1)(logits, targets), wanted)
-    torch.testing.assert_close(cross_entropy(0.1)(logits, F.one_hot(targets, 5).float()), wanted)
-    torch.testing.assert_close(cross_entropy()(logits, targets), F.cross_entropy(logits, targets))
+    torch.testing.assert_close(CrossEntropy(0.1)(logits, targets), wanted)
+    torch.testing.assert_close(CrossEntropy(0.1)(logits, F.one_hot(targets, 5).float()), wanted)
+    torch.testing.assert_close(CrossEntropy()(logits, targets), F.cross_entropy(logits, targets))
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(TrainError, match=r"smoothing is 1.0; it must be from 0"):
-        cross_entropy(1.0)
+        CrossEntropy(1.0)
     with pytest.raises(TrainError, match="alpha 0; it must be above 0"):
         mixup(3, alpha=0)

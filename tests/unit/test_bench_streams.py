@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.peers.streams import Search, chosen_streams, lines_of
-from penstock.bench.stream_figures import played_as
-from penstock.bench.stream_metadata import input_of
-from penstock.bench.streams import address_of
+from benchmarks.peers.streams import StreamSearch, measurements_of, select_stream_servers
+from penstock.bench.streams.model_metadata import input_of
+from penstock.bench.streams.stream_benchmark import workload_for
+from penstock.bench.streams.stream_generator import address_of
 from penstock.core.errors import BenchError
-from penstock.serve.protocols import grpc_v2_pb2 as pb
+from penstock.serve.grpc import oip_v2_pb2 as pb
 
 
 def described(*inputs: tuple[str, list[int]]) -> pb.ModelMetadataResponse:
@@ -36,7 +36,7 @@ def test_a_chunk_is_what_the_metadata_say() -> None:
         (described(("INT16", [1, 4]), ("INT16", [1, 4])), None, r"INT16\[1, 4\], sound INT16"),
         (described(("BYTES", [1, 4])), None, "one input of numbers"),
         (described(("INT16", [4])), None, r"\[1, frames, ...\]"),
-        (described(("INT16", [1, -1])), None, "say by --frames"),
+        (described(("INT16", [1, -1])), None, "give the frames of a chunk by --frames"),
         (described(("INT16", [1, 4])), 5, "takes chunks of 4 frames, not 5"),
     ],
 )
@@ -58,29 +58,33 @@ def test_addresses() -> None:
     ("told", "said"),
     [
         ({"protocol": "http"}, "it must be websocket or grpc"),
-        ({"model": "hark"}, "name that by --url"),
+        ({"model": "hark"}, "give its address by --url"),
         ({}, "without a bundle"),
         ({"protocol": "grpc", "url": "here:1", "model": "hark"}, "--rate-hz"),
         ({"url": "here:1", "model": "hark", "rate_hz": 8000.0}, "--protocol grpc"),
-        ({"bundle": Path("somewhere"), "frames": 4}, "the bundle says what"),
+        ({"bundle": Path("somewhere"), "frames": 4}, "the bundle sets --rate-hz"),
     ],
 )
 def test_what_is_missing_or_told_twice_is_said(told: dict[str, Any], said: str) -> None:
     options: dict[str, Any] = dict.fromkeys(("bundle", "url", "model", "rate_hz", "frames", "tolerance"))
     options |= {"protocol": "websocket", "seconds": 1.0}
     with pytest.raises(BenchError, match=said):
-        played_as(**options | told)
+        workload_for(**options | told)
 
 
 def test_penstocks_line_stands_beside_the_best_peers() -> None:
-    ours, over_grpc, oldest, direct = chosen_streams([], 20.0)
-    assert chosen_streams(["triton"], 20.0) == (oldest,)
+    ours, over_grpc, oldest, direct = select_stream_servers([], 20.0)
+    assert select_stream_servers(["triton"], 20.0) == (oldest,)
     assert "--latency-ms" in ours.command("murmur", Path("bundle"), 1)
     assert "--grpc-port" in over_grpc.command("murmur", Path("bundle"), 1)
     with pytest.raises(BenchError, match="there is no server 'mosec'"):
-        chosen_streams(["mosec"], 20.0)
-    search = cast(Search, SimpleNamespace(metric="streams", played=SimpleNamespace(model="murmur", period_s=0.02)))
-    lines = lines_of(search, {ours: [300.0, 400.0], over_grpc: [90.0], oldest: [100.0], direct: [0.0]}, "it", "figure")
+        select_stream_servers(["mosec"], 20.0)
+    search = cast(
+        StreamSearch, SimpleNamespace(metric="streams", workload=SimpleNamespace(model="murmur", period_s=0.02))
+    )
+    lines = measurements_of(
+        search, {ours: [300.0, 400.0], over_grpc: [90.0], oldest: [100.0], direct: [0.0]}, "it", "figure"
+    )
     assert [line.median for line in lines] == [350.0, 90.0, 100.0, 0.0]
     assert [line.id for line in lines] == ["figure", None, None, None]
     beside = [line.peer and (line.peer.median, line.peer.ratio) for line in lines]

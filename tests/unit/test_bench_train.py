@@ -1,4 +1,4 @@
-"""What `penstock bench train` and `penstock bench training` are asked to measure is what is trained."""
+"""The train and training commands of benchmarks.acceptance train what they are told to measure."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.bench.convergence import on_gpu
-from penstock.bench.figures import TRAINING, measure_figures
-from penstock.bench.results import ROOT
-from penstock.bench.train_case import read_cases
-from penstock.bench.train_scaling import Measured, lines_of
-from penstock.bench.train_ways import recipe_of, settings
+from benchmarks.acceptance.convergence import on_gpu
+from benchmarks.acceptance.figures import TRAINING, measure_figures
+from benchmarks.acceptance.results import ROOT
+from benchmarks.acceptance.train_case import read_cases
+from benchmarks.acceptance.train_methods import numeric_settings, recipe_of
+from benchmarks.acceptance.train_scaling import CaseResult, measurements_of
 from penstock.core.errors import BenchError
-from penstock.train.world import World
 
 CASES = sorted((ROOT / "benchmarks" / "cases").glob("train_*.json"))
 
@@ -21,8 +20,8 @@ CASES = sorted((ROOT / "benchmarks" / "cases").glob("train_*.json"))
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
 def test_every_case_that_is_kept_can_be_told_from_the_others(file: Path) -> None:
     cases = read_cases(file)
-    found = [Measured(case=case, processes=1, rates=[1.0], losses=[1.0, 1.0]) for case in cases]
-    rates = [line.workload for line in lines_of(found, "penstock bench train", "GPUs") if line.unit == "images/s"]
+    found = [CaseResult(case=case, processes=1, rates=[1.0], losses=[1.0, 1.0]) for case in cases]
+    rates = [line.workload for line in measurements_of(found, "the command", "GPUs") if line.unit == "images/s"]
     assert len(set(rates)) == len(rates)
 
 
@@ -31,11 +30,11 @@ def test_a_choice_is_what_is_trained_with() -> None:
     seen = {}
     for case in cases[:6]:
         recipe = recipe_of(case)
-        with settings(case, World()):
+        with numeric_settings(case):
             deterministic = torch.are_deterministic_algorithms_enabled()
-            assert deterministic == recipe.deterministic != torch.backends.cudnn.benchmark
+            assert deterministic == recipe.execution.deterministic != torch.backends.cudnn.benchmark
             assert torch.backends.cudnn.allow_tf32 == (recipe.precision == "tf32")
-        seen[case.label] = recipe.precision, deterministic, recipe.graph, recipe.compile
+        seen[case.label] = recipe.precision, deterministic, recipe.execution.graph, recipe.execution.compile
     assert seen == {
         "penstock, compiled": ("bf16", False, True, True),
         "penstock, compiled, deterministic=True": ("bf16", True, True, True),
@@ -58,7 +57,7 @@ def test_precisions_are_measured_where_there_is_a_gpu(monkeypatch: pytest.Monkey
         asked.append(f"{precision} on {device}")
         return [{"test_loss": seed, "test_accuracy": 1 - seed} for seed in np.arange(4) / 10]
 
-    monkeypatch.setattr("penstock.bench.convergence.side_by_side", trained)
+    monkeypatch.setattr("benchmarks.acceptance.convergence.side_by_side", trained)
     assert on_gpu("fp16", "test_accuracy") == pytest.approx([1, 0.9, 0.8, 0.7])
     said: list[str] = []
     measure_figures(TRAINING, "training", ["train.precision.tf32"], record=False, say=said.append)

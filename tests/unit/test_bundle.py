@@ -16,7 +16,7 @@ from penstock.core.application import find_application
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.spec import TensorSpec
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
 from tests.support.small import APP_PY, FOUR, Small, examples, network, small, write_app, written
 
@@ -283,7 +283,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
 
 
 def sealed(fields: dict[str, Any]) -> bytes:
-    return bundle_files._sealed(fields)
+    return bundle_files._with_hash(fields)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.support.small import APP_PY, examples, network, write_app, written
 RECIPE = """
 from types import SimpleNamespace
 import numpy as np
-from penstock.train.recipe import ArraySet
+from penstock.train.recipe import ArraySet, Loading
 
 def data():
     {}
@@ -31,7 +31,7 @@ def data():
     return SimpleNamespace(train=held_out, validation=held_out)
 
 import dataclasses
-app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data, bad_examples="stop", raw_examples=None))
+app = dataclasses.replace(app, recipe=lambda: SimpleNamespace(data=data, loading=Loading(), raw_examples=None))
 """
 
 
@@ -184,7 +184,7 @@ def test_a_recipe_whose_data_is_not_there_asks_for_examples(
     write_app(folder, APP_PY + RECIPE.format("raise OSError('no disk')"))
     words = ("bundle", "app.py", "--weights", "weights.safetensors", "--to", "b")
     said = refused(monkeypatch, capsys, *words)
-    assert "does not give its data (OSError: no disk); give some raw inputs with --examples FILE.npy." in said
+    assert "gives no data (OSError: no disk); give raw inputs with --examples FILE.npy." in said
 
 
 def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
@@ -200,7 +200,7 @@ def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
         "scores: float32[3], scores",
         "accuracy 0.5",
         "15",
-        "32, all answered as recorded; the largest difference is 0 (0.0001 is allowed)",
+        "32, all answers as recorded; the largest difference is 0 (0.0001 is allowed)",
         f"{WEIGHTS} {Path('b', WEIGHTS).stat().st_size:,} bytes",
         f"torch {manifest.versions['torch']}",
     ):
@@ -225,7 +225,7 @@ def test_inspect_says_which_sources_changed_and_whether_it_matters(folder: Path)
     write_app(folder, APP_PY + "# a comment\n")
     said = " ".join(typed("inspect", "b").split())
     assert "changed since: app.py" in said
-    assert "all answered as recorded" in said
+    assert "all answers as recorded" in said
 
 
 def test_inspect_of_a_bundle_whose_application_is_not_here(folder: Path) -> None:
@@ -241,10 +241,10 @@ def test_inspect_of_a_bundle_whose_application_is_not_here(folder: Path) -> None
 def test_inspect_of_a_bundle_made_of_an_object(folder: Path) -> None:
     written(folder / "b")
     said = " ".join(typed("inspect", "b").split())
-    assert "does not say where it is; name it with --app" in said
+    assert "has no reference to its application; name it with --app" in said
     said = " ".join(typed("inspect", "b", "--app", "app.py").split())
     assert "none were recorded" in said
-    assert "all answered as recorded" in said
+    assert "all answers as recorded" in said
 
 
 @pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, GOLDEN])
@@ -266,11 +266,11 @@ def test_inspect_refuses_other_answers_after_showing_the_rest(
 ) -> None:
     bundled()
     write_app(folder, APP_PY.replace(".tanh()", ".sigmoid()"))
-    code = f"from penstock.cli import main; import sys; sys.argv = ['penstock', 'inspect', 'b', *{options!r}]; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "penstock", "inspect", "b", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "the network's answers differ from the recorded ones by" in done.stderr
-    assert "not answered as recorded" in done.stdout or json.loads(done.stdout)["problem"] in " ".join(
+    assert "answers differ from the recorded ones" in done.stdout or json.loads(done.stdout)["problem"] in " ".join(
         done.stderr.split()
     )
 

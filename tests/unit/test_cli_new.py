@@ -35,7 +35,7 @@ def test_pictures_that_are_none_are_named(tmp_path: Path) -> None:
     ("file", "sentence"),
     [
         ("there.py", "there.py exists; choose another name"),
-        ("pets.txt", "is to be a Python file"),
+        ("pets.txt", "is not a Python file"),
         ("my pets.py", "would name the application 'my pets'"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
-from penstock.train.shards import Shards
+from penstock.train.data.shards import Shards
 from tests.support.pictures import picture_folder
 
 
@@ -94,9 +94,9 @@ def test_reading_is_measured(root: Path, tmp_path: Path, refused: Callable[..., 
 def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "there").mkdir()
     mistakes: list[tuple[tuple[object, ...], str]] = [
-        ((), "say what to read and where to write"),
-        ((root,), "say what to read and where to write"),
-        ((root, tmp_path / "there"), "is there already"),
+        ((), "SOURCE or OUT is missing"),
+        ((root,), "SOURCE or OUT is missing"),
+        ((root, tmp_path / "there"), "exists; choose"),
         ((tmp_path / "none", tmp_path / "x"), "there is no folder"),
         ((root, tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
         ((root, tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),

@@ -15,7 +15,7 @@ import penstock
 from penstock.core.errors import (
     DeadlineImpossible,
     InvalidInput,
-    NotUnderstood,
+    InvalidResponse,
     Overloaded,
     TimedOut,
     Unauthorized,
@@ -181,18 +181,18 @@ def test_predict_takes_no_output_that_does_not_fit(rig: Rig, content: bytes, len
             return pairs(request)
         return httpx2.Response(200, content=content, headers={"Inference-Header-Content-Length": length})
 
-    with pytest.raises(NotUnderstood, match="http://server:8000 is no Penstock server, or serves another"):
+    with pytest.raises(InvalidResponse, match="http://server:8000 is no Penstock server, or serves another"):
         rig.client(respond)("predict", "pairs", array)
 
 
 @pytest.mark.parametrize("apps", [[], {}, {"apps": 3}, {"apps": [3]}, {"apps": [{"name": "pairs"}]}])
 def test_what_is_no_penstock_server_is_said(rig: Rig, apps: Any) -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(InvalidResponse):
         rig.client(lambda _: httpx2.Response(200, json=apps))("predict", "pairs", [1, 2, 3, 4])
 
 
 def test_an_answer_that_is_not_json(rig: Rig) -> None:
-    with pytest.raises(NotUnderstood, match="'<html>', which is not JSON"):
+    with pytest.raises(InvalidResponse, match="'<html>', which is not JSON"):
         rig.client(lambda _: httpx2.Response(200, content=b"<html>"))("stats")
 
 

@@ -1,4 +1,4 @@
-"""Sound for live packs: files, pipes and microphones, cut into chunks and heard in their order."""
+"""SoundSource for live packs: files, pipes and microphones, cut into chunks and heard in their order."""
 
 import io
 import json
@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import SourceError
-from penstock.core.sound import decoder_of
-from penstock.device.audio import Chunk, Microphone, Sound, Wav, sound_of, waiting_chunks
-from penstock.device.engine import LiveEngine
-from penstock.device.listen import Listen, newly_told
-from penstock.device.words import heard_json, heard_line
+from penstock.core.sound import sound_decoder
+from penstock.device.captions import chunk_json, chunk_line
+from penstock.device.listen import ListenRun, new_labels
+from penstock.device.pack_engine import LivePackEngine
+from penstock.device.sound_source import (
+    MicrophoneSource,
+    SoundChunk,
+    SoundSource,
+    WavSource,
+    max_waiting_chunks,
+    open_sound,
+)
 from tests.support.packs import CHUNK, RATE_HZ, loud_pack
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> LiveEngine:
-    return LiveEngine(loud_pack(tmp_path_factory.mktemp("pack")))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> LivePackEngine:
+    return LivePackEngine(loud_pack(tmp_path_factory.mktemp("pack")))
 
 
 def noise(samples: int, seed: int = 0) -> np.ndarray:
@@ -36,9 +43,9 @@ def wav(file: Path, samples: np.ndarray, rate_hz: int = RATE_HZ, channels: int =
     return file
 
 
-def chunks_of(sound: Sound) -> list[Chunk]:
+def chunks_of(sound: SoundSource) -> list[SoundChunk]:
     with closing(sound):
-        return list(sound.chunks())
+        return list(sound.items())
 
 
 def bursts() -> np.ndarray:
@@ -51,7 +58,7 @@ def bursts() -> np.ndarray:
 @pytest.mark.parametrize("samples", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 7777])
 def test_chunks_are_the_signal(tmp_path: Path, samples: int) -> None:
     signal = noise(samples)
-    chunks = chunks_of(Wav(wav(tmp_path / "a.wav", signal), RATE_HZ, CHUNK))
+    chunks = chunks_of(WavSource(wav(tmp_path / "a.wav", signal), RATE_HZ, CHUNK))
     np.testing.assert_array_equal(np.concatenate([chunk.samples_T for chunk in chunks]), signal)
     assert [len(chunk.samples_T) for chunk in chunks[:-1]] == [CHUNK] * (len(chunks) - 1)
     assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -60,26 +67,26 @@ def test_chunks_are_the_signal(tmp_path: Path, samples: int) -> None:
 
 def test_another_rate_is_resampled_as_the_server_does(tmp_path: Path) -> None:
     file = wav(tmp_path / "a.wav", noise(44_100), 44_100)
-    decoder = decoder_of("wav", None, RATE_HZ)
+    decoder = sound_decoder("wav", None, RATE_HZ)
     served = np.concatenate([decoder.feed(file.read_bytes()), decoder.flush()])
-    heard = np.concatenate([chunk.samples_T for chunk in chunks_of(Wav(file, RATE_HZ, CHUNK))])
+    heard = np.concatenate([chunk.samples_T for chunk in chunks_of(WavSource(file, RATE_HZ, CHUNK))])
     np.testing.assert_array_equal(heard, served)
 
 
-def test_what_is_told_of_a_file(engine: LiveEngine, tmp_path: Path) -> None:
-    sound = Wav(wav(tmp_path / "a.wav", bursts()), RATE_HZ, CHUNK)
-    with Listen(engine, sound, real_time=False) as run:
+def test_what_is_told_of_a_file(engine: LivePackEngine, tmp_path: Path) -> None:
+    sound = WavSource(wav(tmp_path / "a.wav", bursts()), RATE_HZ, CHUNK)
+    with ListenRun(engine, sound, real_time=False) as run:
         heard = list(run)
-    assert [line for line in map(heard_line, heard) if line] == ["    0.30 s  loud", "    0.80 s  loud"]
+    assert [line for line in map(chunk_line, heard) if line] == ["    0.30 s  loud", "    0.80 s  loud"]
     np.testing.assert_array_equal(
         np.concatenate([chunk.output_U for chunk in heard]), engine.whole(bursts()), strict=True
     )
-    fields = json.loads(heard_json(heard[2]))
-    assert (fields["chunk"], fields["time_s"], fields["told"], fields["frames"]) == (2, 0.3, ["loud"], 2)
+    fields = json.loads(chunk_json(heard[2]))
+    assert (fields["chunk"], fields["time_s"], fields["labels"], fields["frames"]) == (2, 0.3, ["loud"], 2)
 
 
-def test_a_file_is_played_in_real_time(engine: LiveEngine, tmp_path: Path) -> None:
-    with Listen(engine, Wav(wav(tmp_path / "a.wav", bursts()), RATE_HZ, CHUNK)) as run:
+def test_a_file_is_played_in_real_time(engine: LivePackEngine, tmp_path: Path) -> None:
+    with ListenRun(engine, WavSource(wav(tmp_path / "a.wav", bursts()), RATE_HZ, CHUNK)) as run:
         heard = list(run)
     assert run.seconds >= 0.9
     assert len(heard) + run.report().dropped == 11
@@ -89,8 +96,8 @@ def test_a_file_is_played_in_real_time(engine: LiveEngine, tmp_path: Path) -> No
 def test_what_stands_on_the_standard_input_is_heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = io.BytesIO(wav(tmp_path / "a.wav", noise(5000)).read_bytes())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data))
-    sound = sound_of("-", RATE_HZ, CHUNK)
-    heard = np.concatenate([chunk.samples_T for chunk in sound.chunks()])
+    sound = open_sound("-", RATE_HZ, CHUNK)
+    heard = np.concatenate([chunk.samples_T for chunk in sound.items()])
     np.testing.assert_array_equal(heard, noise(5000))
     sound.close()
     assert not data.closed
@@ -108,11 +115,11 @@ def test_what_stands_on_the_standard_input_is_heard(monkeypatch: pytest.MonkeyPa
 )
 def test_of_equal_labels_behind_one_another_one_is_told(labels: tuple[str, ...], frames: str, told: str) -> None:
     output_U = np.eye(len(labels))[[labels.index(label) for label in frames]]
-    assert "".join(newly_told(labels, output_U, None)[0]) == told
+    assert "".join(new_labels(labels, output_U, None)[0]) == told
     # However it is cut.
     for cut in range(len(frames) + 1):
-        first, before = newly_told(labels, output_U[:cut], None)
-        second, _ = newly_told(labels, output_U[cut:], before)
+        first, before = new_labels(labels, output_U[:cut], None)
+        second, _ = new_labels(labels, output_U[cut:], before)
         assert "".join(first + second) == told
 
 
@@ -120,26 +127,26 @@ def test_of_equal_labels_behind_one_another_one_is_told(labels: tuple[str, ...],
     ("content", "sentence"),
     [
         (None, r"a\.wav cannot be read \(No such file"),
-        (b"this is a letter", "cannot be heard: The stream is no WAV"),
-        (b"", "cannot be heard: The WAV ended before its header did"),
-        (b"RIFF\0\0\0\0WAVE", "cannot be heard: The WAV ended before its header did"),
+        (b"this is a letter", "cannot be decoded: The stream is no WAV"),
+        (b"", "cannot be decoded: The WAV ended before its header did"),
+        (b"RIFF\0\0\0\0WAVE", "cannot be decoded: The WAV ended before its header did"),
     ],
 )
 def test_what_is_no_sound_is_refused_in_a_sentence(tmp_path: Path, content: bytes | None, sentence: str) -> None:
     if content is not None:
         (tmp_path / "a.wav").write_bytes(content)
     with pytest.raises(SourceError, match=sentence):
-        chunks_of(sound_of(str(tmp_path / "a.wav"), RATE_HZ, CHUNK))
+        chunks_of(open_sound(str(tmp_path / "a.wav"), RATE_HZ, CHUNK))
 
 
 def test_a_microphone_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SourceError, match=r"there is no microphone hw:31 .*plug one in, or name another"):
-        sound_of("mic:hw:31", RATE_HZ, CHUNK)
+        open_sound("mic:hw:31", RATE_HZ, CHUNK)
     assert capfd.readouterr().err == "", "ALSA talked"
 
 
 def test_two_seconds_of_sound_may_wait() -> None:
-    assert (waiting_chunks(16_000, 1_280), waiting_chunks(16_000, 160_000)) == (25, 2)
+    assert (max_waiting_chunks(16_000, 1_280), max_waiting_chunks(16_000, 160_000)) == (25, 2)
 
 
 def test_a_microphone_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +159,9 @@ def test_a_microphone_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         f'infile "{tmp_path}/heard.raw" }}\n'
     )
     monkeypatch.setenv("ALSA_CONFIG_PATH", str(tmp_path / "asound.conf"))
-    microphone = Microphone("card", 48_000, 480)
+    microphone = MicrophoneSource("card", 48_000, 480)
     heard: list[np.ndarray] = []
-    for chunk in microphone.chunks():
+    for chunk in microphone.items():
         heard.append(chunk.samples_T)
         if len(heard) == 5:
             break

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.device.inbox import Inbox, Pace
+from penstock.device.inbox import Inbox, PlaybackClock
 
 
 @dataclass(frozen=True)
 class Piece:
     number: int
-    taken_s: float
+    captured_s: float
+    time_s: float = 0.0
 
 
 def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[float], Inbox[Piece]]:
@@ -21,9 +22,9 @@ def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[flo
         now_s = number * frame_s
         # What waited when the network became free before this frame came.
         while free_s <= now_s and (piece := inbox.take(max(free_s, 0.0))):
-            started_s = max(free_s, piece.taken_s)
+            started_s = max(free_s, piece.captured_s)
             free_s = started_s + model_s
-            found.append(free_s - piece.taken_s)
+            found.append(free_s - piece.captured_s)
         inbox.offer(Piece(number, now_s))
         if free_s <= now_s:
             piece = inbox.take(now_s)
@@ -51,14 +52,14 @@ def test_the_latest_frame_wins() -> None:
 
 
 def test_what_is_too_old_is_not_looked_at() -> None:
-    inbox: Inbox[Piece] = Inbox(most_age_s=1.0)
+    inbox: Inbox[Piece] = Inbox(max_age_s=1.0)
     inbox.offer(Piece(0, 0.0))
     assert inbox.take(1.01) is None
     assert inbox.dropped == 1
 
 
 def test_sound_keeps_its_order_and_lets_the_oldest_go() -> None:
-    inbox: Inbox[Piece] = Inbox(most=3)
+    inbox: Inbox[Piece] = Inbox(capacity=3)
     for number in range(5):
         inbox.offer(Piece(number, 0.0))
     taken = [inbox.take(0.0) for _ in range(4)]
@@ -67,17 +68,17 @@ def test_sound_keeps_its_order_and_lets_the_oldest_go() -> None:
 
 
 def test_a_recording_plays_at_its_pace() -> None:
-    pace = Pace()
+    pace = PlaybackClock()
     # Decoded in no time: each is due at its own time after the first.
     assert [pace.due_s(time_s, 100.0) for time_s in (0.0, 0.04, 0.08)] == [100.0, 100.04, 100.08]
-    assert pace.behind_s == 0
+    assert pace.lag_s == 0
 
 
 def test_a_slow_decoder_plays_later_instead_of_older_and_older() -> None:
-    pace = Pace(most_behind_s=0.25)
+    pace = PlaybackClock(max_lag_s=0.25)
     now_s, oldest_s = 100.0, 0.0
     for number in range(100):
         oldest_s = max(oldest_s, now_s - pace.due_s(number * 0.04, now_s))
         now_s += 0.1  # 10 frames a second where 25 are due
     assert oldest_s <= 0.25
-    assert pace.behind_s == pytest.approx(99 * 0.06, abs=0.26)
+    assert pace.lag_s == pytest.approx(99 * 0.06, abs=0.26)

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError, SourceError
-from penstock.device.engine import Engine
-from penstock.device.index import KEPT_EVERY, index_folder
-from penstock.device.pictures import read_picture
-from penstock.device.search import Item, PictureIndex, embedding_of, read_index, search
+from penstock.device.index import JOURNAL_EVERY, index_folder
+from penstock.device.pack_engine import PackEngine
+from penstock.device.picture_folder import read_picture
+from penstock.device.search import IndexItem, PictureIndex, embedding_of, read_index, search
 from tests.support.packs import colour_pack, plain
 from tests.support.pictures import picture_folder, save
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return Engine(colour_pack(tmp_path_factory.mktemp("pack")))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> PackEngine:
+    return PackEngine(colour_pack(tmp_path_factory.mktemp("pack")))
 
 
 @pytest.fixture
@@ -33,17 +33,17 @@ def pictures(tmp_path: Path) -> Path:
     return root
 
 
-def by_hand(engine: Engine, root: Path, names: list[str], query: np.ndarray) -> list[tuple[str, float]]:
+def by_hand(engine: PackEngine, root: Path, names: list[str], query: np.ndarray) -> list[tuple[str, float]]:
     """Brute force in float64, of equals the first."""
     vectors_ND = np.stack([embedding_of(engine, read_picture(root / name)) for name in names]).astype(np.float64)
     cosines = vectors_ND @ embedding_of(engine, query).astype(np.float64)
     return [(names[i], float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:5]]
 
 
-def test_the_top_five_are_those_of_brute_force(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_the_top_five_are_those_of_brute_force(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     made = index_folder(engine, pictures, tmp_path / "index")
-    assert (made.count, made.looked_at, made.broken.count) == (13, 12, 1)
-    assert "broken.jpg cannot be used: the body is not a picture" in made.broken.named[0]
+    assert (made.count, made.computed, made.failures.count) == (13, 12, 1)
+    assert "broken.jpg cannot be used: the body is not a picture" in made.failures.sentences[0]
     index = read_index(tmp_path / "index")
     names = [item.file for item in index.items]
     assert names == sorted(names)
@@ -58,7 +58,7 @@ def test_the_top_five_are_those_of_brute_force(engine: Engine, pictures: Path, t
     assert [one.similarity for one in twins] == pytest.approx([1, 1])
 
 
-def test_what_the_web_app_reads(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_what_the_web_app_reads(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     index_folder(engine, pictures, tmp_path / "index")
     vectors_ND = np.load(tmp_path / "index" / "vectors.npy")
     items = json.loads((tmp_path / "index" / "items.json").read_bytes())
@@ -70,8 +70,8 @@ def test_what_the_web_app_reads(engine: Engine, pictures: Path, tmp_path: Path) 
 
 
 def index_of(vectors_ND: np.ndarray) -> PictureIndex:
-    items = tuple(Item(file=str(i), sha256="", thumbnail="") for i in range(len(vectors_ND)))
-    return PictureIndex(items=items, vectors_ND=vectors_ND, made_by={})
+    items = tuple(IndexItem(file=str(i), sha256="", thumbnail="") for i in range(len(vectors_ND)))
+    return PictureIndex(items=items, vectors_ND=vectors_ND, model={})
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 8), (4, 8), (5, 8), (3_000, 64)])
@@ -100,7 +100,7 @@ class PowerCut(BaseException):
     """Ends everything."""
 
 
-class Interrupted(Engine):  # pyright: ignore[reportGeneralTypeIssues]
+class Interrupted(PackEngine):  # pyright: ignore[reportGeneralTypeIssues]
     """Stops after some pictures."""
 
     left = 100
@@ -112,12 +112,12 @@ class Interrupted(Engine):  # pyright: ignore[reportGeneralTypeIssues]
         return super().run(raw)
 
 
-def test_an_interrupted_index_goes_on_where_it_was(engine: Engine, tmp_path: Path) -> None:
-    for number in range(2 * KEPT_EVERY):
+def test_an_interrupted_index_goes_on_where_it_was(engine: PackEngine, tmp_path: Path) -> None:
+    for number in range(2 * JOURNAL_EVERY):
         (tmp_path / "p").mkdir(exist_ok=True)
         save(plain((number, 40, 90), 4, 4)[:, :, :3], tmp_path / "p" / f"{number:03}.png")
     stops = Interrupted(engine.pack)
-    stops.left = KEPT_EVERY + 5
+    stops.left = JOURNAL_EVERY + 5
     with pytest.raises(PowerCut):
         index_folder(stops, tmp_path / "p", tmp_path / "index")
     assert not (tmp_path / "index").exists()
@@ -125,24 +125,24 @@ def test_an_interrupted_index_goes_on_where_it_was(engine: Engine, tmp_path: Pat
     with (tmp_path / "index-part" / "part.f32").open("ab") as sink:
         sink.write(b"12345")
     made = index_folder(engine, tmp_path / "p", tmp_path / "index")
-    assert (made.count, made.looked_at) == (2 * KEPT_EVERY, KEPT_EVERY)
+    assert (made.count, made.computed) == (2 * JOURNAL_EVERY, JOURNAL_EVERY)
     assert not (tmp_path / "index-part").exists()
     index = read_index(tmp_path / "index")
     for name in ("000.png", "040.png", "063.png"):
         assert search(engine, index, read_picture(tmp_path / "p" / name))[0].item.file == name
 
 
-def test_the_small_pictures_of_an_index_are_not_indexed(engine: Engine, pictures: Path) -> None:
+def test_the_small_pictures_of_an_index_are_not_indexed(engine: PackEngine, pictures: Path) -> None:
     for _ in range(2):
         assert index_folder(engine, pictures, pictures / "index").count == 13
 
 
-def test_an_index_is_brought_up_to_date(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_an_index_is_brought_up_to_date(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     index_folder(engine, pictures, tmp_path / "index")
     (pictures / "dogs" / "0.jpg").unlink()
     save(plain((250, 240, 3))[:, :, :3], pictures / "yellow.png")
     made = index_folder(engine, pictures, tmp_path / "index")
-    assert (made.count, made.looked_at) == (13, 1)
+    assert (made.count, made.computed) == (13, 1)
     index = read_index(tmp_path / "index")
     files = [item.file for item in index.items]
     assert ("dogs/0.jpg" in files, "yellow.png" in files) == (False, True)
@@ -150,16 +150,18 @@ def test_an_index_is_brought_up_to_date(engine: Engine, pictures: Path, tmp_path
     assert len(list((tmp_path / "index" / "thumbs").iterdir())) == 12
 
 
-def test_an_index_of_another_network_is_refused_and_made_anew(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_an_index_of_another_network_is_refused_and_made_anew(
+    engine: PackEngine, pictures: Path, tmp_path: Path
+) -> None:
     index_folder(engine, pictures, tmp_path / "index")
-    other = Engine(colour_pack(tmp_path / "other", rounds=1))
+    other = PackEngine(colour_pack(tmp_path / "other", rounds=1))
     with pytest.raises(PackError, match="the index was made by another network than that of the pack 'colours'"):
         search(other, read_index(tmp_path / "index"), plain((1, 2, 3)))
-    assert index_folder(other, pictures, tmp_path / "index").looked_at == 12
+    assert index_folder(other, pictures, tmp_path / "index").computed == 12
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "items.json", "index.json"])
-def test_a_damaged_index_is_refused(engine: Engine, pictures: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_index_is_refused(engine: PackEngine, pictures: Path, tmp_path: Path, name: str) -> None:
     index_folder(engine, pictures, tmp_path / "index")
     file = tmp_path / "index" / name
     whole = file.read_bytes()
@@ -169,9 +171,9 @@ def test_a_damaged_index_is_refused(engine: Engine, pictures: Path, tmp_path: Pa
             read_index(tmp_path / "index")
 
 
-def test_packs_folders_and_pictures_that_cannot_be_indexed(engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="has no embedding, by which pictures are compared"):
-        index_folder(Engine(colour_pack(tmp_path / "none", embedding=False)), tmp_path)
+def test_packs_folders_and_pictures_that_cannot_be_indexed(engine: PackEngine, tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="has no embedding to compare pictures by"):
+        index_folder(PackEngine(colour_pack(tmp_path / "none", embedding=False)), tmp_path)
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "a.png").write_bytes(b"no")
     with pytest.raises(SourceError, match=r"none of the 1 pictures of .* can be used; .*a\.png cannot be used"):
@@ -183,32 +185,32 @@ def test_packs_folders_and_pictures_that_cannot_be_indexed(engine: Engine, tmp_p
         index_folder(engine, tmp_path / "nowhere")
     with pytest.raises(PackError, match="is no index; 'penstock index PACK FOLDER' makes one"):
         read_index(tmp_path / "only")
-    with pytest.raises(InvalidInput, match="its embedding has no direction"):
+    with pytest.raises(InvalidInput, match="so it has no direction"):
         embedding_of(engine, plain((0, 0, 0)))
 
 
-def test_a_picture_whose_name_is_no_text_is_left_out(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_a_picture_whose_name_is_no_text_is_left_out(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     shutil.copyfile(pictures / "cats" / "0.jpg", os.fsencode(pictures) + b"/caf\xe9.jpg")
     made = index_folder(engine, pictures, tmp_path / "index")
     assert made.count == 13
-    assert any("caf\\udce9.jpg' is not UTF-8; rename it." in said for said in made.broken.named)
+    assert any("caf\\udce9.jpg' is not UTF-8; rename it." in said for said in made.failures.sentences)
     read_index(tmp_path / "index")
 
 
 def test_a_full_disk_is_not_taken_for_broken_pictures(
-    engine: Engine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: PackEngine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.device.index._thumbnail", full)
+    monkeypatch.setattr("penstock.device.index._write_thumbnail", full)
     with pytest.raises(PackError, match=r"cannot be written \(No space left"):
         index_folder(engine, pictures, tmp_path / "index")
     monkeypatch.undo()
     assert index_folder(engine, pictures, tmp_path / "index").count == 13
 
 
-def test_two_at_once_do_not_write_one_index(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_two_at_once_do_not_write_one_index(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     refused = list[str]()
 
     def said(done: int, total: int) -> None:
@@ -223,12 +225,12 @@ def test_two_at_once_do_not_write_one_index(engine: Engine, pictures: Path, tmp_
 
 
 def test_an_index_goes_where_it_is_asked_for(
-    engine: Engine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: PackEngine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "real").mkdir()
     index_folder(engine, pictures, tmp_path / "real" / "index")
     (tmp_path / "link").symlink_to(tmp_path / "real" / "index")
-    assert index_folder(engine, pictures, tmp_path / "link").looked_at == 0
+    assert index_folder(engine, pictures, tmp_path / "link").computed == 0
     assert (tmp_path / "link").is_symlink()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PackError, match="is there and is no index"):
@@ -239,7 +241,7 @@ def test_an_index_goes_where_it_is_asked_for(
         index_folder(engine, tmp_path / "only", tmp_path / "only" / "index")
 
 
-def test_an_index_that_names_other_files_is_refused(engine: Engine, pictures: Path, tmp_path: Path) -> None:
+def test_an_index_that_names_other_files_is_refused(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     index_folder(engine, pictures, index)
     listed = json.loads((index / "items.json").read_text())

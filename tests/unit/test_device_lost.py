@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import DeviceLost
-from penstock.serve.engine_host import DEVICE_LOST
-from penstock.serve.engine_process import EngineProcess
-from penstock.serve.single import _Single
+from penstock.serve.engine.model_loader import DEVICE_LOST, ModelLoader
 
 
-@pytest.mark.parametrize("kind", [EngineProcess, _Single])
-def test_the_process_of_a_failed_gpu_ends(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_of_a_failed_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def tick() -> None:
         raise DeviceLost("the GPU failed")
 
@@ -21,8 +18,8 @@ def test_the_process_of_a_failed_gpu_ends(kind: Any, monkeypatch: pytest.MonkeyP
         raise SystemExit(status)
 
     monkeypatch.setattr(os, "_exit", leave)
-    process = kind.__new__(kind)
-    process._host = SimpleNamespace(engines=SimpleNamespace(tick=tick))
+    loader: Any = ModelLoader.__new__(ModelLoader)
+    loader._multiplexer = SimpleNamespace(tick=tick)
     with pytest.raises(SystemExit) as left:
-        process._work()
+        loader.tick()
     assert left.value.code == DEVICE_LOST

@@ -1,4 +1,4 @@
-"""What is shown over frames; `tests/data/smoothing.json` holds Python and the web app to the same numbers.
+"""What is smoothed_answer over frames; `tests/data/smoothing.json` holds Python and the web app to the same numbers.
 
 `python -m tests.unit.test_device_smoothing` writes that file anew, for a change that is meant.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core.recognition import Recognition
-from penstock.device.smoothing import Smoothed, shown, smooth
+from penstock.device.smoothing import Smoothed, smooth, smoothed_answer
 
 VECTORS = Path(__file__).parents[1] / "data" / "smoothing.json"
 TWO = Recognition(labels=("cat", "dog"))
@@ -24,7 +24,7 @@ def run(recognition: Recognition, frames: list[list[float]], step_s: float = FRA
     answers: list[dict[str, Any]] = []
     for number, probabilities in enumerate(frames):
         smoothed = smooth(recognition, smoothed, np.array(probabilities), number * step_s)
-        answers.append(shown(recognition, smoothed))
+        answers.append(smoothed_answer(recognition, smoothed))
     return answers
 
 
@@ -94,7 +94,7 @@ def vectors() -> list[dict[str, Any]]:
             time_s += {10: -0.5, 30: 7.0}.get(number, float(random.uniform(0.01, 0.2)))
             smoothed = smooth(recognition, smoothed, probabilities, time_s)
             frame = {"time_s": time_s, "probabilities": probabilities.tolist(), "mean": smoothed.mean_L.tolist()}
-            frames.append({**frame, "shown": shown(recognition, smoothed)})
+            frames.append({**frame, "shown": smoothed_answer(recognition, smoothed)})
         cases.append({"recognition": recognition.to_json(), "frames": frames})
     return cases
 
@@ -108,7 +108,7 @@ def test_the_vectors_are_what_it_gives() -> None:
         for frame in case["frames"]:
             smoothed = smooth(recognition, smoothed, np.array(frame["probabilities"]), frame["time_s"])
             np.testing.assert_allclose(smoothed.mean_L, frame["mean"], rtol=0, atol=1e-12)
-            answer = shown(recognition, smoothed)
+            answer = smoothed_answer(recognition, smoothed)
             for name in ("label", "group", "unsure"):
                 assert answer[name] == frame["shown"][name]
             for name in ("probability", "group_probability"):

@@ -22,10 +22,10 @@ import pytest
 from penstock.core.errors import SourceError
 from penstock.core.spec import Array
 from penstock.device.colour import Matrix, matrix_of
-from penstock.device.frames import Source
-from penstock.device.pictures import Pictures
-from penstock.device.sources import is_sound, source_of
-from penstock.device.video import Opening, Video, _at_opening, opening_of
+from penstock.device.picture_folder import PictureSource
+from penstock.device.source import FrameSource
+from penstock.device.sources import names_sound, open_frames
+from penstock.device.video import VideoInput, VideoSource, _open_error
 from tests.support.pictures import picture_folder
 from tests.support.videos import BLUE, GREEN, RED, flat, turned, video
 
@@ -33,9 +33,9 @@ from tests.support.videos import BLUE, GREEN, RED, flat, turned, video
 NEAR = 4
 
 
-def pixels_of(source: Source) -> list[Array]:
+def pixels_of(source: FrameSource) -> list[Array]:
     try:
-        return [frame.read() for frame in source.frames()]
+        return [frame.read() for frame in source.items()]
     finally:
         source.close()
 
@@ -46,8 +46,8 @@ def far(pixels: Array, colour: tuple[int, int, int]) -> int:
 
 def test_frames_of_a_file_in_order_with_their_times(tmp_path: Path) -> None:
     file = video(tmp_path / "v.mp4", [flat(RED), flat(GREEN), flat(BLUE)], rate=20)
-    source = source_of(str(file))
-    frames = list(source.frames())
+    source = open_frames(str(file))
+    frames = list(source.items())
     assert [frame.number for frame in frames] == [0, 1, 2]
     assert [frame.time_s for frame in frames] == pytest.approx([0, 0.05, 0.1])
     for frame, colour in zip(frames, (RED, GREEN, BLUE), strict=True):
@@ -71,7 +71,7 @@ def test_frames_of_a_file_in_order_with_their_times(tmp_path: Path) -> None:
 def test_colours_are_those_that_were_filmed(tmp_path: Path, tags: tuple[int, int, int, int], height: int) -> None:
     # Untagged and below 720 lines a browser takes BT.601, with which the helper encodes it.
     file = video(tmp_path / "v.mp4", [flat((200, 90, 30), height), flat((30, 160, 220), height)], tags=tags)
-    first, second = pixels_of(source_of(str(file)))
+    first, second = pixels_of(open_frames(str(file)))
     assert (far(first, (200, 90, 30)) <= NEAR, far(second, (30, 160, 220)) <= NEAR) == (True, True)
 
 
@@ -123,7 +123,7 @@ def test_frames_are_turned_as_the_phone_was_held(tmp_path: Path, matrix: tuple[f
     picture[:16, :16] = (250, 250, 250)
     file = video(tmp_path / "v.mp4", [picture] * 3)
     turned(file, matrix)  # pyright: ignore[reportArgumentType]
-    pixels = pixels_of(source_of(str(file)))[0]
+    pixels = pixels_of(open_frames(str(file)))[0]
     upright = corner in ("top left", "bottom right")
     assert pixels.shape[:2] == ((48, 96) if upright else (96, 48))
     bright = np.argwhere(pixels[:, :, 0] > 128).mean(0)
@@ -134,7 +134,7 @@ def test_frames_are_turned_as_the_phone_was_held(tmp_path: Path, matrix: tuple[f
 @pytest.mark.parametrize(("aspect", "shape"), [(Fraction(2), (48, 128, 4)), (Fraction(1, 2), (96, 64, 4))])
 def test_pixels_that_are_not_square_are_made_so(tmp_path: Path, aspect: Fraction, shape: tuple[int, ...]) -> None:
     file = video(tmp_path / "v.mp4", [flat(RED)] * 2, aspect=aspect)
-    assert pixels_of(source_of(str(file)))[0].shape == shape
+    assert pixels_of(open_frames(str(file)))[0].shape == shape
 
 
 def test_a_video_that_changes_its_size(tmp_path: Path) -> None:
@@ -142,17 +142,17 @@ def test_a_video_that_changes_its_size(tmp_path: Path) -> None:
     large = video(tmp_path / "large.ts", [flat(BLUE, 96, 128)] * 4).read_bytes()
     file = tmp_path / "both.ts"
     file.write_bytes(small + large)
-    pixels = pixels_of(source_of(str(file)))
+    pixels = pixels_of(open_frames(str(file)))
     assert {shown.shape for shown in pixels} == {(48, 64, 4), (96, 128, 4)}
     assert (far(pixels[0], RED) <= NEAR, far(pixels[-1], BLUE) <= NEAR) == (True, True)
-    times = [frame.time_s for frame in source_of(str(file)).frames()]
+    times = [frame.time_s for frame in open_frames(str(file)).items()]
     assert times == sorted(set(times)), "time ran back where the second video began"
 
 
 def test_a_video_that_is_cut_short_gives_what_is_there(tmp_path: Path) -> None:
     file = video(tmp_path / "v.ts", [flat(RED), flat(GREEN)] * 20)
     file.write_bytes(file.read_bytes()[:-4000])
-    assert 0 < len(pixels_of(source_of(str(file)))) < 40
+    assert 0 < len(pixels_of(open_frames(str(file)))) < 40
 
 
 def test_a_named_pipe_is_watched_as_another_program_writes_it(tmp_path: Path) -> None:
@@ -160,18 +160,18 @@ def test_a_named_pipe_is_watched_as_another_program_writes_it(tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(file.read_bytes()))
     writer.start()
-    found = pixels_of(source_of(str(tmp_path / "pipe")))
+    found = pixels_of(open_frames(str(tmp_path / "pipe")))
     writer.join()
     assert [far(pixels, colour) <= NEAR for pixels, colour in zip(found, (RED, GREEN, BLUE), strict=True)] == [True] * 3
 
 
 WAITS = """
 import sys
-from penstock.device.sources import source_of
+from penstock.device.sources import open_frames
 
 try:
     print("waits", flush=True)
-    source_of(sys.argv[1])
+    open_frames(sys.argv[1])
 except KeyboardInterrupt:
     print("heard", flush=True)
 """
@@ -226,7 +226,7 @@ def test_what_is_not_a_video_is_refused_in_a_sentence(
 ) -> None:
     made(tmp_path / name)
     with pytest.raises(SourceError, match=sentence):
-        pixels_of(source_of(str(tmp_path / name)))
+        pixels_of(open_frames(str(tmp_path / name)))
 
 
 @pytest.mark.parametrize(
@@ -246,17 +246,17 @@ def test_a_camera_that_does_not_open(monkeypatch: pytest.MonkeyPatch, code: int,
 
     monkeypatch.setattr(av, "open", refuse)
     with pytest.raises(SourceError, match=sentence):
-        source_of("7", size="1x1")
+        open_frames("7", size="1x1")
 
 
 def test_there_is_no_such_camera_here() -> None:
     with pytest.raises(SourceError, match="there is no camera /dev/video4711; plug it in"):
-        source_of("4711")
+        open_frames("4711")
 
 
 def test_a_camera_that_is_unplugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = video(tmp_path / "v.mp4", [flat(RED)] * 10)
-    source = Video(Opening(url=str(file), name="camera /dev/video0", kind="camera"))
+    source = VideoSource(VideoInput(url=str(file), name="camera /dev/video0", kind="camera"))
 
     class Unplugged:
         def __init__(self) -> None:
@@ -274,21 +274,21 @@ def test_a_camera_that_is_unplugged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     container, stream = source._container, source._stream
     monkeypatch.setattr(source, "_container", type("Container", (), {"demux": lambda *_: Unplugged()})())
     with pytest.raises(SourceError, match=r"camera /dev/video0 stopped \(No such device\); is it still plugged in"):
-        list(source.frames())
+        list(source.items())
     container.close()
 
 
 def test_errors_of_ffmpeg_are_said_in_its_words() -> None:
     error = av.error.ExitError(errno.ETIMEDOUT, "Immediate exit requested")
-    sentence = str(_at_opening(opening_of("rtsp://user:secret@cam/1"), error))
+    sentence = str(_open_error(VideoInput.of("rtsp://user:secret@cam/1"), error))
     assert sentence.startswith("rtsp://cam/1 cannot be opened (it gave nothing in time)")
     assert "secret" not in sentence
 
 
 @pytest.mark.parametrize("address", ["concat://a", "file:///etc/passwd", "gopher://x"])
 def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(SourceError, match="is not watched; addresses begin with rtsp"):
-        source_of(address)
+    with pytest.raises(SourceError, match="is not supported; addresses begin with rtsp"):
+        open_frames(address)
 
 
 def test_a_folder_with_broken_pictures_names_and_counts_them(tmp_path: Path) -> None:
@@ -297,19 +297,19 @@ def test_a_folder_with_broken_pictures_names_and_counts_them(tmp_path: Path) -> 
     whole = (root / "b" / "0.jpg").read_bytes()
     (root / "b" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (root / ".hidden.png").write_bytes(b"")
-    source = Pictures(root)
-    assert [frame.name for frame in source.frames()] == ["a/0.jpg", "a/1.png", "b/0.jpg", "b/1.png"]
-    assert source.broken.count == 2
-    assert "text.jpg cannot be used: the body is not a picture" in source.broken.named[0]
-    assert "cut.jpg cannot be used: the picture is cut short" in source.broken.named[1]
+    source = PictureSource(root)
+    assert [frame.name for frame in source.items()] == ["a/0.jpg", "a/1.png", "b/0.jpg", "b/1.png"]
+    assert source.failures.count == 2
+    assert "text.jpg cannot be used: the body is not a picture" in source.failures.sentences[0]
+    assert "cut.jpg cannot be used: the picture is cut short" in source.failures.sentences[1]
 
 
 def test_a_folder_of_nothing_but_broken_pictures(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no")
     with pytest.raises(SourceError, match="none of the 1 pictures"):
-        pixels_of(source_of(str(tmp_path)))
+        pixels_of(open_frames(str(tmp_path)))
 
 
 def test_which_sources_are_sound() -> None:
-    assert all(map(is_sound, ("a.wav", "b.WAV", "mic", "mic:hw:1", "-")))
-    assert not any(map(is_sound, ("0", "a.mp4", "mice.mp4", "rtsp://mic/1")))
+    assert all(map(names_sound, ("a.wav", "b.WAV", "mic", "mic:hw:1", "-")))
+    assert not any(map(names_sound, ("0", "a.mp4", "mice.mp4", "rtsp://mic/1")))

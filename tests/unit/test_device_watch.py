@@ -17,29 +17,29 @@ from penstock.core.errors import PackError, SourceError
 from penstock.core.recognition import Recognition
 from penstock.core.spec import Array
 from penstock.device.annotate import VideoWriter, annotated
-from penstock.device.engine import Engine
-from penstock.device.frames import Broken, Frame, Source
-from penstock.device.sources import source_of
-from penstock.device.views import Lines, Terminal, screen_of
-from penstock.device.watch import Seen, Watch, recognition_of
-from penstock.device.words import json_of, line_of
+from penstock.device.captions import answer_line, frame_json
+from penstock.device.pack_engine import PackEngine
+from penstock.device.source import DecodeFailures, Frame, FrameSource
+from penstock.device.sources import open_frames
+from penstock.device.terminal_view import LineView, TerminalView, render
+from penstock.device.watch import FrameResult, WatchRun, recognition_of
 from tests.support.packs import COLOURS, colour_pack, loud_pack, plain
 from tests.support.pictures import picture_folder
 from tests.support.videos import BLUE, GREEN, RED, flat, video
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return Engine(colour_pack(tmp_path_factory.mktemp("pack")))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> PackEngine:
+    return PackEngine(colour_pack(tmp_path_factory.mktemp("pack")))
 
 
-class Camera(Source):
+class Camera(FrameSource):
     """Gives frames when it is told to."""
 
-    name, recorded, apart, rate = "camera 0", False, False, None
+    name, recorded, independent, rate = "camera 0", False, False, None
 
     def __init__(self) -> None:
-        self.broken = Broken()
+        self.failures = DecodeFailures()
         self.waiting = threading.Semaphore(0)
         self.given: list[Array] = []
         self.read: list[int] = []
@@ -54,7 +54,7 @@ class Camera(Source):
         self.over = True
         self.waiting.release()
 
-    def frames(self) -> Iterator[Frame]:
+    def items(self) -> Iterator[Frame]:
         number = 0
         while self.waiting.acquire() and not (self.over and number == len(self.given)):
             yield Frame(number=number, time_s=number / 10, read=lambda n=number: self._read(n))
@@ -68,26 +68,26 @@ class Camera(Source):
         self.closed = True
 
 
-def seen_in(engine: Engine, source: Source, **options: object) -> list[Seen]:
-    with Watch(engine, source, **options) as run:  # pyright: ignore[reportArgumentType]
+def seen_in(engine: PackEngine, source: FrameSource, **options: object) -> list[FrameResult]:
+    with WatchRun(engine, source, **options) as run:  # pyright: ignore[reportArgumentType]
         return list(run)
 
 
-def test_every_frame_of_a_file_is_smoothed_on_its_own_clock(engine: Engine, tmp_path: Path) -> None:
+def test_every_frame_of_a_file_is_smoothed_on_its_own_clock(engine: PackEngine, tmp_path: Path) -> None:
     pictures = [flat(RED)] * 10 + [flat(GREEN)] * 10
     file = str(video(tmp_path / "v.mp4", pictures, rate=20))
-    seen = seen_in(engine, source_of(file), every_frame=True)
-    groups = [answer.shown["group"] for answer in seen]
+    seen = seen_in(engine, open_frames(file), every_frame=True)
+    groups = [answer.answer["group"] for answer in seen]
     assert (len(seen), groups[0], groups[10], groups[-1]) == (20, "red", "red", "green")
     assert all(answer.age_s is None for answer in seen)
     # The same again, bit for bit: nothing depends on how fast it went.
-    again = seen_in(engine, source_of(file), every_frame=True)
-    assert [answer.shown for answer in again] == [answer.shown for answer in seen]
+    again = seen_in(engine, open_frames(file), every_frame=True)
+    assert [answer.answer for answer in again] == [answer.answer for answer in seen]
 
 
-def test_a_file_is_played_in_real_time(engine: Engine, tmp_path: Path) -> None:
+def test_a_file_is_played_in_real_time(engine: PackEngine, tmp_path: Path) -> None:
     file = video(tmp_path / "v.mp4", [flat(RED)] * 10, rate=20)
-    run = Watch(engine, source_of(str(file)))
+    run = WatchRun(engine, open_frames(str(file)))
     with run:
         seen = list(run)
     assert run.seconds >= 9 / 20
@@ -100,13 +100,15 @@ def test_a_file_is_played_in_real_time(engine: Engine, tmp_path: Path) -> None:
     assert report.age_p50_ms <= report.age_p95_ms
 
 
-def test_while_one_frame_is_looked_at_the_latest_waits_and_the_others_are_not_even_converted(engine: Engine) -> None:
+def test_while_one_frame_is_looked_at_the_latest_waits_and_the_others_are_not_even_converted(
+    engine: PackEngine,
+) -> None:
     camera = Camera()
-    run = Watch(engine, camera, stall_s=60)
+    run = WatchRun(engine, camera, stall_timeout_s=60)
     with run:
         seen = iter(run)
         camera.show(plain(RED))
-        assert next(seen).shown["group"] == "red"
+        assert next(seen).answer["group"] == "red"
         camera.show(*[plain(GREEN)] * 5, plain(BLUE))
         while run.report().dropped < 5:
             time.sleep(0.005)
@@ -119,9 +121,9 @@ def test_while_one_frame_is_looked_at_the_latest_waits_and_the_others_are_not_ev
     assert camera.closed
 
 
-def test_a_source_that_stalls_is_given_up(engine: Engine) -> None:
+def test_a_source_that_stalls_is_given_up(engine: PackEngine) -> None:
     camera = Camera()
-    run = Watch(engine, camera, stall_s=0.3)
+    run = WatchRun(engine, camera, stall_timeout_s=0.3)
     camera.show(plain(RED))
     with run:
         seen = iter(run)
@@ -132,38 +134,38 @@ def test_a_source_that_stalls_is_given_up(engine: Engine) -> None:
     assert camera.closed
 
 
-def test_what_is_read_from_for_ever_is_not_closed_under_its_reader(engine: Engine) -> None:
+def test_what_is_read_from_for_ever_is_not_closed_under_its_reader(engine: PackEngine) -> None:
     camera = Camera()
-    with Watch(engine, camera, stall_s=0.2) as run, pytest.raises(SourceError, match="gave nothing"):
+    with WatchRun(engine, camera, stall_timeout_s=0.2) as run, pytest.raises(SourceError, match="gave nothing"):
         list(run)
     assert not camera.closed
     camera.end()
 
 
-def test_a_source_that_breaks_ends_in_its_sentence(engine: Engine) -> None:
+def test_a_source_that_breaks_ends_in_its_sentence(engine: PackEngine) -> None:
     class Broke(Camera):
-        def frames(self) -> Iterator[Frame]:
+        def items(self) -> Iterator[Frame]:
             yield Frame(number=0, time_s=0, read=lambda: plain(RED))
             raise SourceError("camera 0 stopped; is it still plugged in?")
 
-    with Watch(engine, Broke()) as run, pytest.raises(SourceError, match="still plugged in"):
+    with WatchRun(engine, Broke()) as run, pytest.raises(SourceError, match="still plugged in"):
         list(run)
 
 
-def test_a_folder_is_not_smoothed(engine: Engine, tmp_path: Path) -> None:
+def test_a_folder_is_not_smoothed(engine: PackEngine, tmp_path: Path) -> None:
     root = picture_folder(tmp_path / "p", per_class=2, classes=("a",))
     (root / "broken.png").write_bytes(b"no")
-    with Watch(engine, source_of(str(root))) as run:
+    with WatchRun(engine, open_frames(str(root))) as run:
         seen = list(run)
     recognition = recognition_of(engine.pack)
     for answer in seen:
-        assert answer.shown == recognition.answer(engine.run(answer.pixels)[0])
+        assert answer.answer == recognition.answer(engine.run(answer.pixels)[0])
     assert (run.report().answered, run.report().broken, run.report().age_p50_ms) == (2, 1, None)
 
 
 def test_packs_that_cannot_watch_say_so(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="takes live signals"):
-        Engine(loud_pack(tmp_path / "loud"))
+        PackEngine(loud_pack(tmp_path / "loud"))
     pack = colour_pack(tmp_path / "pack")
     object.__setattr__(pack, "recognition", None)
     assert recognition_of(pack) == Recognition(labels=COLOURS)
@@ -172,13 +174,13 @@ def test_packs_that_cannot_watch_say_so(tmp_path: Path) -> None:
         recognition_of(pack)
 
 
-def test_the_annotated_video_shows_what_was_seen(engine: Engine, tmp_path: Path) -> None:
+def test_the_annotated_video_shows_what_was_seen(engine: PackEngine, tmp_path: Path) -> None:
     frames = [flat(RED, 96, 128)] * 3 + [flat(BLUE, 96, 128)] * 12
-    seen = seen_in(engine, source_of(str(video(tmp_path / "v.mp4", frames))), every_frame=True)
+    seen = seen_in(engine, open_frames(str(video(tmp_path / "v.mp4", frames))), every_frame=True)
     with VideoWriter(tmp_path / "out.mp4", 20.0) as writer:
         for answer in seen:
             writer.add(answer)
-    written = list(source_of(str(tmp_path / "out.mp4")).frames())
+    written = list(open_frames(str(tmp_path / "out.mp4")).items())
     assert [frame.time_s for frame in written] == pytest.approx([answer.frame.time_s for answer in seen], abs=0.002)
     pixels = written[-1].read()
     assert pixels.shape == (96, 128, 4)
@@ -205,48 +207,48 @@ def test_a_video_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_shown_in_words() -> None:
     pets = Recognition(labels=("pug", "beagle", "cat"), groups=("dog", "dog", "cat"), unsure_below=0.6)
-    said = [line_of(pets.answer(np.array(p))) for p in ([0.9, 0.05, 0.05], [0.5, 0.45, 0.05], [0.3, 0.2, 0.5])]
+    said = [answer_line(pets.answer(np.array(p))) for p in ([0.9, 0.05, 0.05], [0.5, 0.45, 0.05], [0.3, 0.2, 0.5])]
     assert said == ["dog, pug (90%)", "dog (95%)", "unsure (cat 50%)"]
 
 
-def test_lines_come_where_what_is_shown_changes(engine: Engine, tmp_path: Path) -> None:
+def test_lines_come_where_what_is_shown_changes(engine: PackEngine, tmp_path: Path) -> None:
     frames = [flat(RED)] * 5 + [flat(BLUE)] * 15
-    seen = seen_in(engine, source_of(str(video(tmp_path / "v.mp4", frames))), every_frame=True)
+    seen = seen_in(engine, open_frames(str(video(tmp_path / "v.mp4", frames))), every_frame=True)
     lines: list[str] = []
-    view = Lines(lines.append)
+    view = LineView(lines.append)
     for answer in seen:
         view.show(answer)
     assert [line.split("s  ")[1].split()[0] for line in lines] == ["red", "blue"]
-    fields = json.loads(json_of(seen[-1]))
+    fields = json.loads(frame_json(seen[-1]))
     assert (fields["frame"], fields["label"], fields["width"], fields["unsure"]) == (19, "blue", 64, False)
     assert "age_ms" not in fields
 
 
-def test_the_terminal_shows_picture_words_and_bars(engine: Engine, tmp_path: Path) -> None:
-    seen = seen_in(engine, source_of(str(video(tmp_path / "v.mp4", [flat(GREEN)]))), every_frame=True)[0]
+def test_the_terminal_shows_picture_words_and_bars(engine: PackEngine, tmp_path: Path) -> None:
+    seen = seen_in(engine, open_frames(str(video(tmp_path / "v.mp4", [flat(GREEN)]))), every_frame=True)[0]
     console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80, height=30)
     with console.capture() as captured:
-        console.print(screen_of(seen, 12.5))
+        console.print(render(seen, 12.5))
     said = captured.get()
     assert "▀" in said
     assert "38;2;16;192;16" in said  # RGB in steps of 8
     assert "green (100%)" in said
     assert "12.5 frames/s" in said
-    with Terminal(console) as view:
+    with TerminalView(console) as view:
         view.show(seen)
 
 
-def test_nothing_is_left_open(engine: Engine, tmp_path: Path) -> None:
+def test_nothing_is_left_open(engine: PackEngine, tmp_path: Path) -> None:
     file = str(video(tmp_path / "v.mp4", [flat(RED)] * 4, rate=50))
     (tmp_path / "text.mp4").write_text("no video")
-    seen_in(engine, source_of(file))
+    seen_in(engine, open_frames(file))
 
     def held() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     before = held()
     for _ in range(5):
-        seen_in(engine, source_of(file))
+        seen_in(engine, open_frames(file))
         with pytest.raises(SourceError):
-            source_of(str(tmp_path / "text.mp4"))
+            open_frames(str(tmp_path / "text.mp4"))
     assert held() == before

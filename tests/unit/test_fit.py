@@ -13,14 +13,22 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 import penstock
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint import parameter_hash
+from penstock.train.checkpoint.format import parameter_hash
 from penstock.train.interrupt import Interrupt
-from penstock.train.recipe import ArraySet
+from penstock.train.recipe import ArraySet, CheckpointPolicy, StepExecution
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 8))
 Y = (X[:, 0] + X[:, 1] > 0).astype(np.uint8)
-SETTINGS: dict[str, Any] = {"epochs": 6, "batch_size": 32, "threads": 1, "quiet": True, "device": "cpu"}
+ONE_THREAD = StepExecution(threads=1)
+IN_PARTS = {"batch_size": 4, "execution": StepExecution(accumulation_steps=4)}
+SETTINGS: dict[str, Any] = {
+    "epochs": 6,
+    "batch_size": 32,
+    "execution": ONE_THREAD,
+    "quiet": True,
+    "device": "cpu",
+}
 
 
 def network(outputs: int = 2) -> nn.Module:
@@ -68,12 +76,14 @@ def test_a_mean_square_is_learned_from_numbers_and_weights_say_their_type() -> N
 
 
 def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: dict[str, Any] = {"validation": (X[200:], Y[200:]), "checkpoint_every_steps": 5}
+    changes: dict[str, Any] = {"validation": (X[200:], Y[200:]), "checkpoints": CheckpointPolicy(every_steps=5)}
     train = X[:200], Y[:200]
     undisturbed = fit(network(), train, **changes)
     asked = iter([False] * 8 + [True] * 999)
     with monkeypatch.context() as patch:
-        patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
+        patch.setattr(
+            Interrupt, "requested", property(lambda self: next(asked), lambda self, value: None), raising=False
+        )
         with pytest.raises(KeyboardInterrupt):
             fit(network(), train, out=tmp_path / "run", **changes)
     stopped = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -158,10 +168,10 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
     ("module", "train", "changes", "sentence"),
     [
         (None, (X, Y), {}, "the network is a NoneType; give a torch.nn.Module"),
-        (nn.ReLU(), (X, Y), {}, "no parameters that can be trained"),
+        (nn.ReLU(), (X, Y), {}, "no parameters to train"),
         (network().bfloat16(), (X, Y), {}, "'0.weight' is bfloat16, in which most.*network.float.*'bf16'"),
         (network().half(), (X, Y), {}, "'0.weight' is float16"),
-        (network(), None, {}, r"nothing to learn from; give train=\(X, y\)"),
+        (network(), None, {}, r"there is no training set; give train=\(X, y\)"),
         (network(), X, {}, r"train is a ndarray of shape \[300, 8\]; give a pair"),
         (network(), (X, Y[:299]), {}, "X of train has 300 examples and y has 299"),
         (network(), (X[:0], Y[:0]), {}, r"X of train has the shape \[0, 8\]; give at least one"),
@@ -175,16 +185,16 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), (X, X[:, 0]), {}, r"outputs float32 \[2, 2\] and targets float32 \[2\]; reshape y"),
         (Pair(), (X, Y), {}, "the network gives a tuple"),
         (network(), (X, Y), {"loss": lambda outputs, targets: outputs}, r"a Tensor of shape \[2, 2\]; it must"),
-        (network(), (X, Y), {"optimizer": torch.optim.SGD(network().parameters())}, "the optimizer is a SGD already"),
-        (network(), (X, Y), {"learning_rate": 1}, "there is no 'learning_rate' to give; of a recipe there are"),
+        (network(), (X, Y), {"optimizer": torch.optim.SGD(network().parameters())}, "is a SGD of the original network"),
+        (network(), (X, Y), {"learning_rate": 1}, "fit has no argument 'learning_rate'; .* accepts"),
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
-        (network(), (X, Y), {"schedule": plateau}, "ReduceLROnPlateau, which moves by a metric.*Take warm_up_cosine"),
-        (network(), (X, Y), {"batch_size": 1}, "of 1 gives the batch norm '1' one.*a batch size of 2 or more.$"),
-        (network(), (X, Y), {"batch_size": 4, "accumulate": 4}, "of 4 in 4 parts gives.*a batch size of 8 or more.$"),
+        (network(), (X, Y), {"schedule": plateau}, "ReduceLROnPlateau, which depends on a metric.*Use warm_up_cosine"),
+        (network(), (X, Y), {"batch_size": 1}, "of 1 gives the batch norm '1' a single.*a batch size of 2 or more.$"),
+        (network(), (X, Y), IN_PARTS, "of 4 in 4 parts gives.*a batch size of 8 or more.$"),
         (network(), (X, Y), {"precision": "fp8"}, "precision 'fp8'"),
         (network(), (X, Y), {"device": "tpu"}, "the device is 'tpu'"),
-        (network(), (X, Y), {"device": "meta"}, "trained on 'cpu' or 'cuda'"),
+        (network(), (X, Y), {"device": "meta"}, "choose 'cpu' or 'cuda'"),
         (network(), (X, Y), {"device": "cuda:77"}, "torch sees .* GPUs; choose another"),
     ],
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.bench.grpc_call import (
+from penstock.bench.streams.grpc_call import (
     ACK,
     CALL,
     CONNECTION,
@@ -88,7 +88,7 @@ def test_messages_are_whole_however_they_are_cut() -> None:
         for at in range(0, len(data), step):
             messages += call.feed(data[at : at + step])[0]
         assert messages == bodies
-        assert call.over is None
+        assert call.end_reason is None
 
 
 def test_what_goes_out_is_cut_into_frames_that_the_server_takes() -> None:
@@ -145,9 +145,9 @@ def test_pings_are_answered_and_acknowledgements_are_not() -> None:
 def test_why_a_call_is_over(data: bytes, why: str) -> None:
     call = opened()
     call.feed(frame(DATA, framed(b"the last")) + data)
-    assert call.over == why
+    assert call.end_reason == why
 
 
 def test_a_server_of_something_else_is_no_server() -> None:
-    with pytest.raises(BenchError, match="name its port of gRPC"):
+    with pytest.raises(BenchError, match="name its gRPC port"):
         GrpcCall("here:1", "/p").feed(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -8,8 +8,8 @@ from PIL import Image
 from penstock.core.decode import decode_image
 from penstock.core.errors import BadExample, InvalidInput, TrainError
 from penstock.core.spec import Array, TensorSpec
-from penstock.train.data import Seeds, chance, example_seeds
-from penstock.train.image_folder import ImageFolder, centre_box, random_box
+from penstock.train.data.image_folder import ImageFolder, centre_box, random_box
+from penstock.train.data.sampler import Seeds, draws_of, example_seeds
 from tests.support.pictures import COLOUR, picture_folder, save, smooth
 
 
@@ -112,7 +112,7 @@ def test_chance_is_the_examples_own_in_each_epoch(tmp_path: Path) -> None:
 
 
 def test_random_parts_have_the_sizes_that_they_should() -> None:
-    draws = chance(np.arange(2000, dtype=np.uint64), 40)
+    draws = draws_of(np.arange(2000, dtype=np.uint64), 40)
     boxes = np.array([random_box(300, 200, 1.0, row.tolist()) for row in draws])
     left, top, right, bottom = boxes.T
     assert (left >= 0).all()
@@ -212,6 +212,6 @@ def test_what_is_wrong_with_the_machine_is_not_put_on_the_picture(tmp_path: Path
         raise error
 
     examples = ImageFolder(picture_folder(tmp_path / "photos", per_class=1), COLOUR, decode=failing)
-    with pytest.raises(TrainError, match="for which the machine is at fault and not the picture") as raised:
+    with pytest.raises(TrainError, match="an error of the machine, not of the picture") as raised:
         examples.read(np.arange(1), np.zeros(1, np.uint64), examples.empty(1))
     assert not isinstance(raised.value, BadExample)

@@ -67,7 +67,7 @@ def test_reading_an_application_loads_no_torch(name: str) -> None:
 
 
 def test_sharding_loads_no_torch() -> None:
-    modules = ("penstock.cli.shard", "penstock.train.image_folder", "penstock.train.shard_writer")
+    modules = ("penstock.cli.shard", "penstock.train.data.image_folder", "penstock.train.data.shard_writer")
     assert "torch" not in loaded_by(f"import {', '.join(modules)}")
 
 

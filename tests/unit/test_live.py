@@ -16,15 +16,15 @@ from penstock.core.live import Live, events_of, is_sound
 from penstock.core.spec import TensorSpec
 from penstock.nn import GRU, CausalConv1d, Sequential
 from penstock.nn.streaming import State, Step, map_state
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
+from penstock.runtime.executor_choice import Choice, Execution, first_chunk, make_runnable
 from penstock.runtime.load import load, network_of, streaming_executor
 from penstock.runtime.onnx_executor import steady_graph
-from penstock.runtime.serving import Choice, Execution, first_chunk, make_runnable
-from penstock.runtime.streamed import streamed
 from penstock.runtime.streaming_executor import RunStep, StreamingExecutor
-from penstock.runtime.streaming_graph import check_alike
-from penstock.train.loop import train
+from penstock.runtime.streaming_onnx import check_equivalent
+from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.run import train
 from tests.support.live import LIVE_PY, live_bundle, sounds, write_live_app
 
 SOUND = TensorSpec(dtype="int16", shape=(320,), meaning="sound")
@@ -78,7 +78,7 @@ def test_a_rate_is_a_number_of_frames_a_second(rate_hz: Any) -> None:
 def test_what_a_client_may_know_of_it() -> None:
     assert describe(declared())["live"] == {"rate_hz": 8000, "sound": True}
     assert Live(rate_hz=8000).chunk_s(SOUND) == 0.04
-    assert not is_sound(Live(rate_hz=8), SCORES)
+    assert not is_sound(SCORES)
 
 
 def test_by_default_an_event_is_the_output_and_nothing_where_there_is_none() -> None:
@@ -108,10 +108,10 @@ def test_chunks_give_what_the_whole_gives(folder: Path, frames: int) -> None:
     predictor = load(folder / "bundle")
     whole = sounds(2, 641)
     executor = streaming_executor(predictor.application, predictor.module, slots=3, max_rows=2)
-    np.testing.assert_allclose(streamed(executor, whole, frames), predictor.predict(whole), atol=1e-5)
+    np.testing.assert_allclose(run_in_chunks(executor, whole, frames), predictor.predict(whole), atol=1e-5)
     # More signals than rows, in parts.
     many = sounds(5, 400)
-    np.testing.assert_allclose(streamed(executor, many), predictor.predict(many), atol=1e-5)
+    np.testing.assert_allclose(run_in_chunks(executor, many), predictor.predict(many), atol=1e-5)
 
 
 def test_a_bundle_for_another_rate_is_refused(folder: Path) -> None:
@@ -158,16 +158,16 @@ def test_its_exported_step_answers_as_torch_does_and_is_taken_where_it_is_faster
     (graph,) = tmp_path.glob("*.onnx")
     assert steady_graph(graph).is_file()
     for frames in (320, 200, 7):
-        expected = streamed(made("torch").executor, sounds(), frames)
-        np.testing.assert_allclose(streamed(by_onnx.executor, sounds(), frames), expected, atol=1e-5)
+        expected = run_in_chunks(made("torch").executor, sounds(), frames)
+        np.testing.assert_allclose(run_in_chunks(by_onnx.executor, sounds(), frames), expected, atol=1e-5)
     with caplog.at_level("INFO"):
         made("auto")
-    assert "streams are stepped by" in caplog.text
+    assert "executor of the streams:" in caplog.text
     # A network that was refused is run by torch, and the log says why.
     graph.unlink()
     graph.with_suffix(".refused").write_text("as it was")
     assert made("auto").executor.max_rows == 7
-    assert "torch runs hark, since ONNX Runtime cannot: as it was" in caplog.text
+    assert "executor torch for hark, because ONNX Runtime cannot run it: as it was" in caplog.text
 
 
 def stepping(seed: int, run: RunStep | None = None) -> StreamingExecutor:
@@ -181,12 +181,12 @@ GOLDEN = Golden(inputs=np.ones((2, 9, 3), np.float32), outputs=np.ones((2, 9, 4)
 
 
 def test_a_step_that_does_what_the_network_does_is_found_alike() -> None:
-    check_alike(stepping(0), stepping(0), GOLDEN, slots=5)
+    check_equivalent(stepping(0), stepping(0), GOLDEN, slots=5)
 
 
 def test_a_step_of_another_network_is_found_out() -> None:
     with pytest.raises(GoldenMismatch, match="outputs of the exported step differ"):
-        check_alike(stepping(0), stepping(1), GOLDEN, slots=5)
+        check_equivalent(stepping(0), stepping(1), GOLDEN, slots=5)
 
 
 def test_a_step_that_changes_who_has_no_frame_is_found_out() -> None:
@@ -200,7 +200,7 @@ def test_a_step_that_changes_who_has_no_frame_is_found_out() -> None:
         )
 
     with pytest.raises(GoldenMismatch, match="changes the state of a stream that has no new frame"):
-        check_alike(stepping(0, run), stepping(0), GOLDEN, slots=5)
+        check_equivalent(stepping(0, run), stepping(0), GOLDEN, slots=5)
 
 
 def test_a_step_that_gives_other_lengths_is_found_out() -> None:
@@ -212,7 +212,7 @@ def test_a_step_that_gives_other_lengths_is_found_out() -> None:
         return step._replace(length_B=step.length_B.clamp(max=3))
 
     with pytest.raises(GoldenMismatch, match="another number of frames"):
-        check_alike(stepping(0, run), stepping(0), GOLDEN, slots=5)
+        check_equivalent(stepping(0, run), stepping(0), GOLDEN, slots=5)
 
 
 def test_whole_signals_of_one_length_are_learned_from(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.core.application import find_application
-from penstock.core.bundle import found_for
+from penstock.core.bundle import bundle_application
 from penstock.core.decode import decode_image
 from penstock.core.errors import (
     ApplicationError,
@@ -24,7 +24,7 @@ from penstock.core.errors import (
     SourcesChanged,
 )
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.bundle import Bundle
+from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load, load_weights
 from tests.support.small import APP_PY, Small, examples, network, small, write_app, written
 
@@ -193,7 +193,7 @@ def test_an_application_that_moved_is_named(tmp_path: Path, kind: Any) -> None:
     moved = write_app(tmp_path / "new")
     assert load(folder, app=kind(moved)).files.changed_sources(find_application(str(moved))) == []
     with pytest.raises(ApplicationError, match=r"There is no file .*nowhere.py; give the path of an app.py.$"):
-        found_for(load(folder, app=kind(moved)).files, "nowhere.py")
+        bundle_application(load(folder, app=kind(moved)).files, "nowhere.py")
 
 
 def test_changed_sources_are_refused_unless_accepted_and_golden_still_holds(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.serve.logs import JsonFormatter, set_up_logging
-from penstock.serve.settings import Settings
+from penstock.serve.observe.logs import JsonFormatter, set_up_logging
+from penstock.serve.settings import TelemetrySettings
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level, hook = list(root.handlers), root.level, sys.excepthook
     monkeypatch.setattr("sys.stderr", written)
-    set_up_logging(Settings(bundles=(Path("bundle"),), log_format="json"), "penstock")
+    set_up_logging(TelemetrySettings(log_format="json"), "penstock")
     yield written
     logging.captureWarnings(False)
     sys.excepthook = hook

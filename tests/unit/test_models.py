@@ -10,7 +10,7 @@ from torch import nn
 from penstock.core.errors import ApplicationError
 from penstock.models.alexnet import AlexNet
 from penstock.models.flops import flops
-from penstock.models.images import ImageNetwork
+from penstock.models.image_classifier import ImageNetwork
 from penstock.models.mlp import MLP
 from penstock.models.mobile import STAGES, InvertedResidual, MobileNet
 from penstock.models.resnet import Bottleneck, ResNet50

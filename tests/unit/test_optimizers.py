@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint import newest_checkpoint
-from penstock.train.losses import CrossEntropy
-from penstock.train.optimizers import LAMB, LARS, Layerwise
-from penstock.train.placed import Shard
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.checkpoint.state import check_optimizer
+from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.tensor_parallel import WeightSlice
 from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.saver import Saver
-from penstock.train.state import check_optimizer
-from penstock.train.stepper import Stepper
-from penstock.train.trainer import History, Trainer
+from penstock.train.step.capturable_optimizer import CapturableOptimizer
+from penstock.train.step.optimizers import LAMB, LARS, Layerwise
+from penstock.train.trainer import Trainer
 
 Make = Callable[..., Layerwise]
 Reference = Callable[[list[Tensor], list[Tensor], dict[str, Any], int], None]
@@ -133,7 +134,7 @@ def test_a_rate_on_the_device_gives_the_same_bits_as_a_number(make: Make) -> Non
 def test_a_step_whose_gradients_overflowed_leaves_everything_as_it_is(make: Make) -> None:
     weights, undisturbed = weights_of(), weights_of()
     optimizer, other = make(weights, lr=0.1), make(undisturbed, lr=0.1)
-    stepper = Stepper(optimizer, torch.device("cpu"), skips=True)
+    stepper = CapturableOptimizer(optimizer, torch.device("cpu"), skips=True)
     for step, overflows in enumerate((True, False, True, False, True), 1):
         give(weights, step)
         if overflows:
@@ -211,7 +212,7 @@ def test_parts_of_weights_move_as_the_whole_ones_do(make: Make) -> None:
     torch.testing.assert_close(torch.cat([half.detach() for half in halves], 1), matrix.detach(), rtol=1e-6, atol=1e-7)
     assert all(torch.equal(other, bias) for other in biases)
     assert together.sums == 4
-    check_optimizer(both, {"weight": Shard(dim=1, sizes=(4, 2))})
+    check_optimizer(both, {"weight": WeightSlice(dim=1, sizes=(4, 2))})
 
 
 @EACH
@@ -240,11 +241,11 @@ def test_a_network_learns_and_goes_on_from_a_checkpoint(make: Make, tmp_path: Pa
     for step in range(1, 119):
         one.step(batch, step)
     with Saver(tmp_path, one.world) as saver:
-        one.save(saver, History(step=119))
+        save_checkpoint(saver, one, History(step=119))
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     other = trainer()
-    other.restore(checkpoint)
+    restore_checkpoint(checkpoint, other)
     ends = [together.step(batch, 119).item() for together in (one, other)]
     assert ends[0] == ends[1]
     assert ends[0] < 0.4 * first

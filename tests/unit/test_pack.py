@@ -21,8 +21,8 @@ from penstock.core.pack import (
     PackModel,
     PackState,
     digest,
+    pack_json,
     read_pack,
-    sealed,
 )
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
@@ -59,12 +59,12 @@ def write(folder: Path, **changes: Any) -> Pack:
         "files": {name: digest(data) for name, data in contents.items()},
     }
     pack = Pack(**fields | changes)
-    (folder / DESCRIPTION).write_bytes(sealed(pack))
+    (folder / DESCRIPTION).write_bytes(pack_json(pack))
     return pack
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Another description, sealed as if it had been written so."""
+    """Another description, hashed as if it had been written so."""
     import hashlib
 
     fields = json.loads((folder / DESCRIPTION).read_bytes())
@@ -93,11 +93,11 @@ def test_golden_examples_come_one_by_one(tmp_path: Path) -> None:
 def test_golden_pictures_of_several_sizes(tmp_path: Path) -> None:
     raws = {f"raw.{index}": np.zeros((index + 1, 5, 4), np.uint8) for index in range(3)}
     data = save(raws | {"outputs": np.zeros((3, 2), np.float32)})
-    spec = RawSpec(dtype="uint8", shape=(None, None, 4), most=(64, 64, 4), meaning="RGBA")
+    spec = RawSpec(dtype="uint8", shape=(None, None, 4), max_shape=(64, 64, 4), meaning="RGBA")
     pack = write(tmp_path, input=spec, golden_count=3)
     (tmp_path / GOLDEN).write_bytes(data)
     pack = dataclasses.replace(pack, files=pack.files | {GOLDEN: digest(data)})
-    (tmp_path / DESCRIPTION).write_bytes(sealed(pack))
+    (tmp_path / DESCRIPTION).write_bytes(pack_json(pack))
     assert [given.shape[0] for given in read_pack(tmp_path).golden().inputs] == [1, 2, 3]
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from penstock.kernels.common import PRECISIONS
 from penstock.kernels.peer_memory import why_no_peer_memory
-from penstock.train import collectives
-from penstock.train import world as world_module
-from penstock.train.collectives import start_gather, start_scatter
-from penstock.train.gradients import BY_MEMORY_BYTES, Gradients
-from penstock.train.world import World
+from penstock.train.parallel import collectives
+from penstock.train.parallel import world as world_module
+from penstock.train.parallel.buckets import MAX_PEER_MEMORY_BYTES, GradientBuckets
+from penstock.train.parallel.collectives import start_all_gather, start_reduce_scatter
+from penstock.train.parallel.world import World
 
 
 class Memory:
@@ -25,27 +25,27 @@ class Memory:
 
     def __init__(self, takes: bool = True) -> None:
         self.takes = takes
-        self.beside: list[bool] = []
+        self.overlapped: list[bool] = []
         self.waited = 0
         self.totals: list[int] = []
 
     def _wait(self) -> None:
         self.waited += 1
 
-    def gather(self, own: Tensor, whole_R: Tensor, *, beside: bool = False) -> Any:
-        self.beside.append(beside)
+    def all_gather(self, own: Tensor, whole_R: Tensor, *, overlapped: bool = False) -> Any:
+        self.overlapped.append(overlapped)
         whole_R.copy_(own.expand_as(whole_R))
         return self._wait if self.takes else None
 
-    def scatter(self, parts_R: Tensor, own: Tensor, *, beside: bool = False) -> Any:
-        self.beside.append(beside)
+    def reduce_scatter(self, parts_R: Tensor, own: Tensor, *, overlapped: bool = False) -> Any:
+        self.overlapped.append(overlapped)
         own.copy_(2 * parts_R[0])
         return self._wait if self.takes else None
 
-    def total(self, flat: Tensor, *, beside: bool = False) -> Any:
+    def all_reduce(self, flat: Tensor, *, overlapped: bool = False) -> Any:
         if flat.dtype not in PRECISIONS:
             return None
-        self.beside.append(beside)
+        self.overlapped.append(overlapped)
         self.totals.append(flat.nbytes)
         flat.mul_(2)
         return self._wait
@@ -69,7 +69,7 @@ class Sent:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     found = Sent()
-    for name in ("_gather", "_scatter"):
+    for name in ("_all_gather", "_reduce_scatter"):
         monkeypatch.setattr(collectives, name, found)
     monkeypatch.setattr(torch.distributed, "all_reduce", found)
     return found
@@ -77,42 +77,42 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 def of_two(memory: Memory) -> World:
     world = World(0, 2, group=cast(Any, object()), local_size=2)
-    world.memory = world.memory_beside = cast(Any, memory)
+    world.peer_memory = world.gradient_peer_memory = cast(Any, memory)
     return world
 
 
 def test_what_the_memory_takes_goes_nowhere_else(sent: Sent) -> None:
     memory = Memory()
     own = torch.arange(6.0).reshape(2, 3)
-    gathered = start_gather(of_two(memory), "a gather", own.t(), beside=True)
-    scattered = start_scatter(of_two(memory), "a scatter", torch.stack([own, own]))
+    gathered = start_all_gather(of_two(memory), "a gather", own.t(), overlapped=True)
+    scattered = start_reduce_scatter(of_two(memory), "a scatter", torch.stack([own, own]))
     assert torch.equal(gathered(), torch.stack([own.t(), own.t()]))
     assert torch.equal(scattered(), 2 * own)
-    assert (memory.beside, memory.waited, sent.calls) == ([True, False], 2, 0)
+    assert (memory.overlapped, memory.waited, sent.calls) == ([True, False], 2, 0)
 
 
 def test_what_it_does_not_take_goes_by_the_group(sent: Sent) -> None:
     own = torch.arange(6.0)
     world = of_two(Memory(takes=False))
-    assert torch.equal(start_gather(world, "a gather", own)(), torch.full((2, 6), 7.0))
-    assert torch.equal(start_scatter(world, "a scatter", torch.stack([own, own]))(), torch.full((6,), 7.0))
+    assert torch.equal(start_all_gather(world, "a gather", own)(), torch.full((2, 6), 7.0))
+    assert torch.equal(start_reduce_scatter(world, "a scatter", torch.stack([own, own]))(), torch.full((6,), 7.0))
     assert sent.calls == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [4, BY_MEMORY_BYTES // 16 + 64])
+@pytest.mark.parametrize("rows", [4, MAX_PEER_MEMORY_BYTES // 16 + 64])
 def test_small_sums_of_gradients_go_over_the_memory(sent: Sent, rows: int, dtype: torch.dtype) -> None:
     memory, layer = Memory(), torch.nn.Linear(4, rows, bias=False, dtype=dtype)
-    gradients = Gradients(dict(layer.named_parameters()), [], of_two(memory), bucket_bytes=1 << 30)
+    gradients = GradientBuckets(dict(layer.named_parameters()), [], of_two(memory), bucket_bytes=1 << 30)
     gradients.start()
-    gradients.travel()
+    gradients.all_reduce_in_backward()
     layer(torch.ones(1, 4, dtype=dtype)).sum().backward()
     gradients.finish()
     (found,) = gradients.tensors
     by_memory = rows == 4 and dtype == torch.float32
     assert bool((found == (2 if by_memory else 7)).all())
     # They are on their way before anybody waits.
-    assert (memory.beside, memory.waited, sent.calls) == (([True], 1, 0) if by_memory else ([], 0, 1))
+    assert (memory.overlapped, memory.waited, sent.calls) == (([True], 1, 0) if by_memory else ([], 0, 1))
 
 
 @pytest.mark.parametrize(("cut", "aside"), [("1.weight", 1), ("0.weight", 2)])
@@ -123,22 +123,22 @@ def test_what_is_stepped_aside_has_something_beside_it(
     stepped: list[torch.nn.Parameter] = []
     asides: list[int] = []
 
-    def counted(_: Gradients) -> AbstractContextManager[None]:
+    def counted(_: GradientBuckets) -> AbstractContextManager[None]:
         asides.append(1)
         return nullcontext()
 
-    monkeypatch.setattr(Gradients, "_aside", counted)
+    monkeypatch.setattr(GradientBuckets, "_second_stream", counted)
     memory = Memory()
     named = dict(layers.named_parameters())
-    gradients = Gradients(named, [cut], of_two(memory), ready=lambda parameters, _: stepped.extend(parameters))
+    gradients = GradientBuckets(named, [cut], of_two(memory), ready=lambda parameters, _: stepped.extend(parameters))
     gradients.start()
-    gradients.travel()
+    gradients.all_reduce_in_backward()
     layers(torch.ones(1, 4)).sum().backward()
     gradients.finish()
     assert {id(parameter) for parameter in stepped} == {id(parameter) for parameter in named.values()}
     # The weight that is cut always is; the other one if the cut one's gradient is still to be made.
     assert len(asides) == aside
-    assert (memory.beside, memory.waited) == ([False], 1)
+    assert (memory.overlapped, memory.waited) == ([False], 1)
 
 
 def test_who_cannot_share_says_why() -> None:
@@ -146,10 +146,10 @@ def test_who_cannot_share_says_why() -> None:
     world = World()
     assert world.share_memory(wanted=False) == "the recipe has peer_memory=False"
     assert world.share_memory() == "they have no GPUs"
-    assert world.memory is None
+    assert world.peer_memory is None
     of_hosts = World(0, 4, group=cast(Any, object()), local_size=2)
-    of_hosts.total = lambda *values: [float(value) for value in values]  # pyright: ignore[reportAttributeAccessIssue]
-    assert of_hosts.share_memory() == "they are of several hosts"
+    of_hosts.sum_on_host = lambda *values: [float(value) for value in values]  # pyright: ignore[reportAttributeAccessIssue]
+    assert of_hosts.share_memory() == "the GPUs are on several hosts"
 
 
 def test_one_that_cannot_is_everybodys_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +162,10 @@ def test_one_that_cannot_is_everybodys_reason(monkeypatch: pytest.MonkeyPatch) -
         return made[-1]
 
     world = World(0, 2, group=cast(Any, object()), local_size=2)
-    world.total = lambda *values: [float(value) for value in values]  # pyright: ignore[reportAttributeAccessIssue]
+    world.sum_on_host = lambda *values: [float(value) for value in values]  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setattr(world_module, "why_no_peer_memory", lambda *_: None)
     monkeypatch.setattr(world_module, "PeerMemory", fails)
     # Once more: what was made of the first half is nobody's.
     for _ in range(2):
         assert world.share_memory() == "there is no room"
-        assert (world.memory, world.memory_beside) == (None, None)
+        assert (world.peer_memory, world.gradient_peer_memory) == (None, None)

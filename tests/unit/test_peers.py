@@ -3,32 +3,32 @@
 import numpy as np
 import pytest
 
-from benchmarks.peers.contestants import CONTESTANTS, PENSTOCK, chosen
-from benchmarks.peers.run import BEST, CLOSED, FIGURES, Values, lines_of
-from penstock.bench.target import request_bytes
+from benchmarks.peers.run import BEST, CLOSED, FIGURES, Values, measurements_of
+from benchmarks.peers.servers import PENSTOCK, SERVERS, select_servers
+from penstock.bench.load.golden_target import request_bytes
 from penstock.core.errors import BenchError
 
 
 def test_every_peer_is_whole() -> None:
-    for contestant in CONTESTANTS:
-        if contestant is not PENSTOCK:
-            assert set(contestant.tuned) == {"cnn", "mlp"}
+    for server in SERVERS:
+        if server is not PENSTOCK:
+            assert set(server.tuning) == {"cnn", "mlp"}
             for name in ("server.py", "requirements.txt", "README.md"):
-                assert (contestant.folder / name).is_file(), contestant.folder / name
-            lines = (contestant.folder / "requirements.txt").read_text().splitlines()
+                assert (server.folder / name).is_file(), server.folder / name
+            lines = (server.folder / "requirements.txt").read_text().splitlines()
             assert all("==" in line and not line.startswith("torch==") for line in lines)
 
 
 def test_an_unknown_server_is_refused_by_name() -> None:
     with pytest.raises(BenchError, match="there is no server 'nginx'"):
-        chosen(["nginx"])
-    assert chosen([]) == CONTESTANTS
+        select_servers(["nginx"])
+    assert select_servers([]) == SERVERS
 
 
 def test_penstocks_line_stands_beside_the_best_peers() -> None:
-    mosec, triton = chosen(["mosec", "triton"])
+    mosec, triton = select_servers(["mosec", "triton"])
     values: Values = {(PENSTOCK, CLOSED): [3.0, 5.0, 4.0], (mosec, CLOSED): [2.0], (triton, CLOSED): [1.0]}
-    ours, *theirs = lines_of("cnn", values, "the command")
+    ours, *theirs = measurements_of("cnn", values, "the command")
     assert ours.median == 4.0
     assert ours.peer is not None
     assert (ours.peer.name, ours.peer.ratio) == ("Mosec", 2.0)
@@ -36,8 +36,8 @@ def test_penstocks_line_stands_beside_the_best_peers() -> None:
 
 
 def test_a_peer_that_keeps_no_budget_makes_no_ratio() -> None:
-    (mosec,) = chosen(["mosec"])
-    ours, _ = lines_of("cnn", {(PENSTOCK, BEST): [3.0], (mosec, BEST): [0.0]}, "the command")
+    (mosec,) = select_servers(["mosec"])
+    ours, _ = measurements_of("cnn", {(PENSTOCK, BEST): [3.0], (mosec, BEST): [0.0]}, "the command")
     assert ours.peer is None
     assert BEST in FIGURES
 

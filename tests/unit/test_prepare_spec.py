@@ -19,7 +19,7 @@ PICTURE: dict[str, Any] = {
     "dtype": "uint8",
     "shape": (None, None, 4),
     "meaning": "a picture, RGBA",
-    "most": (40, 40, 4),
+    "max_shape": (40, 40, 4),
 }
 RAW = RawSpec(**PICTURE)
 
@@ -31,11 +31,11 @@ def decode(body: bytes, content_type: str) -> Any:
 def test_a_raw_spec_survives_json() -> None:
     assert RawSpec.from_json(json.loads(json.dumps(RAW.to_json()))) == RAW
     assert RAW.describe() == "uint8[any, any, 4]"
-    assert RAW.most_bytes == 40 * 40 * 4
+    assert RAW.max_bytes == 40 * 40 * 4
 
 
 def test_a_fixed_shape_needs_no_most() -> None:
-    assert RawSpec(dtype="float32", shape=(3,), meaning="three").most == (3,)
+    assert RawSpec(dtype="float32", shape=(3,), meaning="three").max_shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_a_fixed_shape_needs_no_most() -> None:
         ({"shape": ()}, r"has shape \(\); it must be a tuple"),
         ({"shape": (None, 0)}, r"has shape \(None, 0\)"),
         ({"shape": [None, 4]}, r"has shape \[None, 4\]"),
-        ({"most": ()}, "name the largest size of each dimension"),
-        ({"most": (40, 40)}, "name the largest size of each dimension"),
-        ({"most": (40, 40, 3)}, "name the largest size of each dimension"),
-        ({"most": (40, None, 4)}, "name the largest size of each dimension"),
+        ({"max_shape": ()}, "name the largest size of each dimension"),
+        ({"max_shape": (40, 40)}, "name the largest size of each dimension"),
+        ({"max_shape": (40, 40, 3)}, "name the largest size of each dimension"),
+        ({"max_shape": (40, None, 4)}, "name the largest size of each dimension"),
     ],
 )
 def test_a_wrong_raw_spec_says_what_is_right(fields: dict[str, Any], sentence: str) -> None:
@@ -72,13 +72,13 @@ def test_another_raw_array_is_refused(raw: Any, error: type[Exception], sentence
 
 
 def test_a_fraction_that_is_no_number_is_refused() -> None:
-    spec = RawSpec(dtype="float32", shape=(None,), meaning="numbers", most=(4,))
+    spec = RawSpec(dtype="float32", shape=(None,), meaning="numbers", max_shape=(4,))
     assert spec.check(np.ones(4, np.float32)).shape == (4,)
     with pytest.raises(InvalidInput, match="NaN or infinity"):
         spec.check(np.array([np.nan], np.float32))
 
 
-@pytest.mark.parametrize("change", [{"more": 1}, {"most": None}, {"dtype": "words"}])
+@pytest.mark.parametrize("change", [{"more": 1}, {"max_shape": None}, {"dtype": "words"}])
 def test_a_damaged_raw_spec_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BundleCorrupt, match="raw spec is not readable"):
         RawSpec.from_json(RAW.to_json() | change)
@@ -125,7 +125,7 @@ def test_the_module_of_a_prepare_is_found_by_its_path_and_is_a_source(tmp_path: 
     accepts=("image/png",),
     prepare=Prepare(
         module="resizing:Resize",
-        raw=RawSpec(dtype="uint8", shape=(None, 4), meaning="rows", most=(9, 4)),
+        raw=RawSpec(dtype="uint8", shape=(None, 4), meaning="rows", max_shape=(9, 4)),
     ),""",
     )
     file = write_app(tmp_path, text)

@@ -1,4 +1,4 @@
-"""How a request says that it is of the second class: a header, and a parameter of the Open Inference Protocol."""
+"""Low priority of a request: a header, and a parameter of the Open Inference Protocol."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from penstock.core.errors import InvalidInput
-from penstock.serve.protocols.inference_v2 import parse_infer
-from penstock.serve.protocols.plain import is_background
-from penstock.serve.wire import Head, Request
+from penstock.serve.exchange.budget import is_low_priority
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.http.oip_http import parse_infer
 from tests.support.small import FOUR, THREE
 
 
@@ -23,13 +23,13 @@ def background(parameters: dict[str, Any]) -> bool:
     [(None, False), ("interactive", False), ("background", True), ("Background", True), ("INTERACTIVE", False)],
 )
 def test_the_header_names_the_class(text: str | None, second: bool) -> None:
-    assert is_background(text) is second
+    assert is_low_priority(text) is second
 
 
 @pytest.mark.parametrize("text", ["", "low", "1", "background, background", "hintergrund"])
 def test_another_class_is_refused_with_the_two_that_there_are(text: str) -> None:
     with pytest.raises(InvalidInput, match="must be interactive or background"):
-        is_background(text)
+        is_low_priority(text)
 
 
 @pytest.mark.parametrize(("priority", "second"), [(None, False), (0, False), (1, False), (2, True), (2**40, True)])

@@ -12,28 +12,29 @@ import pytest
 from penstock.core.application import Application, describe
 from penstock.core.errors import InvalidInput, Overloaded, TooLarge, UnsupportedContent
 from penstock.core.live import WAV, Live
-from penstock.core.sound import decoder_of
+from penstock.core.sound import sound_decoder
 from penstock.core.spec import TensorSpec
-from penstock.serve.protocols.recording import PIECE_BYTES, Plan, chunks_of
-from penstock.serve.wire import Head, Request
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.http.recording import PIECE_BYTES, RecordingCall, chunks_of
+from penstock.serve.streams.actions import PushChunk
 
 RAW = "application/octet-stream"
 SOUND = TensorSpec(dtype="int16", shape=(320,), meaning="sound", name="sound")
 WIDE = TensorSpec(dtype="float32", shape=(5, 2), meaning="two sensors", labels=("x", "y"), name="wide")
 
 
-def cut(chunks: Iterator[tuple[bytes, int, bool]], spec: TensorSpec) -> tuple[bytes, list[int]]:
+def cut(chunks: Iterator[PushChunk], spec: TensorSpec) -> tuple[bytes, list[int]]:
     found = list(chunks)
-    assert [last for _, _, last in found] == [False] * (len(found) - 1) + [True]
+    assert [chunk.last for chunk in found] == [False] * (len(found) - 1) + [True]
     size = spec.nbytes // spec.shape[0]
-    assert all(len(samples) == frames * size for samples, frames, _ in found)
-    return b"".join(samples for samples, _, _ in found), [frames for _, frames, _ in found]
+    assert all(len(chunk.samples) == chunk.frames * size for chunk in found)
+    return b"".join(chunk.samples for chunk in found), [chunk.frames for chunk in found]
 
 
 @pytest.mark.parametrize("frames", [0, 1, 319, 320, 321, 640, 3 * PIECE_BYTES // 2, PIECE_BYTES // 2 // 320 * 320])
 def test_a_recording_is_cut_into_whole_chunks(frames: int) -> None:
     sound = np.random.default_rng(1).integers(-30_000, 30_000, frames).astype("<i2").tobytes()
-    for decoder in (None, decoder_of("raw", None, 16_000)):
+    for decoder in (None, sound_decoder("raw", None, 16_000)):
         body, sizes = cut(chunks_of(decoder, sound, SOUND), SOUND)
         assert body == sound
         assert set(sizes[:-1]) <= {320}
@@ -54,9 +55,9 @@ def test_frames_of_several_numbers_are_cut_between_them() -> None:
 
 def test_a_recording_is_no_longer_than_its_own_application_takes() -> None:
     served = SimpleNamespace(name="hark", streams=object(), application=SimpleNamespace(max_body_bytes=1_000))
-    plan = Plan(cast(Any, served), "application/octet-stream")
+    plan = RecordingCall(cast(Any, served), "application/octet-stream")
     with pytest.raises(TooLarge, match="has 1,002 bytes; 'hark' takes 1,000 at most"):
-        plan.infer(Request(Head("POST", "/v1/apps/hark", {}), bytes(1_002)), lambda response: None)
+        plan.handle(Request(Head("POST", "/v1/apps/hark", {}), bytes(1_002)), lambda response: None)
 
 
 def wav() -> bytes:
@@ -83,4 +84,6 @@ def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSp
     for content_type in (*WAV, RAW, "application/json", "audio/mpeg"):
         body = wav() if content_type in WAV else bytes(640)
         with pytest.raises(Overloaded if content_type in told else UnsupportedContent):
-            Plan(cast(Any, served), content_type).infer(Request(Head("POST", "/", {}), body), lambda response: None)
+            RecordingCall(cast(Any, served), content_type).handle(
+                Request(Head("POST", "/", {}), body), lambda response: None
+            )

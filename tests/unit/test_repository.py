@@ -9,10 +9,10 @@ from typing import Any, final
 import pytest
 
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
-from penstock.serve import repository as module
-from penstock.serve.messages import Loaded, Order
-from penstock.serve.models import RESTARTING, ModelState
-from penstock.serve.repository import Memory, ModelRepository
+from penstock.serve.control import repository as module
+from penstock.serve.control.repository import ModelRepository, TableMemory
+from penstock.serve.messages import RESTARTING, LoadModel, ModelLoaded, ModelState
+from penstock.serve.settings import ModelSettings
 
 
 @final
@@ -26,22 +26,22 @@ class Sides:
         self.engines = engines or (0,)
         self.fails: list[Exception | None] = []
         self.attach_fails: list[Exception | None] = []
-        self.while_loading: Callable[[Order, int], None] = lambda order, engine: None
-        self.while_attaching: Callable[[Loaded], None] = lambda loaded: None
+        self.while_loading: Callable[[LoadModel, int], None] = lambda command, engine: None
+        self.while_attaching: Callable[[ModelLoaded], None] = lambda loaded: None
         self.tables: dict[int, int] = {}
         self.answering: dict[str, set[int]] = {}
         self.models: dict[int, int] = {}
         self.states: tuple[ModelState, ...] = ()
 
-    async def load(self, order: Order, engine: int) -> tuple[Loaded, Memory]:
+    async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         await asyncio.sleep(0)
-        self.while_loading(order, engine)
+        self.while_loading(command, engine)
         if self.fails and (error := self.fails.pop(0)) is not None:
             raise error
-        self.tables[order.key] = engine
-        self.models[order.key] = order.model
-        loaded = Loaded(
-            order=replace(order, name=order.name or "only"),
+        self.tables[command.key] = engine
+        self.models[command.key] = command.model
+        loaded = ModelLoaded(
+            command=replace(command, name=command.name or "only"),
             engine=engine,
             device="cpu",
             slots=8,
@@ -49,28 +49,28 @@ class Sides:
             bundle_hash="",
             application="",
         )
-        return loaded, order.key
+        return loaded, command.key
 
     async def unload(self, key: int) -> None:
         self.tables.pop(key, None)
 
-    async def attach(self, loaded: Loaded, memory: Memory) -> None:
-        order = loaded.order
+    async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
+        command = loaded.command
         await asyncio.sleep(0)
         self.while_attaching(loaded)
-        if order.key not in self.tables:
+        if command.key not in self.tables:
             raise EngineLost("it ended")
         if self.attach_fails and (error := self.attach_fails.pop(0)) is not None:
             raise error
-        others = {key for key in self.answering.get(order.name, ()) if self.models[key] == order.model}
-        self.answering[order.name] = others | {order.key}
+        others = {key for key in self.answering.get(command.name, ()) if self.models[key] == command.model}
+        self.answering[command.name] = others | {command.key}
 
     async def retire(self, key: int) -> None:
         left = {name: keys - {key} for name, keys in self.answering.items()}
         self.answering = {name: keys for name, keys in left.items() if keys}
         await asyncio.sleep(0)
 
-    def tell(self, states: tuple[ModelState, ...]) -> None:
+    def publish_states(self, states: tuple[ModelState, ...]) -> None:
         self.states = states
 
     def state(self, name: str) -> tuple[str, str]:
@@ -78,7 +78,7 @@ class Sides:
 
     def die(self, engine: int, repository: ModelRepository) -> None:
         self.tables = {key: there for key, there in self.tables.items() if there != engine}
-        repository.lose(engine)
+        repository.drop_engine(engine)
 
     def serving(self, name: str) -> set[int]:
         """The engines whose tables answer to a name."""
@@ -87,7 +87,7 @@ class Sides:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "MIN_RETRY_S", 0.01)
 
 
 @pytest.fixture
@@ -104,16 +104,16 @@ def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_an_engine_that_dies_again_while_it_loads_loses_no_model(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
-        repository.lose(0)
+        repository.drop_engine(0)
         assert sides.state("first") == ("LOADING", RESTARTING)
         sides.fails = [EngineLost("it died")]
         await repository.restore(0)
         assert repository.loaded == []
-        repository.lose(0)
+        repository.drop_engine(0)
         await repository.restore(0)
-        assert {loaded.order.name for loaded, _ in repository.loaded} == {"first", "second"}
+        assert {loaded.command.name for loaded, _ in repository.loaded} == {"first", "second"}
         assert sides.state("first") == sides.state("second") == ("READY", "")
 
     run(scene)
@@ -122,16 +122,16 @@ def test_an_engine_that_dies_again_while_it_loads_loses_no_model(models: Path) -
 def test_what_was_served_is_tried_until_it_loads_again(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
-        repository.lose(0)
+        repository.drop_engine(0)
         sides.fails = [
             ServeError("too slow just now"),
             ServeError("too slow just now"),
             ServeError("too slow just now"),
         ]
         await repository.restore(0)
-        assert {loaded.order.name for loaded, _ in repository.loaded} == {"first", "second"}
+        assert {loaded.command.name for loaded, _ in repository.loaded} == {"first", "second"}
 
     run(scene)
 
@@ -140,7 +140,7 @@ def test_what_was_served_is_tried_until_it_loads_again(models: Path) -> None:
 def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path, engines: tuple[int, ...]) -> None:
     async def scene() -> None:
         sides = Sides(*engines)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         before, tables = dict(sides.answering), dict(sides.tables)
         # The last of its replicas.
@@ -156,9 +156,9 @@ def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path
 def test_changes_while_the_engine_is_gone(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
-        repository.lose(0)
+        repository.drop_engine(0)
         await repository.unload("first")
         assert sides.state("first") == ("UNAVAILABLE", "unloaded")
         assert "first" not in sides.answering
@@ -171,7 +171,7 @@ def test_changes_while_the_engine_is_gone(models: Path) -> None:
         with pytest.raises(Overloaded):
             await repository.load("first")
         await repository.restore(0)
-        assert [loaded.order.name for loaded, _ in repository.loaded] == ["second"]
+        assert [loaded.command.name for loaded, _ in repository.loaded] == ["second"]
 
     run(scene)
 
@@ -179,7 +179,7 @@ def test_changes_while_the_engine_is_gone(models: Path) -> None:
 def test_every_engine_has_every_model_and_a_replacement(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1, 2)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         assert sides.serving("first") == sides.serving("second") == {0, 1, 2}
         before = sides.answering["first"]
@@ -197,7 +197,7 @@ def test_every_engine_has_every_model_and_a_replacement(models: Path) -> None:
 def test_a_model_is_ready_as_long_as_one_engine_has_it(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         kept = {key for key, engine in sides.tables.items() if engine == 0}
         sides.die(1, repository)
@@ -220,7 +220,7 @@ def test_a_model_is_ready_as_long_as_one_engine_has_it(models: Path) -> None:
 def test_what_one_engine_cannot_load_none_serves(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         before, tables = dict(sides.answering), dict(sides.tables)
         sides.fails = [None, ServeError("engine 1 on cuda:1: no memory")]
@@ -240,14 +240,14 @@ def test_what_one_engine_cannot_load_none_serves(models: Path) -> None:
 def test_an_engine_that_dies_while_a_model_comes_leaves_it_to_the_others(models: Path, moment: str) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         before = sides.answering["first"]
         deaths: list[int] = []
 
-        def die(loaded: Order | Loaded, engine: int = 0) -> None:
+        def die(loaded: LoadModel | ModelLoaded, engine: int = 0) -> None:
             # When the other engine's is attached, the first one's was.
-            if not deaths and (isinstance(loaded, Order) or loaded.engine == 1):
+            if not deaths and (isinstance(loaded, LoadModel) or loaded.engine == 1):
                 deaths.append(1 if moment == "loading" else 0)
                 sides.die(deaths[0], repository)
 
@@ -271,11 +271,11 @@ def test_an_engine_that_dies_while_a_model_comes_leaves_it_to_the_others(models:
 def test_engines_that_all_die_while_a_model_comes_leave_the_version_before(models: Path, moment: str) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         (models / "first" / "2").mkdir()
 
-        def die(loaded: Loaded) -> None:
+        def die(loaded: ModelLoaded) -> None:
             for engine in (0, 1):
                 sides.die(engine, repository)
 
@@ -289,7 +289,7 @@ def test_engines_that_all_die_while_a_model_comes_leave_the_version_before(model
         for engine in (0, 1):
             await repository.restore(engine)
         assert sides.serving("first") == {0, 1}
-        assert {loaded.order.version for loaded, _ in repository.loaded} == {"1"}
+        assert {loaded.command.version for loaded, _ in repository.loaded} == {"1"}
 
     run(scene)
 
@@ -297,7 +297,7 @@ def test_engines_that_all_die_while_a_model_comes_leave_the_version_before(model
 def test_an_engine_that_comes_back_takes_nothing_before_all_its_models_are_loaded(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         sides.die(1, repository)
         loaded: list[int] = []
@@ -319,7 +319,7 @@ def test_an_engine_that_comes_back_takes_nothing_before_all_its_models_are_loade
 def test_an_engine_that_dies_between_loading_and_serving_serves_nothing(models: Path, restarted: bool) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         if restarted:
             sides.die(1, repository)
@@ -328,8 +328,8 @@ def test_an_engine_that_dies_between_loading_and_serving_serves_nothing(models: 
         async def die() -> None:
             sides.die(1, repository)
 
-        def die_soon(order: Order, engine: int) -> None:
-            if engine == 1 and order.name == "second" and not deaths:
+        def die_soon(command: LoadModel, engine: int) -> None:
+            if engine == 1 and command.name == "second" and not deaths:
                 deaths.append(asyncio.create_task(die()))
 
         sides.while_loading = die_soon
@@ -346,13 +346,13 @@ def test_what_is_unloaded_or_replaced_while_an_engine_comes_back_is_let_go_there
     async def scene() -> None:
         sides = Sides(0, 1)
         (models / "third" / "1").mkdir(parents=True)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         sides.die(1, repository)
         changes: list[asyncio.Task[None]] = []
 
-        def change(order: Order, engine: int) -> None:
-            if order.name == "third" and not changes:
+        def change(command: LoadModel, engine: int) -> None:
+            if command.name == "third" and not changes:
                 changes.append(asyncio.create_task(repository.unload("first")))
                 changes.append(asyncio.create_task(repository.load("second")))
 
@@ -370,13 +370,13 @@ def test_what_is_unloaded_or_replaced_while_an_engine_comes_back_is_let_go_there
 def test_an_engine_that_comes_back_during_a_load_gets_that_model_too(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         sides.die(1, repository)
         sides.engines = (0,)
         restored: list[asyncio.Task[None]] = []
 
-        def come_back(order: Order, engine: int) -> None:
+        def come_back(command: LoadModel, engine: int) -> None:
             if not restored:
                 sides.engines = (0, 1)
                 restored.append(asyncio.create_task(repository.restore(1)))
@@ -393,7 +393,7 @@ def test_an_engine_that_comes_back_during_a_load_gets_that_model_too(models: Pat
 def test_models_of_a_lost_engine_can_be_replaced_while_it_is_gone(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository((), models, sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
         await repository.load_all()
         sides.die(0, repository)
         sides.engines = (1,)
@@ -405,7 +405,7 @@ def test_models_of_a_lost_engine_can_be_replaced_while_it_is_gone(models: Path) 
         await repository.restore(0)
         assert sides.serving("first") == {0, 1}
         assert before.isdisjoint(sides.answering["first"])
-        versions = {loaded.order.version for loaded, _ in repository.loaded if loaded.order.name == "first"}
+        versions = {loaded.command.version for loaded, _ in repository.loaded if loaded.command.name == "first"}
         assert versions == {"2"}
 
     run(scene)

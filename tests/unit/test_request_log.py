@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Overloaded, TooLarge
-from penstock.serve.access import Access, Keys
-from penstock.serve.connection import Answer, refused
-from penstock.serve.logs import JsonFormatter
-from penstock.serve.request_log import RequestLog, log
-from penstock.serve.wire import Head, Request, Response
+from penstock.serve.exchange.access import Access, Keys
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Response, refused
+from penstock.serve.observe.logs import JsonFormatter
+from penstock.serve.observe.request_log import RequestLog, log
 from tests.support.clock import Clock
 
 KEY = "anna-0123456789abcdef"

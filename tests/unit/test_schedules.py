@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.core.errors import TrainError
-from penstock.train.schedules import Schedule, warm_up_cosine, warm_up_steps
+from penstock.train.step.schedules import Schedule, warm_up_cosine, warm_up_steps
 
 
 def rates(schedule: Schedule, steps: int, peak: float = 0.5) -> list[float]:

@@ -12,15 +12,16 @@ from penstock.core.errors import ComputeFailed, DeadlineImpossible, InvalidInput
 from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.executor import Executor
-from penstock.serve.costs import Costs
-from penstock.serve.engine import Engine
-from penstock.serve.frontend import Frontend
-from penstock.serve.protocols import grpc_v2_pb2 as pb
-from penstock.serve.protocols.grpc_messages import infer_response, parse_infer
-from penstock.serve.protocols.infer import frames_of, place_of
-from penstock.serve.sequences import MOST_WAITING, Place, Sequences, frame_of
-from penstock.serve.slots import ENGINE_LOST, STREAMS_BROKEN, STREAMS_OPEN, SlotTable, TableLayout
-from penstock.serve.streams import Streams
+from penstock.serve.engine.engine import Engine
+from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.grpc import oip_v2_pb2 as pb
+from penstock.serve.grpc.conversion import infer_response, parse_infer
+from penstock.serve.oip.inference import frames_of, place_of
+from penstock.serve.streams.sequences import MAX_WAITING, SequencePlace, Sequences, frame_of
+from penstock.serve.streams.streams import Streams
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import ENGINE_LOST, STREAMS_BROKEN, STREAMS_OPEN, SlotTable, TableLayout
+from tests.support.clock import idle_loop
 from tests.support.toys import POINT, TOTAL, Countdown, Doubler, RunningSum
 
 MS, S = 1_000_000, 1_000_000_000
@@ -38,14 +39,14 @@ class Server:
         )
         self.table = SlotTable.private(TableLayout(slots=SLOTS, chunks=2, input=POINT, output=TOTAL))
         self.engine = Engine(executor, self.table, budget_ns=50 * MS, clock_ns=lambda: self.ns, costs=curve)
-        self.frontend = Frontend(self.table, budget_ns=50 * MS, wake=lambda: None)
+        self.frontend = TableWriter(self.table, budget_ns=50 * MS, wake=lambda: None)
         self.streams = Streams(
             name="sums",
             application=application,
             frontend=self.frontend,
             table=self.table,
             budget_ns=50 * MS,
-            arrived=lambda now_ns: now_ns,
+            batch_loop=idle_loop(lambda: self.ns),
             now_ns=lambda: self.ns,
             why=lambda status, budget_ns: ComputeFailed(f"status {status}, budget {budget_ns}"),
         )
@@ -56,9 +57,9 @@ class Server:
         self, said: str, *values: float, name: int | str = 7, flags: str = "", owner: str = "", **options: Any
     ) -> Callable[[], None]:
         """Send one chunk; `flags` has S for the start and E for the end."""
-        place = Place(name, "S" in flags, "E" in flags)
+        place = SequencePlace(name, "S" in flags, "E" in flags)
         chunk = np.array(values, np.float32)
-        return self.sequences.put(place, chunk, partial(self._finished, said), owner=owner, **options)
+        return self.sequences.put(place, chunk, partial(self._finished, said), self.ns, owner=owner, **options)
 
     def _finished(self, said: str, result: Array | RequestError) -> None:
         self.answers.append((said, result if isinstance(result, RequestError) else result.tolist()))
@@ -170,7 +171,7 @@ def test_who_hears_of_a_second_start_may_start_it_too(server: Server) -> None:
     def again(result: Array | RequestError) -> None:
         server.ask("inner", 3, 3, flags="S")
 
-    server.sequences.put(Place(7, False, False), np.ones(2, np.float32), again)
+    server.sequences.put(SequencePlace(7, False, False), np.ones(2, np.float32), again, server.ns)
     server.ask("outer", 2, 2, flags="S")
     answers = dict(server.run())
     assert isinstance(answers["inner"], InvalidInput)
@@ -231,11 +232,11 @@ def test_what_cannot_be_carried_is_refused_and_holds_nothing(server: Server) -> 
         server.ask("one too many", 1, name="more", flags="S")
     assert raised.value.retry_after_s > 0
     assert len(server.sequences) == SLOTS
-    for _ in range(MOST_WAITING - 1):
+    for _ in range(MAX_WAITING - 1):
         server.ask("ahead", 1, name=1)
     with pytest.raises(Overloaded, match="256 requests of Sequence 1 wait"):
         server.ask("too far ahead", 1, name=1)
-    assert len(server.run()) == SLOTS + MOST_WAITING - 1
+    assert len(server.run()) == SLOTS + MAX_WAITING - 1
 
 
 def test_no_more_than_the_costs_allow() -> None:
@@ -296,12 +297,12 @@ def test_a_server_that_goes_down_begins_nothing(server: Server) -> None:
         ({}, None),
         ({"sequence_id": 0, "sequence_start": True}, None),
         ({"sequence_id": ""}, None),
-        ({"sequence_id": 5}, Place(5, False, False)),
-        ({"sequence_id": "a", "sequence_start": True, "sequence_end": False}, Place("a", True, False)),
-        ({"sequence_id": (1 << 64) - 1, "sequence_end": True}, Place((1 << 64) - 1, False, True)),
+        ({"sequence_id": 5}, SequencePlace(5, False, False)),
+        ({"sequence_id": "a", "sequence_start": True, "sequence_end": False}, SequencePlace("a", True, False)),
+        ({"sequence_id": (1 << 64) - 1, "sequence_end": True}, SequencePlace((1 << 64) - 1, False, True)),
     ],
 )
-def test_a_place_in_a_sequence(parameters: dict[str, Any], place: Place | None) -> None:
+def test_a_place_in_a_sequence(parameters: dict[str, Any], place: SequencePlace | None) -> None:
     assert place_of(parameters) == place
 
 
@@ -380,7 +381,7 @@ def test_a_chunk_by_grpc_is_raw_or_typed(frames: int, raw: bool) -> None:
     request.parameters["sequence_end"].bool_param = True
     infer = parse_infer(request, frame_of(SOUND), TOTAL, 320, count=frames_of)
     assert infer.chunks.tolist() == sound.tolist()
-    assert (infer.batched, infer.place) == (True, Place("a", False, True))
+    assert (infer.batched, infer.place) == (True, SequencePlace("a", False, True))
     response = infer_response(infer, np.zeros((1, 0, 2), np.float32), "hark", "1", TOTAL)
     assert list(response.outputs[0].shape) == [1, 0, 2]
     assert bool(response.raw_output_contents) is raw

@@ -9,11 +9,11 @@ import pytest
 
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
-from penstock.train.data import example_seeds
-from penstock.train.examples import ArraySet, Examples
-from penstock.train.image_folder import ImageFolder
-from penstock.train.shard_writer import write_shards
-from penstock.train.shards import Shards
+from penstock.train.data.examples import ArraySet, Examples
+from penstock.train.data.image_folder import ImageFolder
+from penstock.train.data.sampler import example_seeds
+from penstock.train.data.shard_writer import write_shards
+from penstock.train.data.shards import Shards
 from tests.support.examples import Counted
 from tests.support.pictures import COLOUR, picture_folder
 
@@ -204,7 +204,7 @@ def test_a_disk_that_fails_below_a_shard_makes_its_examples_bad(
     def failing(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("penstock.train.shards.os.preadv", failing)
+    monkeypatch.setattr("penstock.train.data.shards.os.preadv", failing)
     with pytest.raises(BadExample, match=r"cannot be read \(Input/output error\); write the shards again"):
         shards.read(np.arange(2), example_seeds(0, np.zeros(2, np.int64), np.arange(2)), shards.empty(2))
 
@@ -221,7 +221,7 @@ def test_bad_examples_stop_the_writing_or_are_left_out(tmp_path: Path) -> None:
     inputs, targets = read(Shards(tmp_path / "shards"), list(range(18)))
     assert inputs[:, 0].tolist() == [index for index in range(20) if index not in (3, 17)]
     assert (targets == 10 * inputs[:, 0]).all()
-    with pytest.raises(TrainError, match="is there already"):
+    with pytest.raises(TrainError, match="exists; choose"):
         write_shards(examples, tmp_path / "shards", on_bad="skip")
     with pytest.raises(TrainError, match="none of 2 examples can be read; the first: example 0"):
         write_shards(Counted(2, bad=(0, 1)), tmp_path / "none", on_bad="skip")

@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.bench.simulation import POLICIES, Machine, Trace, fixed_delay, in_time, optimum
-from penstock.bench.traces import KINDS, generated, recorded
+from benchmarks.acceptance.arrival_traces import KINDS, generated, recorded
+from benchmarks.acceptance.simulation import POLICIES, ArrivalTrace, SimulatedMachine, fixed_delay, in_time, optimum
 from penstock.core.errors import BenchError
 
-SMALL = Machine(name="small", overhead_ms=4.0, row_ms=1.0, most=3)
+SMALL = SimulatedMachine(name="small", overhead_ms=4.0, row_ms=1.0, max_batch=3)
 
 
-def best_by_trying_everything(trace: Trace, machine: Machine) -> int:
+def best_by_trying_everything(trace: ArrivalTrace, machine: SimulatedMachine) -> int:
     """Every choice of requests, cut into batches in every way, each batch as early as it can be."""
 
     def feasible(chosen: tuple[int, ...], now: float) -> bool:
         if not chosen:
             return True
-        for size in range(1, min(machine.most, len(chosen)) + 1):
+        for size in range(1, min(machine.max_batch, len(chosen)) + 1):
             end = max(now, trace.arrival_s[chosen[size - 1]]) + machine.batch_s(size)
             if end <= trace.deadline_s[chosen[0]] and feasible(chosen[size:], end):
                 return True
@@ -37,13 +37,13 @@ def best_by_trying_everything(trace: Trace, machine: Machine) -> int:
 def test_the_optimum_is_what_trying_everything_finds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrivals = np.sort(rng.uniform(0, 0.03, 8))
-    trace = Trace(name="tiny", arrival_s=arrivals, budget_s=np.full(8, rng.uniform(0.006, 0.02)))
+    trace = ArrivalTrace(name="tiny", arrival_s=arrivals, budget_s=np.full(8, rng.uniform(0.006, 0.02)))
     assert optimum(trace, SMALL) == best_by_trying_everything(trace, SMALL)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_policy_beats_the_optimum_and_light_loads_are_all_kept(kind: str) -> None:
-    machine = Machine(name="steady", overhead_ms=1.0, row_ms=0.2, most=16)
+    machine = SimulatedMachine(name="steady", overhead_ms=1.0, row_ms=0.2, max_batch=16)
     for load in (0.3, 2.0):
         trace = generated(kind, load * machine.capacity, 200 / (load * machine.capacity), 0)
         best = optimum(trace, machine)
@@ -55,15 +55,15 @@ def test_no_policy_beats_the_optimum_and_light_loads_are_all_kept(kind: str) -> 
 
 
 def test_the_scheduler_keeps_more_than_the_others_under_overload() -> None:
-    machine = Machine(name="steady", overhead_ms=1.0, row_ms=0.2, most=16)
+    machine = SimulatedMachine(name="steady", overhead_ms=1.0, row_ms=0.2, max_batch=16)
     trace = generated("steady", 2 * machine.capacity, 0.3, 0)
     kept = {name: in_time(trace, policy(trace, machine, 0)) for name, policy in POLICIES.items()}
     assert kept["penstock"] > max(count for name, count in kept.items() if name != "penstock")
 
 
 def test_fixed_delay_waits_for_its_batch_and_no_longer() -> None:
-    machine = Machine(name="exact", overhead_ms=1.0, row_ms=0.0, most=4)
-    trace = Trace(name="three", arrival_s=np.array([0.0, 0.001, 0.1]), budget_s=np.full(3, 1.0))
+    machine = SimulatedMachine(name="exact", overhead_ms=1.0, row_ms=0.0, max_batch=4)
+    trace = ArrivalTrace(name="three", arrival_s=np.array([0.0, 0.001, 0.1]), budget_s=np.full(3, 1.0))
     answered_s = fixed_delay(2, 50.0)(trace, machine, 0)
     assert answered_s[0] == answered_s[1] == pytest.approx(0.002, rel=0.3)
     assert answered_s[2] == pytest.approx(0.151, rel=0.05)

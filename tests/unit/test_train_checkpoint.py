@@ -14,25 +14,25 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.bench import checkpoints
+from benchmarks.acceptance import checkpoint_stall
 from penstock.core.errors import BenchError, TrainError
-from penstock.train import checkpoint as checkpoint_module
-from penstock.train import saver as saver_module
-from penstock.train.checkpoint import (
-    announce,
+from penstock.train.checkpoint import format as checkpoint_module
+from penstock.train.checkpoint import saver as saver_module
+from penstock.train.checkpoint.format import (
     file_of,
     manifest_of,
+    mark_written,
     newest_checkpoint,
     parameter_hash,
     publish,
     read_checkpoint,
     write_blocks,
 )
-from penstock.train.placed import Shard
-from penstock.train.saver import Saver
-from penstock.train.snapshot import Copy, Part, keepers, split
-from penstock.train.stored import Stored, read_whole
-from penstock.train.world import World
+from penstock.train.checkpoint.lazy_tensors import StoredTensor, read_tensors
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.checkpoint.snapshot import HostCopy, SlicedTensor, split, writers_of
+from penstock.train.parallel.tensor_parallel import WeightSlice
+from penstock.train.parallel.world import World
 
 STATE: dict[str, Any] = {
     "model": {"layer.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3), "none": torch.zeros(0, 2)},
@@ -70,7 +70,7 @@ def test_tensors_numbers_and_their_keys_come_back_as_they_were(tmp_path: Path) -
     found = newest_checkpoint(tmp_path)
     assert found is not None
     assert found.step == 12
-    assert same(read_whole(found.state), STATE)
+    assert same(read_tensors(found.state), STATE)
     assert names(place) == ["state-00000.safetensors", "state.json"]
     assert len(load_file(place / "state-00000.safetensors")) == 4
 
@@ -81,7 +81,7 @@ def test_tensors_numbers_and_their_keys_come_back_as_they_were(tmp_path: Path) -
 def test_a_copy_is_a_safetensors_file_whatever_the_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tensors = {"odd": torch.randn(3, 5).to(dtype), "turned": torch.randn(4, 3).to(dtype).t(), "one": torch.ones(())}
-    copy = Copy(CPU)
+    copy = HostCopy(CPU)
     copy.take({"longer": torch.zeros(100)})
     copy.take(tensors)
     for tensor in tensors.values():
@@ -102,7 +102,7 @@ def test_a_file_is_what_was_copied_however_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     tensor = torch.arange(10_001, dtype=torch.int32)
-    copy = Copy(CPU)
+    copy = HostCopy(CPU)
     copy.take({"x": tensor})
     set_flags, write, asked = fcntl.fcntl, os.write, [0]
 
@@ -136,14 +136,14 @@ def written_by(folder: Path, size: int, states: list[dict[str, Any]], missing: t
     beside, place = folder / ".step-00000003-5eed", folder / "step-00000003"
     beside.mkdir(parents=True)
     for rank in reversed(range(size)):
-        parts: dict[str, Part] = {}
+        parts: dict[str, SlicedTensor] = {}
         values = split(states[rank], "", parts)
-        mine = {path: parts[path].own for path, ranks in keepers(parts, size).items() if rank in ranks}
-        copy = Copy(CPU)
+        mine = {path: parts[path].own for path, ranks in writers_of(parts, size).items() if rank in ranks}
+        copy = HostCopy(CPU)
         copy.take(mine)
         written = {file_of("state", rank): write_blocks(beside / file_of("state", rank), copy.blocks(), copy.size)}
         if rank not in missing:
-            announce(beside, rank, written)
+            mark_written(beside, rank, written)
         if rank == 0:
             given_up = threading.Event()
             if missing:
@@ -153,9 +153,9 @@ def written_by(folder: Path, size: int, states: list[dict[str, Any]], missing: t
     return place
 
 
-def cut(whole: Mapping[str, Tensor], shards: Mapping[str, Shard], rank: int) -> dict[str, Any]:
+def cut(whole: Mapping[str, Tensor], shards: Mapping[str, WeightSlice], rank: int) -> dict[str, Any]:
     return {
-        name: Part(own=shards[name].of(tensor, rank), shard=shards[name]) if name in shards else tensor
+        name: SlicedTensor(own=shards[name].of(tensor, rank), slices=shards[name]) if name in shards else tensor
         for name, tensor in whole.items()
     }
 
@@ -167,10 +167,10 @@ def whole_tensors() -> dict[str, Tensor]:
 
 
 SHARDS = {
-    "rows": Shard(dim=0, sizes=(2, 2, 2, 1)),
-    "columns": Shard(dim=1, sizes=(2, 2, 1, 1)),
+    "rows": WeightSlice(dim=0, sizes=(2, 2, 2, 1)),
+    "columns": WeightSlice(dim=1, sizes=(2, 2, 1, 1)),
     # Fewer rows than processes.
-    "few": Shard(dim=0, sizes=(1, 1, 0, 0)),
+    "few": WeightSlice(dim=0, sizes=(1, 1, 0, 0)),
 }
 
 
@@ -180,7 +180,7 @@ def test_what_four_processes_wrote_any_number_reads_however_it_is_cut(tmp_path: 
     place = written_by(tmp_path, 4, [cut(whole, SHARDS, rank) for rank in range(4)])
     assert names(place) == [*(f"state-{rank:05d}.safetensors" for rank in range(4)), "state.json"]
     state = read_checkpoint(place).state
-    assert same(read_whole(state), whole)
+    assert same(read_tensors(state), whole)
     for name, tensor in whole.items():
         for dim, length in enumerate(tensor.shape):
             sizes = [len(part) for part in torch.arange(length).tensor_split(count)]
@@ -192,16 +192,16 @@ def test_what_four_processes_wrote_any_number_reads_however_it_is_cut(tmp_path: 
 
 
 def test_what_all_have_alike_is_dealt_out_by_bytes() -> None:
-    alike = {f"/{index}": Part(own=torch.zeros(size)) for index, size in enumerate((9, 7, 6, 5, 4, 3, 2))}
-    uneven = {"/cut": Part(own=torch.zeros(12), shard=Shard(dim=0, sizes=(12, 0, 0)))}
-    kept = keepers(alike | uneven, 3)
+    alike = {f"/{index}": SlicedTensor(own=torch.zeros(size)) for index, size in enumerate((9, 7, 6, 5, 4, 3, 2))}
+    uneven = {"/cut": SlicedTensor(own=torch.zeros(12), slices=WeightSlice(dim=0, sizes=(12, 0, 0)))}
+    kept = writers_of(alike | uneven, 3)
     assert kept["/cut"] == (0, 1, 2)
     loads = [12, 0, 0]
     for path, part in alike.items():
         (rank,) = kept[path]
         loads[rank] += part.own.numel()
     assert max(loads) - min(loads) <= 2
-    assert keepers(alike, 1) == dict.fromkeys(alike, (0,))
+    assert writers_of(alike, 1) == dict.fromkeys(alike, (0,))
 
 
 def test_a_part_that_does_not_come_keeps_a_checkpoint_from_its_name(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_what_has_not_changed_is_linked_and_not_written_again(
                 files = [tmp_path / f"step-0000000{kept}" / "best-00000.safetensors" for kept in (2, 3)]
                 assert files[0].samefile(files[1]) is links
     for step, value in ((3, 1.0), (4, 2.0)):
-        state = read_whole(read_checkpoint(tmp_path / f"step-0000000{step}").state)
+        state = read_tensors(read_checkpoint(tmp_path / f"step-0000000{step}").state)
         assert same(
             state, {"model": torch.full((2,), float(step)), "best": {"weights": {"w": torch.full((3,), value)}}}
         )
@@ -345,7 +345,9 @@ def test_an_error_of_the_background_is_said_and_the_one_before_is_kept(
     with monkeypatch.context() as patch:
         patch.setattr(saver_module, "write_blocks", full)
         saver.save(2, STATE, {})
-        with pytest.raises(TrainError, match=r"No space left on device \(state-00000.safetensors\). Make room or mend"):
+        with pytest.raises(
+            TrainError, match=r"No space left on device \(state-00000.safetensors\). Make room or repair"
+        ):
             saver.wait()
     assert saver.has_failed
     with pytest.raises(TrainError, match="a checkpoint cannot be written"):
@@ -386,7 +388,7 @@ def test_an_error_of_the_steps_leaves_a_checkpoint_the_time_to_be_written(
 def test_a_tensor_that_is_read_does_not_hold_the_file(tmp_path: Path) -> None:
     place = save(tmp_path, 1, STATE)
     stored = read_checkpoint(place).state["model"]["layer.weight"]
-    assert isinstance(stored, Stored)
+    assert isinstance(stored, StoredTensor)
     assert stored.shape == (2, 3)
     first = stored.whole()
     first.zero_()
@@ -404,28 +406,28 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "WIDTH": 16,
         "CLASSES": 16,
     }.items():
-        monkeypatch.setattr(checkpoints, name, value)
-    monkeypatch.setattr(checkpoints, "SPREAD", 1e9)
+        monkeypatch.setattr(checkpoint_stall, name, value)
+    monkeypatch.setattr(checkpoint_stall, "SPREAD", 1e9)
 
 
 def test_what_a_checkpoint_costs_is_measured_and_what_was_written_is_compared(
     small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(checkpoints.lost_fractions()) == 2
-    take = Copy.take
+    assert len(checkpoint_stall.lost_fractions()) == 2
+    take = HostCopy.take
 
-    def wrong(self: Copy, tensors: Mapping[str, Tensor]) -> None:
+    def wrong(self: HostCopy, tensors: Mapping[str, Tensor]) -> None:
         take(self, {name: tensor + 1 for name, tensor in tensors.items()})
 
-    monkeypatch.setattr(Copy, "take", wrong)
-    with pytest.raises(BenchError, match="other weights than were asked for"):
-        checkpoints.lost_fractions()
+    monkeypatch.setattr(HostCopy, "take", wrong)
+    with pytest.raises(BenchError, match="other weights than at the time of its request"):
+        checkpoint_stall.lost_fractions()
 
 
 def test_steps_that_take_now_so_and_now_so_long_give_no_figure(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "SPREAD", -1.0)
-    with pytest.raises(BenchError, match="measure on a machine that does nothing else"):
-        checkpoints.lost_fractions()
+    monkeypatch.setattr(checkpoint_stall, "SPREAD", -1.0)
+    with pytest.raises(BenchError, match="use an idle machine"):
+        checkpoint_stall.lost_fractions()
 
 
 def test_the_parameter_hash_knows_every_bit_and_name() -> None:

@@ -1,7 +1,6 @@
 """Training from pictures on disk: the same whoever reads them, and what is damaged is named and counted."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,18 @@ from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
-from penstock.train.augment import cross_entropy, in_turn, mixup, random_flip
-from penstock.train.checkpoint import newest_checkpoint
-from penstock.train.examples import Examples
-from penstock.train.image_folder import ImageFolder
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.data.augment import in_turn, mixup, random_flip
+from penstock.train.data.examples import Examples
+from penstock.train.data.image_folder import ImageFolder
+from penstock.train.data.shard_writer import write_shards
+from penstock.train.data.shards import Shards
 from penstock.train.interrupt import Interrupt
-from penstock.train.loop import RunResult, train
-from penstock.train.recipe import Data, Recipe, accuracy
-from penstock.train.report import read_metrics
-from penstock.train.schedules import warm_up_cosine
-from penstock.train.shard_writer import write_shards
-from penstock.train.shards import Shards
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.recipe import CheckpointPolicy, Data, Loading, Recipe, StepExecution, accuracy, with_overrides
+from penstock.train.report.run_log import read_metrics
+from penstock.train.run import RunResult, train
+from penstock.train.step.schedules import warm_up_cosine
 from tests.support.pictures import COLOUR, picture_folder
 
 SCORES = TensorSpec(dtype="float32", shape=(3,), meaning="scores", name="scores")
@@ -46,14 +46,14 @@ def root(tmp_path: Path) -> Path:
 def recipe_of(examples: Examples, held_out: Examples, **changes: Any) -> Recipe:
     fields: dict[str, Any] = {
         "data": lambda: Data(train=examples, validation=held_out),
-        "loss": cross_entropy(0.1),
+        "loss": CrossEntropy(0.1),
         "optimizer": lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9),
         "schedule": warm_up_cosine(0.1),
         "metrics": {"accuracy": accuracy},
         "augment": in_turn(random_flip(), mixup(3)),
         "batch_size": 10,
         "steps": 12,
-        "threads": 1,
+        "execution": StepExecution(threads=1),
     }
     return Recipe(**(fields | changes))
 
@@ -73,7 +73,8 @@ def fields(folder: Path) -> dict[str, Any]:
 
 
 def test_what_is_learned_does_not_depend_on_the_workers(root: Path, tmp_path: Path) -> None:
-    runs = [run(tmp_path / str(workers), recipe_of(*pictures(root), workers=workers)) for workers in (1, 4)]
+    recipes = [recipe_of(*pictures(root), loading=Loading(workers=workers)) for workers in (1, 4)]
+    runs = [run(tmp_path / str(each.loading.workers), each) for each in recipes]
     assert runs[0].parameter_hash == runs[1].parameter_hash
     assert runs[0].metrics == runs[1].metrics
     lines = read_metrics(tmp_path / "4")
@@ -87,7 +88,14 @@ def test_a_damaged_picture_stops_the_run_or_is_replaced(root: Path, tmp_path: Pa
     with pytest.raises(BadExample, match=r"dogs/3.jpg cannot be read"):
         run(tmp_path / "stopped", recipe_of(examples, held_out))
     results = [
-        run(tmp_path / str(workers), recipe_of(examples, held_out, workers=workers, bad_examples="skip"))
+        run(
+            tmp_path / str(workers),
+            recipe_of(
+                examples,
+                held_out,
+                loading=Loading(workers=workers, bad_examples="skip"),
+            ),
+        )
         for workers in (1, 3)
     ]
     assert results[0].parameter_hash == results[1].parameter_hash
@@ -100,11 +108,14 @@ def test_a_damaged_picture_stops_the_run_or_is_replaced(root: Path, tmp_path: Pa
 def test_a_run_that_goes_on_counts_on(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "dogs" / "3.jpg").unlink()
     (root / "dogs" / "3.jpg").symlink_to("nowhere")
-    recipe = recipe_of(*pictures(root), bad_examples="skip", checkpoint_every_steps=4)
+    recipe = recipe_of(
+        *pictures(root), loading=Loading(bad_examples="skip"), checkpoints=CheckpointPolicy(every_steps=4)
+    )
     whole = run(tmp_path / "whole", recipe)
     asked = iter([False] * 2 + [True] * 999)
     with monkeypatch.context() as patch:
-        patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
+        requested = property(lambda self: next(asked), lambda self, value: None)
+        patch.setattr(Interrupt, "requested", requested, raising=False)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run", recipe)
     checkpoint = newest_checkpoint(tmp_path / "run" / "checkpoints")
@@ -125,11 +136,11 @@ def test_shards_teach_what_the_pictures_would_have(
     assert results[0].parameter_hash == results[1].parameter_hash
     (tmp_path / "shards" / "00001.npy").unlink()
     damaged = Shards(tmp_path / "shards")
-    run(tmp_path / "skipped", recipe_of(damaged, held_out, bad_examples="skip"))
+    run(tmp_path / "skipped", recipe_of(damaged, held_out, loading=Loading(bad_examples="skip")))
     assert list(fields(tmp_path / "skipped")["bad_examples"]) == ["00001.npy"]
     # Of the validation set too, and by name.
     capsys.readouterr()
-    run(tmp_path / "validated", recipe_of(held_out, damaged, bad_examples="skip"), quiet=False)
+    run(tmp_path / "validated", recipe_of(held_out, damaged, loading=Loading(bad_examples="skip")), quiet=False)
     assert list(fields(tmp_path / "validated")["bad_examples"]) == ["00001.npy"]
     said = capsys.readouterr().out
     assert "It is replaced by another example." in said
@@ -143,8 +154,12 @@ def test_pictures_of_another_spec_than_the_applications_are_refused(root: Path, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"), [({"workers": 0}, "workers 0"), ({"bad_examples": "hide"}, "bad_examples 'hide'; choose")]
+    ("changes", "sentence"),
+    [
+        ({"loading.workers": 0}, "workers 0"),
+        ({"loading.bad_examples": "hide"}, "bad_examples 'hide'; choose one of stop, skip"),
+    ],
 )
 def test_a_recipe_says_only_what_can_be_done(root: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence):
-        replace(recipe_of(*pictures(root)), **changes)
+        with_overrides(recipe_of(*pictures(root)), changes)

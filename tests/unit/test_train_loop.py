@@ -11,17 +11,26 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from penstock.bench.resume import APPLICATION
+from benchmarks.acceptance.resume import APPLICATION
 from penstock.core.application import FoundApplication, find_application
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint import newest_checkpoint
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.checkpoint.saver import Saver
 from penstock.train.interrupt import Interrupt
-from penstock.train.looks import Looks
-from penstock.train.loop import RunResult, train
-from penstock.train.recipe import ArraySet, Recipe, Seen, accuracy
-from penstock.train.report import read_metrics
-from penstock.train.runs import read_run
-from penstock.train.saver import Saver
+from penstock.train.recipe import (
+    ArraySet,
+    CheckpointPolicy,
+    Predictions,
+    Recipe,
+    Selection,
+    StepExecution,
+    accuracy,
+    with_overrides,
+)
+from penstock.train.report.run_comparison import read_run
+from penstock.train.report.run_log import read_metrics
+from penstock.train.run import RunResult, train
+from penstock.train.step.host_sync import HostSync
 
 STEPS = 40
 
@@ -34,7 +43,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> FoundApplication:
 
 
 def run(found: FoundApplication, folder: Path, **changes: Any) -> RunResult:
-    recipe = replace(found.recipe(), **({"epochs": None, "steps": STEPS, "validate_every_epochs": 1.0} | changes))
+    recipe = with_overrides(found.recipe(), {"steps": STEPS, "selection.every_epochs": 1.0} | changes)
     return train(found, folder, recipe, overrides={}, quiet=True)
 
 
@@ -62,18 +71,20 @@ def test_the_same_seed_gives_the_same_parameters_and_another_seed_others(
 def test_an_interrupted_run_goes_on_to_the_undisturbed_end(
     found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = run(found, tmp_path / "undisturbed", checkpoint_every_steps=7)
+    undisturbed = run(found, tmp_path / "undisturbed", checkpoints=CheckpointPolicy(every_steps=7))
     asked = iter([False] * 4 + [True] * 999)
     with monkeypatch.context() as patch:
-        patch.setattr(Interrupt, "asked", property(lambda self: next(asked), lambda self, value: None), raising=False)
+        patch.setattr(
+            Interrupt, "requested", property(lambda self: next(asked), lambda self, value: None), raising=False
+        )
         with pytest.raises(KeyboardInterrupt):
-            run(found, tmp_path / "run", checkpoint_every_steps=7)
+            run(found, tmp_path / "run", checkpoints=CheckpointPolicy(every_steps=7))
     stopped = read_metrics(tmp_path / "run")[-1]["step"]
     assert stopped < STEPS
     # What was logged after the checkpoint, as a killed run leaves it, is dropped.
     with (tmp_path / "run" / "metrics.jsonl").open("a") as log:
         log.write('{"step": 39, "seconds": 0}\n{"step": 4')
-    resumed = run(found, tmp_path / "run", checkpoint_every_steps=7)
+    resumed = run(found, tmp_path / "run", checkpoints=CheckpointPolicy(every_steps=7))
     assert resumed.parameter_hash == undisturbed.parameter_hash
     assert resumed.metrics == undisturbed.metrics
     steps = [line["step"] for line in read_metrics(tmp_path / "run")]
@@ -91,8 +102,8 @@ def test_a_checkpoint_that_the_clock_asks_for_does_not_wait_for_the_one_before(
 
     monkeypatch.setattr(Saver, "is_busy", busy)
     monkeypatch.setattr(Saver, "save", save)
-    monkeypatch.setattr(Looks, "are_due", True)
-    run(found, tmp_path / "run", checkpoint_every_s=1e-9)
+    monkeypatch.setattr(HostSync, "is_due", True)
+    run(found, tmp_path / "run", checkpoints=CheckpointPolicy(every_s=1e-9))
     assert begun == list(range(STEPS - saves + 1, STEPS + 1))
 
 
@@ -122,7 +133,13 @@ def test_weights_that_are_not_finite_are_never_kept(found: FoundApplication, tmp
         return nn.functional.cross_entropy(outputs, targets) + root
 
     with pytest.raises(TrainError, match=r"weights are not finite after step 5.*The last checkpoint is kept"):
-        run(found, tmp_path / "run", loss=overflowing, checkpoint_every_steps=1, validate_every_epochs=99.0)
+        run(
+            found,
+            tmp_path / "run",
+            loss=overflowing,
+            checkpoints=CheckpointPolicy(every_steps=1),
+            selection=Selection(every_epochs=99.0),
+        )
     checkpoint = newest_checkpoint(tmp_path / "run" / "checkpoints")
     assert checkpoint is not None
     assert checkpoint.step == 4
@@ -130,8 +147,13 @@ def test_weights_that_are_not_finite_are_never_kept(found: FoundApplication, tmp
 
 
 def test_a_metric_that_is_nan_and_inputs_of_another_spec_are_refused(found: FoundApplication, tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="the metric 'q', by which the best weights are chosen, is NaN"):
-        run(found, tmp_path / "nan", metrics={"q": lambda outputs, targets: float("nan")}, best="q")
+    with pytest.raises(TrainError, match="the metric 'q', which selects the best weights, is NaN"):
+        run(
+            found,
+            tmp_path / "nan",
+            metrics={"q": lambda outputs, targets: float("nan")},
+            selection=Selection(metric="q"),
+        )
     data = found.recipe().data()
     assert isinstance(data.train, ArraySet)
     doubles = ArraySet(inputs=data.train.inputs.astype(np.float64), targets=data.train.targets)
@@ -150,7 +172,9 @@ def test_a_folder_that_cannot_be_made_is_said(found: FoundApplication, tmp_path:
 
 def test_a_folder_that_cannot_be_written_is_said(found: FoundApplication, tmp_path: Path) -> None:
     (tmp_path / "begun" / ".metrics.jsonl").mkdir(parents=True)
-    with pytest.raises(TrainError, match=r"begun cannot be written \(Is a directory\); make room or mend the folder"):
+    with pytest.raises(
+        TrainError, match=r"begun cannot be written \(Is a directory\); free disk space or repair the folder"
+    ):
         run(found, tmp_path / "begun")
 
     def full(outputs: Tensor, targets: Tensor) -> float:
@@ -178,13 +202,13 @@ def test_a_checkpoint_of_another_network_is_refused(found: FoundApplication, tmp
     other = tmp_path / "other.py"
     other.write_text(APPLICATION.replace("nn.Linear(8, 32)", "nn.Linear(8, 16)").replace("32", "16"))
     run(found, tmp_path / "run")
-    with pytest.raises(TrainError, match=r"does not fit the network \(.*; go on with the network that it is of"):
+    with pytest.raises(TrainError, match=r"does not fit the network \(.*; resume with its network"):
         run(find_application(str(other)), tmp_path / "run")
 
 
 def test_determinism_is_put_back_as_it_was(found: FoundApplication, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    run(found, tmp_path / "run", threads=1)
+    run(found, tmp_path / "run", execution=StepExecution(threads=1))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_num_threads() == threads
 
@@ -194,8 +218,9 @@ GOOD: dict[str, Any] = {"data": lambda: None, "loss": nn.functional.mse_loss, "o
 
 
 def recipe_with(**changes: Any) -> Recipe:
-    everything: dict[str, Any] = GOOD | changes
-    return Recipe(**everything)
+    nested = {name: value for name, value in changes.items() if "." in name}
+    everything: dict[str, Any] = GOOD | {name: value for name, value in changes.items() if name not in nested}
+    return with_overrides(Recipe(**everything), nested)
 
 
 @pytest.mark.parametrize(
@@ -203,18 +228,18 @@ def recipe_with(**changes: Any) -> Recipe:
     [
         ({"steps": 3}, "epochs=1 and steps=3; give exactly one"),
         ({"epochs": None}, "epochs=None and steps=None"),
-        ({"epochs": 0}, "the length 0"),
+        ({"epochs": 0}, "epochs 0"),
         ({"batch_size": 0}, "batch_size 0; it must be a number above 0"),
-        ({"threads": -1}, "threads -1"),
-        ({"threads": 0}, "threads 0"),
-        ({"checkpoint_every_steps": 0}, "checkpoint_every_steps 0"),
-        ({"epochs": float("nan")}, "the length nan"),
-        ({"epochs": float("inf")}, "the length inf"),
+        ({"execution.threads": -1}, "execution.threads -1"),
+        ({"execution.threads": 0}, "execution.threads 0"),
+        ({"checkpoints.every_steps": 0}, "checkpoints.every_steps 0"),
+        ({"epochs": float("nan")}, "epochs nan"),
+        ({"epochs": float("inf")}, "epochs inf"),
         ({"seed": -1}, "seed -1; it must be from 0"),
         ({"seed": 10**23}, "it must be from 0 to"),
         ({"precision": "fp8"}, "precision 'fp8'; choose one of fp32, tf32, bf16, fp16"),
-        ({"best": "accuracy"}, "chooses by 'accuracy', which is not one of"),
-        ({"best_mode": "most"}, "best_mode 'most'"),
+        ({"selection.metric": "accuracy"}, "selection.metric 'accuracy'; choose one of loss"),
+        ({"selection.mode": "most"}, "selection.mode 'most'; choose one of max, min"),
     ],
 )
 def test_a_recipe_that_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -239,14 +264,14 @@ def test_accuracy_takes_labels_and_one_hot_targets() -> None:
     assert accuracy(outputs, torch.tensor([[0, 1], [1, 0]])) == 1.0
 
 
-def test_a_recipe_may_finish_with_what_it_writes_and_fits(found: FoundApplication, tmp_path: Path) -> None:
-    seen: list[tuple[Path, Seen, Seen]] = []
+def test_a_recipe_may_calibrate(found: FoundApplication, tmp_path: Path) -> None:
+    seen: list[tuple[Path, Predictions, Predictions]] = []
 
-    def finish(folder: Path, validation: Seen, test: Seen) -> dict[str, Tensor]:
+    def calibrate(folder: Path, validation: Predictions, test: Predictions) -> dict[str, Tensor]:
         seen.append((folder, validation, test))
         return {}
 
-    result = run(found, tmp_path / "run", finish=finish)
+    result = run(found, tmp_path / "run", calibrate=calibrate)
     ((folder, validation, test),) = seen
     data = found.recipe().data()
     assert folder == tmp_path / "run"
@@ -254,5 +279,5 @@ def test_a_recipe_may_finish_with_what_it_writes_and_fits(found: FoundApplicatio
     assert found.recipe().loss(*validation).item() == pytest.approx(result.metrics["loss"])
     assert data.test is None
     assert torch.equal(test.outputs, validation.outputs)
-    with pytest.raises(TrainError, match=r"finish gives 'warmth' of shape \[\], which is no buffer"):
-        run(found, tmp_path / "other", finish=lambda *_: {"warmth": torch.ones(())})
+    with pytest.raises(TrainError, match=r"calibrate returns 'warmth' of shape \[\], which is no buffer"):
+        run(found, tmp_path / "other", calibrate=lambda *_: {"warmth": torch.ones(())})

@@ -1,6 +1,5 @@
 """What training over processes is made of, in one process: gradients in buckets, layouts, losses, batch norm."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -12,20 +11,21 @@ from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
-from penstock.train import gradients as gradients_module
-from penstock.train import losses
-from penstock.train.batch_norm import SynchronisedBatchNorm, synchronise
-from penstock.train.checkpoint import newest_checkpoint
-from penstock.train.gradients import Gradients
-from penstock.train.layout import lay_out, rows_of
-from penstock.train.losses import CrossEntropy, _OverClasses  # pyright: ignore[reportPrivateUsage]
-from penstock.train.placed import Placed, Shard, place
-from penstock.train.placements import Placement
-from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.saver import Saver
-from penstock.train.state import check_optimizer, load_whole, parts_of, whole_state
-from penstock.train.trainer import History, Trainer
-from penstock.train.world import World
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.checkpoint.state import check_optimizer, full_state, load_full_state, parts_of
+from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.parallel import buckets as gradients_module
+from penstock.train.parallel import losses
+from penstock.train.parallel.batch_norm import SynchronisedBatchNorm, synchronise
+from penstock.train.parallel.buckets import GradientBuckets
+from penstock.train.parallel.layout import lay_out, rows_of
+from penstock.train.parallel.losses import CrossEntropy, _VocabParallelLoss  # pyright: ignore[reportPrivateUsage]
+from penstock.train.parallel.tensor_parallel import ParallelModel, WeightSlice, parallelize
+from penstock.train.parallel.world import World
+from penstock.train.placement import Placement
+from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe, StepExecution, with_overrides
+from penstock.train.trainer import Trainer
 
 NOTHING = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
 
@@ -38,7 +38,7 @@ def recipe(**changes: Any) -> Recipe:
         batch_size=8,
         steps=1,
     )
-    return replace(made, **changes)
+    return with_overrides(made, changes)
 
 
 def company(size: int) -> World:
@@ -51,7 +51,7 @@ def test_gradients_of_one_process_are_the_backward_passs() -> None:
     learned, fixed = nn.Linear(6, 5), nn.Linear(5, 2, bias=False).requires_grad_(False)
     net, unused = nn.Sequential(learned, fixed), nn.Linear(2, 2, bias=False)
     parameters = dict(net.named_parameters()) | {f"unused.{name}": own for name, own in unused.named_parameters()}
-    gradients = Gradients(parameters, [], World())
+    gradients = GradientBuckets(parameters, [], World())
     for _ in range(2):
         gradients.start()
         inputs = torch.randn(3, 6)
@@ -85,7 +85,7 @@ def test_gradients_of_several_processes_travel_in_buckets(
     convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
     parameters = dict(net.named_parameters()) | {f"unused.{name}": own for name, own in unused.named_parameters()}
     cut = ["3.weight", "3.bias"]
-    gradients = Gradients(
+    gradients = GradientBuckets(
         parameters,
         cut,
         company(2),
@@ -101,7 +101,7 @@ def test_gradients_of_several_processes_travel_in_buckets(
         net(inputs[:2]).sum().backward()
         assert not sent
         assert not ready
-        gradients.travel()
+        gradients.all_reduce_in_backward()
         net(inputs[2:]).sum().backward()
         # What the backward pass has not used is in the first bucket, which cannot be sent before the end.
         assert not sent
@@ -126,18 +126,18 @@ def test_gradients_travel_while_others_are_made(monkeypatch: pytest.MonkeyPatch)
     )
     first, last = nn.Linear(4, 4), nn.Linear(4, 4)
     net = nn.Sequential(first, last)
-    gradients = Gradients(
+    gradients = GradientBuckets(
         dict(net.named_parameters()), [], company(2), bucket_bytes=60, ready=lambda *_: seen.append("ready")
     )
     for parameter in first.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: seen.append("made"))
     gradients.start()
-    gradients.travel()
+    gradients.all_reduce_in_backward()
     net(torch.randn(2, 4)).sum().backward()
     assert seen[:2] == ["summed", "ready"]
     gradients.finish()
     assert sorted(seen[2:]) == ["made", "made", "ready", "summed"]
-    assert [parameter is last.weight for parameter in gradients.first_of_buckets] == [True]
+    assert [parameter is last.weight for parameter in gradients.bucket_boundaries] == [True]
 
 
 def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pyte
         return SimpleNamespace(wait=lambda: None)
 
     monkeypatch.setattr(gradients_module.dist, "all_reduce", sent)
-    gradients = Gradients(
+    gradients = GradientBuckets(
         dict(net.named_parameters()),
         ["2.weight", "3.weight"],
         company(2),
@@ -162,7 +162,7 @@ def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pyte
     for _ in range(2):
         seen.clear()
         gradients.start()
-        gradients.travel()
+        gradients.all_reduce_in_backward()
         net(torch.randn(2, 4)).sum().backward()
         gradients.finish()
         # Each hook of this test comes behind that of the gradients.
@@ -185,7 +185,7 @@ def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pyte
 
 def test_the_norm_and_clipping_are_torchs() -> None:
     net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
-    gradients = Gradients(dict(net.named_parameters()), ["1.weight"], World(), bucket_bytes=100)
+    gradients = GradientBuckets(dict(net.named_parameters()), ["1.weight"], World(), bucket_bytes=100)
     gradients.start()
     net(torch.randn(4, 6)).square().sum().backward()
     own = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
@@ -207,7 +207,9 @@ def test_accumulated_parts_give_the_step_of_the_whole() -> None:
     ends: list[Tensor] = []
     for accumulate in (1, 4):
         torch.manual_seed(0)
-        trainer = Trainer(nn.Linear(6, 3), recipe(accumulate=accumulate), 1, inputs=inputs.numpy())
+        trainer = Trainer(
+            nn.Linear(6, 3), recipe(execution=StepExecution(accumulation_steps=accumulate)), 1, inputs=inputs.numpy()
+        )
         loss = trainer.step((inputs, labels), 0)
         ends.append(torch.cat([loss[None], *(parameter.flatten() for parameter in trainer.module.parameters())]))
     torch.testing.assert_close(ends[0], ends[1])
@@ -217,8 +219,12 @@ def test_accumulated_parts_give_the_step_of_the_whole() -> None:
     ("changes", "size", "sentence"),
     [
         ({"batch_size": 3}, 4, "a batch of 3 is less than an example for each of 4 processes"),
-        ({"batch_size": 8, "accumulate": 3}, 1, "8 to 8 examples each, which are not accumulated in 3 equal parts"),
-        ({"batch_size": 10, "accumulate": 2}, 4, "2 to 3 examples each"),
+        (
+            {"batch_size": 8, "execution.accumulation_steps": 3},
+            1,
+            "8 to 8 examples each, which do not divide into 3 equal parts",
+        ),
+        ({"batch_size": 10, "execution.accumulation_steps": 2}, 4, "2 to 3 examples each"),
     ],
 )
 def test_batches_that_cannot_be_shared_are_refused(changes: dict[str, Any], size: int, sentence: str) -> None:
@@ -228,18 +234,17 @@ def test_batches_that_cannot_be_shared_are_refused(changes: dict[str, Any], size
 
 def test_shares_of_a_batch() -> None:
     assert rows_of(recipe(batch_size=10), company(4)) == (3, 3, 2, 2)
-    assert rows_of(recipe(batch_size=8, accumulate=2), company(2)) == (2, 2)
+    assert rows_of(recipe(batch_size=8, execution=StepExecution(accumulation_steps=2)), company(2)) == (2, 2)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"accumulate": 0}, "accumulate 0; it must be a number above 0"),
+        ({"execution.accumulation_steps": 0}, "execution.accumulation_steps 0; it must be a number above 0"),
         ({"clip_norm": -1.0}, "clip_norm -1.0"),
-        ({"average_decay": 1.0}, "average_decay 1.0; it must be from 0 to below 1"),
-        ({"batch_norm": "shared"}, "batch_norm 'shared'; choose 'local' or 'synchronised'"),
-        ({"gradient_precision": "fp8"}, "gradient_precision 'fp8'"),
-        ({"placements": "best"}, "placements 'best'; give 'auto', or placements by layer"),
+        ({"parallel.batch_norm": "shared"}, "batch_norm 'shared'; choose one of local, synchronised"),
+        ({"parallel.gradient_precision": "fp8"}, "gradient_precision 'fp8'"),
+        ({"parallel.placements": "best"}, "placements 'best'; give 'auto', or placements by layer"),
     ],
 )
 def test_a_recipe_for_several_that_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -250,18 +255,18 @@ def test_a_recipe_for_several_that_cannot_be_followed_is_refused(changes: dict[s
 def test_alone_placements_are_checked_and_change_nothing() -> None:
     inputs = torch.randn(4, 6)
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    pair = {"0": Placement(kind="columns"), "2": Placement(kind="rows")}
-    laid = lay_out(net, recipe(placements=pair), World(), inputs)
-    assert isinstance(laid.placed.module.get_submodule("0"), nn.Linear)
-    with pytest.raises(TrainError, match="a linear layer placed by rows must come next"):
-        lay_out(net, recipe(placements={"0": Placement(kind="columns")}), World(), inputs)
+    pair = {"0": Placement(kind="column-parallel"), "2": Placement(kind="row-parallel")}
+    laid = lay_out(net, recipe(parallel=Parallel(placements=pair)), World(), inputs)
+    assert isinstance(laid.model.module.get_submodule("0"), nn.Linear)
+    with pytest.raises(TrainError, match="a row-parallel linear layer must come next"):
+        lay_out(net, recipe(parallel=Parallel(placements={"0": Placement(kind="column-parallel")})), World(), inputs)
 
 
 def test_parts_and_wholes_of_a_state() -> None:
     whole = {"a": torch.arange(10.0).reshape(5, 2), "b": torch.arange(3.0)}
-    shard = Shard(dim=0, sizes=(2, 2, 1))
+    shard = WeightSlice(dim=0, sizes=(2, 2, 1))
     torch.testing.assert_close(torch.cat([shard.of(whole["a"], rank) for rank in range(3)]), whole["a"])
-    other = Shard(dim=1, sizes=(1, 1))
+    other = WeightSlice(dim=1, sizes=(1, 1))
     assert other.of(whole["a"], 1).tolist() == [[1], [3], [5], [7], [9]]
 
 
@@ -273,22 +278,24 @@ def test_a_sharded_layer_keeps_its_names_and_counts_its_batches_once() -> None:
     inputs = torch.randn(6, 4)
     plain = net()
     plain(inputs).sum().backward()
-    placed = place(nn.Sequential(net()), {"0": Placement(kind="sharded", recompute=True)}, World(), (6,))
+    placed = parallelize(
+        nn.Sequential(net()), {"0": Placement(kind="fully-sharded", activation_checkpointing=True)}, World(), (6,)
+    )
     placed.module(inputs).sum().backward()
-    state = whole_state(placed, World(), placed.module.state_dict())
+    state = full_state(placed, World(), placed.module.state_dict())
     assert state.keys() == {f"0.{name}" for name in plain.state_dict()}
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(state[f"0.{name}"], tensor)
     doubled = {name: tensor * 2 for name, tensor in state.items()}
-    load_whole(placed, World(), doubled)
-    again = whole_state(placed, World(), placed.module.state_dict())
+    load_full_state(placed, World(), doubled)
+    again = full_state(placed, World(), placed.module.state_dict())
     assert all(torch.equal(again[name], tensor) for name, tensor in doubled.items())
     assert parts_of(placed, World(), {"x": torch.zeros(1)}).keys() == {"x"}
 
 
 def test_a_state_of_another_network_is_refused() -> None:
     with pytest.raises(TrainError, match="does not fit the network"):
-        load_whole(Placed(module=nn.Linear(2, 2)), World(), {"weight": torch.zeros(3, 3)})
+        load_full_state(ParallelModel(module=nn.Linear(2, 2)), World(), {"weight": torch.zeros(3, 3)})
 
 
 def test_cross_entropy_is_torchs() -> None:
@@ -300,14 +307,14 @@ def test_cross_entropy_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_over_classes_is_torchs(monkeypatch: pytest.MonkeyPatch, smoothing: float) -> None:
+def test_vocab_parallel_cross_entropy_is_torchs(monkeypatch: pytest.MonkeyPatch, smoothing: float) -> None:
     _alone(monkeypatch)
     labels = torch.tensor([0, 3, 2, 2, 1])
     for targets in (labels, torch.randn(5, 4).softmax(1), nn.functional.one_hot(labels, 4) * 0.5):
         logits = torch.randn(5, 4, requires_grad=True)
         expected = nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing)
         (expected_grad,) = torch.autograd.grad(expected, logits)
-        found = CrossEntropy(smoothing).over_classes(World(), logits, targets, (5,))
+        found = CrossEntropy(smoothing).vocab_parallel(World(), logits, targets, (5,))
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(torch.autograd.grad(found, logits)[0], expected_grad)
 
@@ -316,19 +323,19 @@ def test_targets_that_are_no_classes_are_refused_and_where_nobody_looks_the_loss
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _alone(monkeypatch)
-    logits, over = torch.randn(3, 4), CrossEntropy().over_classes
+    logits, over = torch.randn(3, 4), CrossEntropy().vocab_parallel
     for label in (4, -1, -100):
-        with pytest.raises(TrainError, match=f"a label is {label}; a last layer placed by classes takes 0..3"):
+        with pytest.raises(TrainError, match=f"a label is {label}; a vocab-parallel last layer takes 0..3"):
             over(World(), logits, torch.tensor([0, label, 1]), (3,))
-        loss: Any = _OverClasses.apply(World(), logits, torch.tensor([0, label, 1]), (3,), 0.0)
+        loss: Any = _VocabParallelLoss.apply(World(), logits, torch.tensor([0, label, 1]), (3,), 0.0)
         assert loss.isnan()
-    with pytest.raises(TrainError, match=r"or shares as floats \[n, 4\], not torch.float32 \[3, 5\]"):
+    with pytest.raises(TrainError, match=r"or probabilities as floats \[n, 4\], not torch.float32 \[3, 5\]"):
         over(World(), logits, torch.zeros(3, 5), (3,))
 
 
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums and gathers of one process."""
-    monkeypatch.setattr(losses, "start_gather", lambda world, name, own, **_: lambda: own[None])
+    monkeypatch.setattr(losses, "start_all_gather", lambda world, name, own, **_: lambda: own[None])
 
 
 class Odd(torch.optim.SGD):
@@ -342,7 +349,7 @@ class Said(torch.optim.SGD):
 
 
 def test_optimizers_that_need_whole_weights_are_refused_where_weights_are_cut() -> None:
-    cut = {"0.weight": Shard(dim=0, sizes=(1, 1))}
+    cut = {"0.weight": WeightSlice(dim=0, sizes=(1, 1))}
     weights = [nn.Parameter(torch.zeros(2, 2))]
     for fine in (torch.optim.SGD(weights), torch.optim.AdamW(weights), Said(weights)):
         check_optimizer(fine, cut)
@@ -390,7 +397,7 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
 
     def trainer() -> Trainer:
         torch.manual_seed(0)
-        return Trainer(nn.Linear(6, 3), recipe(average_decay=0.75), 4, inputs=inputs.numpy())
+        return Trainer(nn.Linear(6, 3), recipe(ema=EMASettings(decay=0.75)), 4, inputs=inputs.numpy())
 
     def weight(of: Trainer) -> Tensor:
         return of.module.get_parameter("weight").detach()
@@ -405,11 +412,11 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
         torch.testing.assert_close(weight(one), mean)
     assert torch.equal(weight(one), last)
     with Saver(tmp_path, World()) as saver:
-        one.save(saver, History(step=3))
+        save_checkpoint(saver, one, History(step=3))
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None
     other = trainer()
-    other.restore(checkpoint)
+    restore_checkpoint(checkpoint, other)
     for together in (one, other):
         together.step((inputs, labels), 3)
     with one.averaged(), other.averaged():

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
-from penstock.train.flow import OUTPUT, LinearSeen, seen_in
-from penstock.train.losses import CrossEntropy
-from penstock.train.placements import Placement, check, choose, named_layers
+from penstock.train.parallel.dataflow import OUTPUT, LinearUse, linear_uses
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.planner import check, choose, named_layers
+from penstock.train.placement import Placement
 
-COLUMNS, ROWS = Placement(kind="columns"), Placement(kind="rows")
-MODEL, CLASSES, SHARDED = Placement(kind="model"), Placement(kind="classes"), Placement(kind="sharded")
+COLUMNS, ROWS = Placement(kind="column-parallel"), Placement(kind="row-parallel")
+MODEL, CLASSES, SHARDED = Placement(kind="model"), Placement(kind="vocab-parallel"), Placement(kind="fully-sharded")
 
 
 class Net(nn.Module):
@@ -48,8 +49,8 @@ class Shifted(Net):
         return hidden + torch.arange(40.0)
 
 
-def seen(net: nn.Module) -> dict[str, LinearSeen]:
-    return seen_in(net, torch.zeros(2, 1, 8, 8))
+def seen(net: nn.Module) -> dict[str, LinearUse]:
+    return linear_uses(net, torch.zeros(2, 1, 8, 8))
 
 
 def test_elementwise_operations_carry_on_and_others_end_it() -> None:
@@ -73,7 +74,7 @@ def test_a_layer_over_frames_and_a_layer_called_twice_are_seen_so() -> None:
         def forward(self, x_BT4: Tensor) -> Tensor:
             return self.twice(self.twice(self.wide(x_BT4)).cumsum(1)).mean(1)
 
-    found = seen_in(Frames(), torch.zeros(2, 5, 4))
+    found = linear_uses(Frames(), torch.zeros(2, 5, 4))
     assert found["wide"].rows == 5
     assert found["twice"].rows == 10
     # Once from the wide layer, once from elsewhere: there is nothing to rely on.
@@ -98,11 +99,11 @@ def test_large_layers_are_placed_in_pairs_and_small_ones_are_not() -> None:
     chosen = choose(seen(Net()), batch=4, processes=2, loss=CrossEntropy())
     assert chosen.placements == {"classifier.1": COLUMNS, "classifier.4": ROWS, "head": CLASSES}
     assert chosen.reasons == [
-        "classifier.1: columns, 3,456 weights beside 480 activations of the global batch; classifier.4 takes its "
-        "outputs as they are.",
-        "classifier.4: rows, 1,920 weights beside 352 activations of the global batch; its inputs come from "
+        "classifier.1: column-parallel, 3,456 weights beside 480 activations of the global batch; classifier.4 takes "
+        "its outputs as they are.",
+        "classifier.4: row-parallel, 1,920 weights beside 352 activations of the global batch; its inputs come from "
         "classifier.1.",
-        "head: classes, 400 weights beside 200 activations of the global batch.",
+        "head: vocab-parallel, 400 weights beside 200 activations of the global batch.",
     ]
     # Another loss needs all scores, and a larger batch more activations.
     assert choose(seen(Net()), 4, 2, nn.functional.cross_entropy).placements["head"] == MODEL
@@ -139,18 +140,18 @@ def refusal(
     [
         ({"fc*": MODEL}, "'fc*' names no layer of the network; its linear layers are classifier.1, classifier.4, head"),
         ({"classifier.1": MODEL, "classifier.*": MODEL}, "'classifier.1' and 'classifier.*' both name 'classifier.1'"),
-        ({"features.0": MODEL}, "'features.0' is a Conv2d and cannot be placed by model"),
-        ({"classifier.1": COLUMNS}, "they go to classifier.4; a linear layer placed by rows must come next"),
+        ({"features.0": MODEL}, "'features.0' is a Conv2d and cannot be model"),
+        ({"classifier.1": COLUMNS}, "they go to classifier.4; a row-parallel linear layer must come next"),
         (
             {"classifier.4": ROWS},
-            "its inputs come from classifier.1; they must come from a linear layer placed by columns",
+            "its inputs come from classifier.1; they must come from a column-parallel linear layer",
         ),
         ({"classifier.1": ROWS}, "its inputs come from elsewhere"),
         ({"head": COLUMNS}, "they go to the network's output"),
         ({"classifier.*": SHARDED, "classifier.1": MODEL}, "both name 'classifier.1'"),
-        ({"classifier": SHARDED, "classifier.1": MODEL}, "'classifier' is placed by sharded, and 'classifier.1' in it"),
-        ({"features.1": SHARDED}, "'features.1' is placed by sharded, but has no weights"),
-        ({"head": CLASSES}, "needs the recipe's loss to be a penstock.train.losses.CrossEntropy; it is None"),
+        ({"classifier": SHARDED, "classifier.1": MODEL}, "'classifier' is fully-sharded, and 'classifier.1' in it"),
+        ({"features.1": SHARDED}, "'features.1' is fully-sharded, but has no weights"),
+        ({"head": CLASSES}, "needs the recipe's loss to be a penstock.train.parallel.losses.CrossEntropy; it is None"),
     ],
 )
 def test_a_placement_that_does_not_fit_is_refused(wanted: dict[str, Placement], sentence: str) -> None:
@@ -171,7 +172,7 @@ def test_what_needs_all_features_between_columns_and_rows_is_refused_by_name() -
 
 
 def test_a_head_must_be_last_and_tied_weights_stay() -> None:
-    assert "'classifier.4' is placed by classes, but it is not the network's last layer" in refusal(
+    assert "'classifier.4' is vocab-parallel, but it is not the network's last layer" in refusal(
         Net(), {"classifier.4": CLASSES}, loss=CrossEntropy()
     )
     tied = Net()
@@ -183,7 +184,9 @@ def test_a_head_must_be_last_and_tied_weights_stay() -> None:
 def test_weights_shared_inside_a_sharded_layer_are_refused() -> None:
     tied = Net()
     tied.classifier.shared = tied.classifier[1].weight
-    assert "'classifier' has one weight by two names, 'shared' and '1.weight'" in refusal(tied, {"classifier": SHARDED})
+    assert "'classifier' has one weight under two names, 'shared' and '1.weight'" in refusal(
+        tied, {"classifier": SHARDED}
+    )
 
 
 def test_what_a_wildcard_names_and_has_no_weights_is_left_out_of_sharded_layers() -> None:
@@ -196,10 +199,10 @@ def test_what_a_wildcard_names_and_has_no_weights_is_left_out_of_sharded_layers(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"kind": "row"}, "kind 'row'; choose one of data, columns, rows"),
-        ({"kind": "data", "chunks": 2}, "by 'data' has chunks=2"),
+        ({"kind": "row"}, "kind 'row'; choose one of data, column-parallel, row-parallel"),
+        ({"kind": "data", "chunks": 2}, "a data placement has chunks=2"),
         ({"kind": "model", "chunks": 0}, "chunks=0; it must be at least 1"),
-        ({"kind": "model", "recompute": True}, "recompute=True; only 'sharded' can"),
+        ({"kind": "model", "activation_checkpointing": True}, "activation_checkpointing=True; only fully-sharded can"),
     ],
 )
 def test_a_placement_that_cannot_be_is_refused(fields: dict[str, Any], sentence: str) -> None:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.core.errors import TrainError
-from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.refused import explained
-from penstock.train.world import World
+from penstock.train.device_errors import explained
+from penstock.train.parallel.world import World
+from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
 
 X, Y = np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)
 # More bytes than any machine can address.
@@ -25,7 +25,7 @@ def recipe() -> Recipe:
         batch_size=4096,
         steps=1,
         precision="tf32",
-        accumulate=2,
+        execution=StepExecution(accumulation_steps=2),
     )
 
 
@@ -48,16 +48,18 @@ def test_a_step_that_does_not_fit_says_what_to_change() -> None:
     with pytest.raises(TrainError) as caught:
         penstock.fit(Greedy(2, 2), (X, Y), batch_size=3, steps=2, device="cpu", quiet=True)
     said = str(caught.value)
-    assert said.startswith("a step needs more memory than the CPU has (it asked for 1152921504606846976 bytes more);")
-    assert "(batch_size=3), compute it in more parts (accumulate=1), or in fewer bits (precision='fp32')" in said
+    assert said.startswith("a step needs more memory than the CPU has (it requested 1152921504606846976 bytes more);")
+    assert (
+        "(batch_size=3), compute it in more parts (accumulation_steps=1), or in fewer bits (precision='fp32')" in said
+    )
 
 
 def test_a_gpu_that_is_full_is_told_with_the_process() -> None:
     with (
         pytest.raises(
             TrainError,
-            match=r"rank 1 of 2 needs more memory than the CPU has \(it asked for 256.00 GiB more\); "
-            r"lower the batch size \(batch_size=4,096\), compute it in more parts \(accumulate=2\)",
+            match=r"rank 1 of 2 needs more memory than the CPU has \(it requested 256.00 GiB more\); "
+            r"lower the batch size \(batch_size=4,096\), compute it in more parts \(accumulation_steps=2\)",
         ),
         explained(recipe(), World(1, 2, group=object())),  # pyright: ignore[reportArgumentType]
     ):

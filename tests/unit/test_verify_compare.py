@@ -11,12 +11,12 @@ from PIL import Image
 
 from penstock.core.application import find_application
 from penstock.core.errors import PackError
-from penstock.verify.compare import Compared, apart, compare
-from penstock.verify.examples import Example, examples_of
-from penstock.verify.places import Place
+from penstock.verify.backends import Backend
+from penstock.verify.compare import Comparison, compare, difference_of
+from penstock.verify.verify_inputs import Example, examples_of
 
 
-class Fixed(Place):
+class Fixed(Backend):
     """Answers each example by its name."""
 
     def __init__(self, name: str, answers: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ TRUTH = {"one": np.array([0.8, 0.2], np.float32), "two": np.array([0.3, 0.7], np
 EXAMPLES = [Example(name=name, raw=np.zeros(1)) for name in TRUTH]
 
 
-def compared(**answers: Any) -> Compared:
+def compared(**answers: Any) -> Comparison:
     training: Any = Fixed("training", TRUTH)
     (found,) = compare(training, [Fixed("place", TRUTH | answers)], EXAMPLES, labelled=True)
     return found
@@ -42,17 +42,17 @@ def compared(**answers: Any) -> Compared:
 
 def test_the_same_everywhere() -> None:
     found = compared()
-    assert (found.examples, found.difference, found.otherwise) == (2, 0, 0)
+    assert (found.examples, found.difference, found.disagreements) == (2, 0, 0)
 
 
 def test_the_worst_example_is_named() -> None:
     found = compared(two=np.array([0.31, 0.69], np.float32))
-    assert (found.worst, found.otherwise) == ("two", 0)
+    assert (found.worst, found.disagreements) == ("two", 0)
     assert found.difference == pytest.approx(0.01, abs=1e-6)
 
 
 def test_another_likeliest_entry_counts_however_near() -> None:
-    assert compared(one=np.array([0.2, 0.8], np.float32)).otherwise == 1
+    assert compared(one=np.array([0.2, 0.8], np.float32)).disagreements == 1
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(3), np.array([np.nan, 0.2])])
@@ -62,9 +62,9 @@ def test_another_form_is_no_number(wrong: Any) -> None:
 
 def test_replies_are_compared_number_by_number() -> None:
     found = compared(one={"best": "a", "top": [["a", 0.9]]}, two={"best": "b", "top": [["a", 0.3]]})
-    assert (found.worst, found.otherwise) == ("one", 0)
+    assert (found.worst, found.disagreements) == ("one", 0)
     assert found.difference == pytest.approx(0.1, abs=1e-6)
-    assert compared(one={"best": "b", "top": [["a", 0.8]]}).otherwise == 1
+    assert compared(one={"best": "b", "top": [["a", 0.8]]}).disagreements == 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_replies_are_compared_number_by_number() -> None:
     ],
 )
 def test_json_apart(one: Any, other: Any, difference: float) -> None:
-    assert apart(one, other) == difference
+    assert difference_of(one, other) == difference
 
 
 def test_pictures_in_a_folder_broken_ones_named(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_recordings_come_at_the_rate_of_the_application(tmp_path: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     digits = find_application("digits").application
-    with pytest.raises(PackError, match="is not there"):
+    with pytest.raises(PackError, match="does not exist"):
         list(examples_of([tmp_path / "none"], digits))
-    with pytest.raises(PackError, match="holds no file of a kind that is known"):
+    with pytest.raises(PackError, match="holds no file of a known kind"):
         list(examples_of([tmp_path], digits))

@@ -9,7 +9,7 @@ import bentoml
 from bentoml.validators import ContentType
 from pydantic import BeforeValidator, WithJsonSchema
 
-from benchmarks.peers.network import Network, peer_arguments
+from benchmarks.peers.bundle_network import Network, peer_arguments
 
 # The worker imports this file without its command line, but inherits the environment.
 ARGUMENTS = "PEER_ARGUMENTS"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from benchmarks.peers.network import Network, peer_arguments
+from benchmarks.peers.bundle_network import Network, peer_arguments
 
 given = peer_arguments()
 network = Network(given.bundle)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, final
 import litserve
 from fastapi import Body, Response
 
-from benchmarks.peers.network import Network, peer_arguments
+from benchmarks.peers.bundle_network import Network, peer_arguments
 
 
 @final

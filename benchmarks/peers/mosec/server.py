@@ -6,7 +6,7 @@ from typing import Any, final
 
 from mosec import Server, Worker
 
-from benchmarks.peers.network import Network, peer_arguments
+from benchmarks.peers.bundle_network import Network, peer_arguments
 
 
 @final

@@ -8,7 +8,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from benchmarks.peers.network import Network, peer_arguments
+from benchmarks.peers.bundle_network import Network, peer_arguments
 
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 given = peer_arguments()

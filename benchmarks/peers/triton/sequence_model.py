@@ -11,7 +11,7 @@ sys.path.extend(Path(__file__).with_name("path.txt").read_text().splitlines())
 import numpy as np
 import triton_python_backend_utils as triton
 
-from benchmarks.peers.network import StreamNetwork
+from benchmarks.peers.bundle_network import StreamNetwork
 
 START, END = 1, 2
 

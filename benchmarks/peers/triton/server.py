@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.peers.contestants import ROOT
-from benchmarks.peers.network import peer_arguments
+from benchmarks.peers.bundle_network import peer_arguments
+from benchmarks.peers.servers import ROOT
 from penstock.core.bundle import read_bundle
 
 HERE = Path(__file__).parent

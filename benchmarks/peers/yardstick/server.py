@@ -6,7 +6,7 @@ from typing import Any, final
 import httptools
 import uvloop
 
-from benchmarks.peers.network import Network, peer_arguments
+from benchmarks.peers.bundle_network import Network, peer_arguments
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
 

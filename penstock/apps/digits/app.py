@@ -1,4 +1,4 @@
-"""Handwritten digits: a picture in, the probability of each of the ten digits out."""
+"""Handwritten digits: classify a picture as one of ten digits."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SIDE = 28
 
 
 def decode(body: bytes, content_type: str) -> Array:
-    """The grey pixels of a PNG or JPEG as the 28 x 28 sensor sees them, `[28, 28]` uint8."""
+    """Decode a PNG or JPEG to grey pixels, `[28, 28]` uint8."""
     return decode_image(body, mode="L", size=(SIDE, SIDE), max_pixels=1 << 20)
 
 

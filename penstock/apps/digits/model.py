@@ -1,4 +1,4 @@
-"""A small convolutional network for handwritten digits, its preparation of raw pixels inside."""
+"""A small convolutional network for handwritten digits, including the preparation of raw pixels."""
 
 from typing import final
 
@@ -10,26 +10,26 @@ from torch import Tensor, nn
 
 SIDE = 28
 PREPARED_SIDE = 16
-# A digit's ink spreads about 1 / 1.9 of the prepared half-side from its centre.
+# The normalized half-side in standard deviations of the digit's ink.
 SPREADS_SHOWN = 1.9
 EMPTY = 1e-4
 
 
 @final
-class Prepare(nn.Module):
-    """Raw pixels to a picture of known polarity, place and size.
+class DigitNormalizer(nn.Module):
+    """Normalize the polarity, position and size of a digit.
 
     A light border means black on white and is inverted. The ink's centre of mass goes to the middle and its spread (the
     root of its second moments) to a fixed size, as in LeCun et al. 1998, "Gradient-based learning applied to document
     recognition", section III.A, which centres by mass and scales to a box.
     """
 
-    place: Tensor
+    position: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        # Where the middle of each pixel is, as affine_grid counts it.
-        self.register_buffer("place", (2 * torch.arange(SIDE) + 1) / SIDE - 1, persistent=False)
+        # Centre of each pixel, in affine_grid's coordinates.
+        self.register_buffer("position", (2 * torch.arange(SIDE) + 1) / SIDE - 1, persistent=False)
 
     def forward(self, pixels_BHW: Tensor) -> Tensor:
         """`[B, 28, 28]` in 0..255 to `[B, 1, 16, 16]` in 0..1."""
@@ -50,8 +50,8 @@ class Prepare(nn.Module):
         return F.grid_sample(ink_BHW[:, None], grid, align_corners=False)
 
     def _moments(self, profile_BK: Tensor, mass_B: Tensor) -> tuple[Tensor, Tensor]:
-        mean_B = (profile_BK * self.place).sum(1) / mass_B
-        square_B = (profile_BK * self.place.square()).sum(1) / mass_B
+        mean_B = (profile_BK * self.position).sum(1) / mass_B
+        square_B = (profile_BK * self.position.square()).sum(1) / mass_B
         return mean_B, (square_B - mean_B.square()).clamp_min(0)
 
 
@@ -62,7 +62,7 @@ class DigitsNet(nn.Module):
     def __init__(self, channels: int = 16, embedding: int = 128) -> None:
         super().__init__()
         wide = 2 * channels
-        self.prepare = Prepare()
+        self.prepare = DigitNormalizer()
         self.features = nn.Sequential(
             *_convolution(1, channels),
             *_convolution(channels, channels),
@@ -82,7 +82,7 @@ class DigitsNet(nn.Module):
         return self.head(self.embed(pixels_BHW))
 
     def embed(self, pixels_BHW: Tensor) -> Tensor:
-        """The feature vector `[B, 128]` that the last layer decides from."""
+        """The feature vector `[B, 128]` before the last layer."""
         return self.features(self.prepare(pixels_BHW))
 
     def predict(self, pixels_BHW: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How the digits are learned: scikit-learn's 1,797 handwritten digits, a fixed third of them held out."""
+"""Training recipe of the digits: scikit-learn's 1,797 handwritten digits, a fixed third of them held out."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,13 +10,13 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from penstock.core.spec import Array
-from penstock.train.recipe import ArraySet, Data, Recipe, accuracy
+from penstock.train.recipe import ArraySet, Data, Recipe, Selection, StepExecution, accuracy
 
 # B batch, H height, W width
 
 SIDE = 28
 HELD_OUT = 1 / 3
-CHOSEN_BY = 1 / 10
+VALIDATION = 1 / 10
 SPLIT_SEED = 0
 PEAK_RATE = 0.1
 
@@ -29,20 +29,19 @@ def recipe() -> Recipe:
         optimizer=sgd,
         schedule=one_cycle,
         metrics={"accuracy": accuracy},
-        best="loss",
-        best_mode="min",
+        selection=Selection(metric="loss", mode="min"),
         batch_size=64,
         epochs=60,
         augment=augment,
-        threads=1,
+        execution=StepExecution(threads=1),
     )
 
 
 def digits() -> Data:
-    """A fixed third held out as the test; of the rest, a tenth to choose the weights by, the others to learn from."""
+    """A fixed third as the test set; a tenth of the rest as the validation set, the others to train on."""
     inputs, targets = digit_images()
     rest, test = split(targets, HELD_OUT)
-    train, validation = (rest[part] for part in split(targets[rest], CHOSEN_BY))
+    train, validation = (rest[part] for part in split(targets[rest], VALIDATION))
     train, validation, test = (
         ArraySet(inputs=inputs[part], targets=targets[part]) for part in (train, validation, test)
     )
@@ -50,9 +49,9 @@ def digits() -> Data:
 
 
 def digit_images() -> tuple[Array, Array]:
-    """scikit-learn's digits as a camera would give them: uint8 `[1797, 28, 28]`, and their labels `[1797]`.
+    """scikit-learn's digits enlarged to uint8 `[1797, 28, 28]`, and their labels `[1797]`.
 
-    The data set's own pictures are 8 x 8 with ink from 0 to 16; they are enlarged once, here.
+    The data set's own pictures are 8 x 8 with ink from 0 to 16.
     """
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -64,7 +63,7 @@ def digit_images() -> tuple[Array, Array]:
 
 
 def split(targets: Array, share: float) -> tuple[Array, Array]:
-    """The indices that stay and those held out: always the same, and the same share of each digit."""
+    """Indices to train on and held-out ones: a fixed, stratified split."""
     from sklearn.model_selection import train_test_split
 
     indices = np.arange(len(targets))
@@ -83,31 +82,31 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
-    """Up to the peak rate over the first fifth of the steps, then down by a cosine."""
-    # The momentum stays: a captured step has it for good.
+    """Warm up to the peak rate over the first fifth of the steps, then decay by a cosine."""
+    # The momentum is constant, because a captured step cannot change it.
     return OneCycleLR(optimizer, PEAK_RATE, total_steps=steps + 1, pct_start=0.2, cycle_momentum=False)
 
 
 def augment(pixels_BHW: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Turn, shear, stretch and shift each picture a little, and draw it with another pen."""
+    """Rotate, shear, stretch and shift each picture a little, and change the width of its strokes."""
     count, device = len(pixels_BHW), pixels_BHW.device
 
-    def drawn(draw: Callable[..., Tensor], *shape: int) -> Tensor:
-        # The same on every device: where the generator is, and then where the pictures are.
+    def sample(draw: Callable[..., Tensor], *shape: int) -> Tensor:
+        # Drawn on the generator's device, so that the numbers are the same on every device.
         return draw(*shape, generator=generator, device=generator.device).to(device)
 
-    def chance(most: float) -> Tensor:
-        return (drawn(torch.rand, count) * 2 - 1) * most
+    def uniform(limit: float) -> Tensor:
+        return (sample(torch.rand, count) * 2 - 1) * limit
 
-    angle, shear = chance(0.2), chance(0.2)
-    wide, high = 1 + chance(0.15), 1 + chance(0.15)
-    row_x = torch.stack([angle.cos() * wide, (shear - angle.sin()) * high, chance(0.12)], 1)
-    row_y = torch.stack([angle.sin() * wide, angle.cos() * high, chance(0.12)], 1)
+    angle, shear = uniform(0.2), uniform(0.2)
+    wide, high = 1 + uniform(0.15), 1 + uniform(0.15)
+    row_x = torch.stack([angle.cos() * wide, (shear - angle.sin()) * high, uniform(0.12)], 1)
+    row_y = torch.stack([angle.sin() * wide, angle.cos() * high, uniform(0.12)], 1)
     grid = F.affine_grid(torch.stack([row_x, row_y], 1), [count, 1, SIDE, SIDE], align_corners=False)
     ink = F.grid_sample(pixels_BHW[:, None].float() / 255, grid, align_corners=False)
-    pen = drawn(torch.rand, count, 1, 1, 1)
+    pen = sample(torch.rand, count, 1, 1, 1)
     thick, thin = F.max_pool2d(ink, 3, 1, 1), -1.3 * F.max_pool2d(-ink, 3, 1, 1)
     ink = torch.where(pen < 0.15, thick, torch.where(pen > 0.85, thin, ink)).clamp(0, 1)
-    ink = ink ** chance(0.4).exp()[:, None, None, None]
-    ink = ink + drawn(torch.randn, *ink.shape) * 0.03
+    ink = ink ** uniform(0.4).exp()[:, None, None, None]
+    ink = ink + sample(torch.randn, *ink.shape) * 0.03
     return (ink[:, 0] * 255).clamp(0, 255), targets_B

@@ -5,16 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 from penstock.apps.digits.app import app, decode, reply
-from penstock.apps.digits.model import DigitsNet, Prepare
+from penstock.apps.digits.model import DigitNormalizer, DigitsNet
 from penstock.apps.digits.recipe import augment, digits
 from penstock.core.application import find_application
-from penstock.train.examples import ArraySet, Examples
-from penstock.train.loop import train
+from penstock.train.data.examples import ArraySet, Examples
+from penstock.train.run import train
 
 RNG = np.random.default_rng(0)
 
@@ -48,14 +47,14 @@ def test_preparation_is_finite_for_empty_full_and_single_pixels() -> None:
     dot = torch.zeros(1, 28, 28, dtype=torch.uint8)
     dot[0, 0, 27] = 255
     odd = torch.cat([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 255), dot]).to(torch.uint8)
-    prepared = Prepare()(odd)
+    prepared = DigitNormalizer()(odd)
     assert prepared.shape == (3, 1, 16, 16)
     assert torch.isfinite(prepared).all()
     assert torch.isfinite(DigitsNet().eval().predict(odd)).all()
 
 
 def test_preparation_does_not_care_for_place_or_polarity() -> None:
-    prepare = Prepare()
+    prepare = DigitNormalizer()
     here, there = prepare(strokes()), prepare(strokes(row=9, column=12))
     assert (here - there).abs().max() < 0.02
     assert (here - prepare(255 - strokes())).abs().max() < 1e-5
@@ -96,7 +95,6 @@ def test_the_held_out_third_is_never_learned_from_or_chosen_by() -> None:
     assert counts.max() - counts.min() <= 4
 
 
-@pytest.mark.slow
 def test_eight_epochs_read_most_digits_already(tmp_path: Path) -> None:
     found = find_application("digits")
     result = train(found, tmp_path / "run", replace(found.recipe(), epochs=8), overrides={}, quiet=True)

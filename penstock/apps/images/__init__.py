@@ -1,1 +1,1 @@
-"""Things in pictures: a folder of class-named folders in, the name of what is seen out."""
+"""Image classification: trained on a folder of class-named folders."""

@@ -1,4 +1,4 @@
-"""Declare an application that knows things in pictures; nothing here needs torch until a network is made."""
+"""Declare an image classification application; torch is loaded only when a network is made."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,12 +9,12 @@ from penstock.core.decode import decode_image
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.spec import Array, TensorSpec
-from penstock.train.pictures import kinds_and_groups
+from penstock.train.data.picture_layouts import kinds_and_groups
 
 # H height, W width, S side of what the network sees
 
-MOST_SIDE = 4096
-# What a video shows stays until it is so much less probable than what is named at first.
+MAX_SIDE = 4096
+# `leave` relative to `enter`: a shown group stays down to this share of the probability that it entered with.
 LEAVE_SHARE = 0.6
 ACCEPTS = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
 
@@ -29,20 +29,19 @@ def image_application(
     description: str = "",
     unsure_below: float = 0.8,
 ) -> Application:
-    """Declare one.
+    """Declare an image classification application.
 
-    A client sends a picture of any size and gets `Recognition.answer`: the general class, the kind within it, or that
-    neither is sure.
+    A client sends a picture of any size and gets `Recognition.answer`: the group, the label within it, or "unsure".
 
     Args:
         name: See `Application`.
-        labels: `"cat"`, or `"dog/terrier"` for a kind within a general class, in the order of the network's outputs.
-        side: Of the square picture that the network sees, in pixels.
-        model: See `Application`; it makes a `penstock.models.calibrated.Calibrated`, say.
+        labels: `"cat"`, or `"dog/terrier"` for a label within a group, in the order of the network's outputs.
+        side: Side of the network's square input, in pixels.
+        model: See `Application`; for example one that makes a `penstock.models.calibrated.Calibrated`.
         recipe: See `Application`; `penstock.apps.images.recipe.images_recipe` makes one.
         description: See `Application`.
-        unsure_below: What is less probable is not named, and in a video not shown anew. The network's probabilities are
-            calibrated; `report.json` of a run says how many are named at which value, and how many of those are right.
+        unsure_below: Probability below which an answer is "unsure", and from which a video's group is shown. The
+            probabilities are calibrated; `report.json` of a run has coverage and accuracy for several thresholds.
     """
     kinds, groups = kinds_and_groups(labels)
     recognition = Recognition(
@@ -78,7 +77,7 @@ def image_application(
                 shape=(None, None, 4),
                 meaning="a whole picture: red, green, blue, opacity",
                 units="0..255",
-                most=(MOST_SIDE, MOST_SIDE, 4),
+                max_shape=(MAX_SIDE, MAX_SIDE, 4),
             ),
         ),
         recognition=recognition,
@@ -91,11 +90,11 @@ def image_application(
 
 
 def decode(body: bytes, content_type: str) -> Array:
-    """A picture's pixels as a browser has them, uint8 `[H, W, 4]`."""
-    return decode_image(body, mode="RGBA", max_pixels=MOST_SIDE * MOST_SIDE)
+    """Decode a picture to the pixels that a browser has, uint8 `[H, W, 4]`."""
+    return decode_image(body, mode="RGBA", max_pixels=MAX_SIDE * MAX_SIDE)
 
 
 def _square_resize(side: int) -> Any:
-    from penstock.nn.pictures import SquareResize
+    from penstock.nn.resize import SquareResize
 
     return SquareResize(side)

@@ -1,4 +1,4 @@
-"""The network of the default photographs; a declaration of your own names another width, or another network."""
+"""The network of the default photographs; other declarations choose another width or network."""
 
 from penstock.apps.images.photographs import LABELS
 from penstock.models.calibrated import Calibrated
@@ -8,5 +8,5 @@ WIDTH = 0.5
 
 
 def network() -> Calibrated:
-    """About half a million parameters."""
+    """Make a network of about half a million parameters."""
     return Calibrated(MobileNet(len(LABELS), width=WIDTH))

@@ -1,4 +1,4 @@
-"""The photographs that come with scikit-image, one thing a class, and how they are seen."""
+"""scikit-image's photographs as data sets of distorted views, one photograph per class."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.spec import Array
-from penstock.train.data import example_seeds
-from penstock.train.examples import ArraySet
-from penstock.train.pictures import Picture
-from penstock.train.views import Distortion, Views, small_rgba
+from penstock.train.data.camera_views import Distortion, Views, small_rgba
+from penstock.train.data.examples import ArraySet
+from penstock.train.data.picture_layouts import Picture
+from penstock.train.data.sampler import example_seeds
 
 # H height, W width
 
 SIDE = 96
-# The files of each label: what is learned from, and where another photograph of it is held out, that one.
+# Files of each label: the one to train on, and a held-out photograph of the same subject if there is one.
 PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
     "animal/cat": ("chelsea.png",),
     "machine/motorcycle": ("motorcycle_left.png", "motorcycle_right.png"),
@@ -35,38 +35,38 @@ PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
     "writing/print": ("page.png",),
 }
 LABELS = tuple(PHOTOGRAPHS)
-# The middle of a view that is learned from is never where those of the other sets are.
-LEARNED = Distortion(least_area=0.25, turn_degrees=20, perspective=0.12, light=0.5, blur=2.0, noise=6, cells=(0, 1, 2))
-CHOSEN_BY = replace(LEARNED, blur=1.5, cells=(3,))
-# Nor was one of them smeared or stored as a JPEG.
-TESTED_ON = replace(LEARNED, blur=1.5, cells=(4,), shake=True, jpeg=True)
-# Views of each photograph: in an epoch, to choose the weights by, and to test them.
-VIEWS, CHOOSING_VIEWS, TEST_VIEWS = 200, 30, 60
-# The longer side of the first raw example in pixels, and how much longer that of each next one is.
-LEAST_RAW, RAW_STEP = 64, 17
+# The centres of training views lie in other cells of the photograph than those of validation and test views.
+TRAINING = Distortion(least_area=0.25, turn_degrees=20, perspective=0.12, light=0.5, blur=2.0, noise=6, cells=(0, 1, 2))
+VALIDATION = replace(TRAINING, blur=1.5, cells=(3,))
+# Only test views are motion-blurred and JPEG-compressed.
+TEST = replace(TRAINING, blur=1.5, cells=(4,), shake=True, jpeg=True)
+# Views of each photograph: per epoch, for validation, for test.
+VIEWS, VALIDATION_VIEWS, TEST_VIEWS = 200, 30, 60
+# Longer side of the first raw example in pixels, and its increment from one to the next.
+MIN_RAW, RAW_STEP = 64, 17
 
 
-def learned() -> Views:
-    """Views to learn from, others in every epoch."""
-    return _views(0, LEARNED, VIEWS)
+def training_views() -> Views:
+    """Training views, different in every epoch."""
+    return _views(0, TRAINING, VIEWS)
 
 
-def chosen_by() -> ArraySet:
-    """Views to choose the weights by, always the same."""
-    return made(_views(0, CHOSEN_BY, CHOOSING_VIEWS))
+def validation_views() -> ArraySet:
+    """Validation views, always the same."""
+    return materialize(_views(0, VALIDATION, VALIDATION_VIEWS))
 
 
-def tested_on() -> ArraySet:
-    """Views to test on, always the same."""
-    return made(_views(-1, TESTED_ON, TEST_VIEWS))
+def test_views() -> ArraySet:
+    """Test views, always the same."""
+    return materialize(_views(-1, TEST, TEST_VIEWS))
 
 
 def raw_examples() -> list[Array]:
-    """The photographs themselves, small and of many sizes, as `decode` gives them: uint8 `[H, W, 4]`."""
-    return [small_rgba(picture, most=LEAST_RAW + RAW_STEP * index) for index, picture in enumerate(pictures(0))]
+    """The photographs in many small sizes, as `decode` returns them: uint8 `[H, W, 4]`."""
+    return [small_rgba(picture, most=MIN_RAW + RAW_STEP * index) for index, picture in enumerate(pictures(0))]
 
 
-def made(views: Views) -> ArraySet:
+def materialize(views: Views) -> ArraySet:
     """The views of the first epoch, in memory."""
     indices = np.arange(len(views))
     inputs = views.empty(len(views))
@@ -75,7 +75,7 @@ def made(views: Views) -> ArraySet:
 
 
 def pictures(which: int) -> list[Picture]:
-    """Of each label the first photograph (0), or the last (-1)."""
+    """The first (0) or last (-1) photograph of each label."""
     from skimage import data
 
     folder = Path(data.__file__ or "").parent

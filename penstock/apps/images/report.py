@@ -1,4 +1,4 @@
-"""What a training says of itself: accuracies, each class, what is taken for what, and how sure it may be."""
+"""Evaluation report of a training: accuracies, classes, confusion and calibration."""
 
 import json
 from collections.abc import Mapping
@@ -11,25 +11,27 @@ from torch import Tensor
 
 from penstock.core.spec import Array
 from penstock.train.calibration import calibration_error, negative_log_likelihood, reliability, temperature_of
-from penstock.train.pictures import kinds_and_groups
-from penstock.train.recipe import Seen
+from penstock.train.data.picture_layouts import kinds_and_groups
+from penstock.train.recipe import Predictions
 
 # n examples, K classes
 
 REPORT_FILE, PICTURE_FILE = "report.json", "confusion.png"
-# More names than this are not legible beside a picture.
-NAMED = 60
+# More names than this are not legible in the figure.
+MAX_NAMES = 60
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
-def write_report(folder: Path, validation: Seen, test: Seen, *, labels: tuple[str, ...]) -> Mapping[str, Tensor]:
-    """Fit the temperature on the validation set, and write how the test set is known with it.
+def write_report(
+    folder: Path, validation: Predictions, test: Predictions, *, labels: tuple[str, ...]
+) -> Mapping[str, Tensor]:
+    """Fit the temperature on the validation set, and write the report on the test set.
 
     Args:
         folder: Where `report.json` and `confusion.png` go.
         validation: Logits and labels.
         test: Logits and labels.
-        labels: Of the classes, in their order.
+        labels: Names of the classes, in order.
 
     Returns:
         The network's `temperature`.
@@ -42,14 +44,14 @@ def write_report(folder: Path, validation: Seen, test: Seen, *, labels: tuple[st
 
 
 def report_of(
-    test: Seen, temperature: float, labels: tuple[str, ...]
+    test: Predictions, temperature: float, labels: tuple[str, ...]
 ) -> tuple[dict[str, Any], Array, list[tuple[int, float, float]]]:
-    """The report as JSON values, how often each class (row) was taken for each (column), and `reliability`'s bins.
+    """The report as JSON values, the confusion matrix (rows are true classes), and the bins of `reliability`.
 
     Args:
         test: Logits and labels.
-        temperature: What the logits are divided by.
-        labels: Of the classes, in their order.
+        temperature: Divisor of the logits.
+        labels: Names of the classes, in order.
     """
     targets_n = test.targets.long()
     before_nK, chances_nK = test.outputs.softmax(1), (test.outputs / temperature).softmax(1)
@@ -79,22 +81,22 @@ def report_of(
 
 
 def _of_threshold(value: float, most_n: Tensor, right_n: Tensor) -> dict[str, Any]:
-    """How many are named where what is less probable is not, and how many of those are right."""
+    """Coverage and accuracy of the answers with at least this probability."""
     named_n = most_n >= value
     right = right_n[named_n].double().mean().item() if named_n.any() else None
     return {"unsure_below": value, "named": named_n.double().mean().item(), "right": right}
 
 
 def _of_class(index: int, label: str, confusion_KK: Array) -> dict[str, Any]:
-    right, said, there = (int(part) for part in (
+    right, predicted, actual = (int(part) for part in (
         confusion_KK[index, index], confusion_KK[:, index].sum(), confusion_KK[index].sum()
     ))  # fmt: skip
     return {
         "label": label,
-        "examples": there,
-        "recall": right / there if there else None,
-        "precision": right / said if said else None,
-        "f1": 2 * right / (said + there) if said + there else None,
+        "examples": actual,
+        "recall": right / actual if actual else None,
+        "precision": right / predicted if predicted else None,
+        "f1": 2 * right / (predicted + actual) if predicted + actual else None,
     }
 
 
@@ -109,12 +111,12 @@ def _most_confused(confusion_KK: Array, kinds: tuple[str, ...]) -> list[dict[str
 
 
 def draw(file: Path, confusion_KK: Array, bins: list[tuple[int, float, float]], kinds: tuple[str, ...]) -> None:
-    """What is taken for what, and how often what it is sure of is right.
+    """Draw the confusion matrix and the reliability diagram.
 
     Args:
-        file: Where the picture goes.
-        confusion_KK: Rows are what is there, columns what it is taken for.
-        bins: As `reliability` gives them.
+        file: The PNG to write.
+        confusion_KK: Rows are true classes, columns predicted ones.
+        bins: From `reliability`.
         kinds: Names of the classes.
     """
     from matplotlib.figure import Figure
@@ -125,11 +127,11 @@ def draw(file: Path, confusion_KK: Array, bins: list[tuple[int, float, float]], 
     share_KK = confusion_KK / np.maximum(1, confusion_KK.sum(1, keepdims=True))
     shown = matrix.imshow(share_KK, cmap="Blues", vmin=0, vmax=1)
     matrix.set(xlabel="taken for", ylabel="is")
-    if len(kinds) <= NAMED:
+    if len(kinds) <= MAX_NAMES:
         places = range(len(kinds))
         matrix.set_xticks(places, kinds, rotation=90)
         matrix.set_yticks(places, kinds)
-    for row, column in np.argwhere(confusion_KK)[: 4 * NAMED].tolist() if len(kinds) <= NAMED // 2 else []:
+    for row, column in np.argwhere(confusion_KK)[: 4 * MAX_NAMES].tolist() if len(kinds) <= MAX_NAMES // 2 else []:
         light = "white" if share_KK[row, column] > 0.5 else "black"
         matrix.text(column, row, str(confusion_KK[row, column]), ha="center", va="center", color=light, size=7)
     figure.colorbar(shown, ax=matrix, label="share of the row", shrink=0.6)

@@ -1,20 +1,20 @@
-"""The file that declares an application for a folder of pictures: the user's own from then on."""
+"""Template of the file that declares an image classifier for a folder of pictures."""
 
 import json
 from pathlib import Path
 
 from penstock.core.errors import ApplicationError
-from penstock.train.pictures import find_pictures, labels_of, split_pictures
+from penstock.train.data.picture_layouts import find_pictures, labels_of, split_pictures
 
 SIDE = 128
-# Of 1.1 million parameters, 4.5 MB.
+# 1.1 million parameters, 4.5 MB.
 WIDTH = 0.75
-# Of a training, about: the fewer pictures there are, the more often is each one seen.
+# Examples of a training run, about; fewer pictures mean more epochs.
 VIEWS = 30_000
-LEAST_EPOCHS = 15
+MIN_EPOCHS = 15
 
 FILE = '''\
-"""Knows what is in a picture, as the pictures in a folder taught it.
+"""Classify pictures, trained on a folder of them.
 
 penstock train {file} --out runs/{name}
 """
@@ -22,9 +22,9 @@ penstock train {file} --out runs/{name}
 from penstock.apps.images.declare import image_application
 
 FOLDER = {folder}
-# Of the square that the network sees, in pixels.
+# Side of the network's square input, in pixels.
 SIDE = {side}
-# What the network's outputs are called, in their order; "dog/terrier" is the kind "terrier" of the class "dog".
+# Labels of the network's outputs, in order; "dog/terrier" is the label "terrier" of the group "dog".
 LABELS = (
 {labels}
 )
@@ -45,7 +45,7 @@ def recipe():
 
 app = image_application(
     name="{name}",
-    description="Knows {count} kinds of things in pictures.",
+    description="Classifies pictures into {count} classes.",
     labels=LABELS,
     side=SIDE,
     model=":network",
@@ -66,13 +66,13 @@ NETWORKS = {
 
 
 def application_file(folder: Path, name: str, *, file: str, side: int = SIDE, network: str = "mobile") -> str:
-    """The text of the file.
+    """Fill in the template.
 
     Args:
-        folder: Of the pictures, see `penstock.train.pictures.find_pictures`.
-        name: Of the application.
-        file: What the file will be called.
-        side: Of the square that the network sees, in pixels.
+        folder: The pictures, see `penstock.train.data.picture_layouts.find_pictures`.
+        name: Name of the application.
+        file: Name of the file.
+        side: Side of the network's square input, in pixels.
         network: `"mobile"` or `"resnet50"`.
 
     Raises:
@@ -87,7 +87,7 @@ def application_file(folder: Path, name: str, *, file: str, side: int = SIDE, ne
     labels = labels_of(pictures)
     if len(labels) < 2:
         raise ApplicationError(f"{folder} has the one class {pictures[0].label!r}; there must be two to tell apart.")
-    learned = len(split_pictures(pictures)["train"])
+    training = len(split_pictures(pictures)["train"])
     return FILE.format(
         folder=json.dumps(str(folder.resolve()), ensure_ascii=False),
         file=file,
@@ -95,6 +95,6 @@ def application_file(folder: Path, name: str, *, file: str, side: int = SIDE, ne
         side=side,
         labels="\n".join(f"    {json.dumps(label, ensure_ascii=False)}," for label in labels),
         network=NETWORKS[network].format(width=WIDTH),
-        epochs=max(LEAST_EPOCHS, round(VIEWS / learned)),
+        epochs=max(MIN_EPOCHS, round(VIEWS / training)),
         count=len(labels),
     )

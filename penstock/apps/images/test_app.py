@@ -16,17 +16,17 @@ from PIL import Image
 from penstock.apps.images import photographs
 from penstock.apps.images.app import app
 from penstock.apps.images.model import network
-from penstock.apps.images.photographs import CHOSEN_BY, LABELS, LEARNED, PHOTOGRAPHS, SIDE, TESTED_ON
+from penstock.apps.images.photographs import LABELS, PHOTOGRAPHS, SIDE, TEST, TRAINING, VALIDATION
 from penstock.apps.images.recipe import raw_pictures, recipe, top_accuracy
 from penstock.apps.images.report import draw, report_of
 from penstock.apps.images.template import NETWORKS, application_file
 from penstock.core.application import find_application
 from penstock.core.errors import ApplicationError, BadExample, TrainError
 from penstock.runtime.load import load
-from penstock.train.loop import train
-from penstock.train.pictures import find_pictures, split_pictures
-from penstock.train.recipe import Seen
-from penstock.train.views import Views, plain_view
+from penstock.train.data.camera_views import Views, plain_view
+from penstock.train.data.picture_layouts import find_pictures, split_pictures
+from penstock.train.recipe import Predictions
+from penstock.train.run import train
 
 
 @pytest.fixture(autouse=True)
@@ -82,17 +82,17 @@ def test_each_photograph_is_there_and_of_one_label() -> None:
 
 
 def test_what_is_held_out_has_places_and_distortions_of_its_own() -> None:
-    assert set(LEARNED.cells) | set(CHOSEN_BY.cells) | set(TESTED_ON.cells) == {0, 1, 2, 3, 4}
-    assert len(LEARNED.cells) + len(CHOSEN_BY.cells) + len(TESTED_ON.cells) == 5
-    assert TESTED_ON.shake
-    assert TESTED_ON.jpeg
-    assert not LEARNED.shake
-    assert not LEARNED.jpeg
+    assert set(TRAINING.cells) | set(VALIDATION.cells) | set(TEST.cells) == {0, 1, 2, 3, 4}
+    assert len(TRAINING.cells) + len(VALIDATION.cells) + len(TEST.cells) == 5
+    assert TEST.shake
+    assert TEST.jpeg
+    assert not TRAINING.shake
+    assert not TRAINING.jpeg
 
 
 def test_held_out_views_are_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photographs, "TEST_VIEWS", 2)
-    one, other = photographs.tested_on(), photographs.tested_on()
+    one, other = photographs.test_views(), photographs.test_views()
     np.testing.assert_array_equal(one.inputs, other.inputs)
     assert np.bincount(one.targets).tolist() == [2] * len(LABELS)
     assert one.inputs.dtype == np.uint8
@@ -106,7 +106,7 @@ def test_the_network_is_as_small_as_it_says() -> None:
 
 def test_the_recipe_learns_from_the_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photographs, "TEST_VIEWS", 1)
-    monkeypatch.setattr(photographs, "CHOOSING_VIEWS", 1)
+    monkeypatch.setattr(photographs, "VALIDATION_VIEWS", 1)
     data = recipe().data()
     assert isinstance(data.train, Views)
     assert data.train.varies
@@ -117,7 +117,7 @@ def test_the_recipe_learns_from_the_photographs(monkeypatch: pytest.MonkeyPatch)
 def test_the_report_counts_what_is_known() -> None:
     labels = ("cat", "dog/pug", "dog/terrier")
     logits = torch.tensor([[4.0, 0, 0], [4, 0, 0], [0, 4, 0], [0, 3, 4], [0, 4, 3.9]])
-    report, confusion, bins = report_of(Seen(logits, torch.tensor([0, 0, 1, 1, 2])), 2.0, labels)
+    report, confusion, bins = report_of(Predictions(logits, torch.tensor([0, 0, 1, 1, 2])), 2.0, labels)
     assert confusion.tolist() == [[2, 0, 0], [0, 1, 1], [0, 1, 0]]
     assert (report["top1"], report["group_top1"], report["top5"]) == (0.6, 1.0, 1.0)
     pug = next(line for line in report["classes"] if line["label"] == "dog/pug")
@@ -168,7 +168,7 @@ def test_the_file_for_a_folder_declares_its_labels(folder: Path, tmp_path: Path,
     if kind == "mobile":
         assert 4 * sum(parameter.numel() for parameter in made.parameters()) < 5e6
     assert found.recipe().epochs > 1000
-    assert found.recipe().validate_every_epochs > 20
+    assert found.recipe().selection.every_epochs > 20
 
 
 def test_a_broken_picture_is_named_and_may_be_passed_over(folder: Path, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_broken_picture_is_named_and_may_be_passed_over(folder: Path, tmp_path
     with pytest.raises(BadExample) as bad:
         views.read(np.arange(1), np.zeros(1, np.uint64), np.zeros((1, 32, 32, 3), np.uint8))
     assert str(bad.value) == (
-        f"{held_out[0].file} cannot be read (it is no picture); mend or remove it, or let the recipe pass over such: "
-        f"bad_examples='skip'."
+        f"{held_out[0].file} cannot be read (it is no picture); replace or remove it, or give the recipe "
+        f"loading=Loading(bad_examples='skip')."
     )
     # Of a training that passes over such, the golden examples are made of the others.
     assert len(raw_pictures(tmp_path / "pets")) == len(held_out) - 1
@@ -190,7 +190,6 @@ def test_a_broken_picture_is_named_and_may_be_passed_over(folder: Path, tmp_path
         raw_pictures(tmp_path / "pets")
 
 
-@pytest.mark.slow
 def test_a_folder_becomes_a_calibrated_bundle_and_a_report(folder: Path, tmp_path: Path) -> None:
     text = application_file(folder, "pets", file="pets.py", side=32).replace("width=0.75", "width=0.25")
     (tmp_path / "pets.py").write_text(text)

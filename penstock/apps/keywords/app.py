@@ -1,4 +1,4 @@
-"""Spoken digits and commands: live sound in, the words in it out as they are spoken."""
+"""Spoken digits and commands, recognised in live sound."""
 
 import math
 from typing import Any
@@ -12,14 +12,14 @@ from penstock.core.spec import Array, TensorSpec
 RATE_HZ = 16_000
 # 80 ms.
 CHUNK = 1_280
-# What the network answers for: the frames of a chunk, and those that waited for their future when a stream ends.
+# Output frames of a chunk, plus those held back by the lookahead, which follow at the end of a stream.
 FRAME_S = 0.04
-FUTURE = 2
-FRAMES = 2 + FUTURE
+LOOKAHEAD = 2
+FRAMES = 2 + LOOKAHEAD
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COMMANDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 WORDS = DIGITS + COMMANDS
-# CTC's symbol for nothing new comes first.
+# CTC's blank comes first.
 SYMBOLS = ("-", *WORDS)
 BLANK = 0
 
@@ -27,18 +27,17 @@ BLANK = 0
 def events(output_U: Array, memory: Any, last: bool) -> tuple[Any, Any]:
     """The words that begin in these frames.
 
-    Of equal symbols behind one another one counts, and blanks count for nothing: Graves et al. 2006, "Connectionist
-    Temporal Classification", section 3.1. A word's probability is that of the frame that says it first, its time the
-    end of that frame in the signal.
+    Repeated symbols count once and blanks not at all: Graves et al. 2006, "Connectionist Temporal Classification",
+    section 3.1. A word's probability is that of its first frame, its time the end of that frame in the signal.
 
     Args:
         output_U: `[U, 21]`, log-probabilities of the symbols.
-        memory: The last frame's symbol and how many frames there were, `[symbol, frames]`; None at first.
-        last: Whether the stream ends here, which changes nothing: a word is told when it is first seen.
+        memory: The last frame's symbol and the number of frames so far, `[symbol, frames]`; None at first.
+        last: Whether the stream ends here; not used.
     """
     before, frames = memory or (BLANK, 0)
     symbols = output_U.argmax(1).tolist()
-    # Most chunks say nothing, and this is called for every chunk of every stream.
+    # A fast path, because most chunks have no word and this runs for every chunk of every stream.
     if not any(symbols):
         return None, [BLANK if symbols else before, frames + len(symbols)]
     words: list[dict[str, Any]] = []
@@ -58,7 +57,7 @@ def events(output_U: Array, memory: Any, last: bool) -> tuple[Any, Any]:
 
 app = Application(
     name="keywords",
-    description="Hears spoken digits and commands in live sound.",
+    description="Recognises spoken digits and commands in live sound.",
     input=TensorSpec(
         name="sound",
         dtype="int16",

@@ -1,4 +1,4 @@
-"""The words of data/, and signals that are composed of them: a few words of one voice with pauses between them."""
+"""The recorded words of data/, and signals composed of a few words of one voice with pauses."""
 
 import csv
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from penstock.core.spec import Array
 DATA = Path(__file__).parent / "data"
 # 40 chunks.
 SIGNAL = 51_200
-MOST_WORDS = 8
+MAX_WORDS = 8
 # The share of signals without a word.
 WORDLESS = 0.08
-# Before the first word and between words. The longest differs from signal to signal: some people are in a hurry.
+# Before the first word and between words; the longest is drawn for each signal.
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 0.1, 0.8
-# Behind the last word, so that the network has heard its end.
+# After the last word, so that its end is within the signal.
 REST_S = 0.3
-# How loud the loudest sample of a signal may be, of full scale, and how far the noise lies below the sound.
+# Peak level of a signal relative to full scale, and the signal-to-noise ratio.
 PEAK_DB = -36.0, -3.0
 SIGNAL_TO_NOISE_DB = 15.0, 40.0
 NOISE_TAPS = 5
@@ -30,10 +30,10 @@ NOISE_TAPS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """A word as one voice speaks it.
+    """A word spoken by one voice.
 
     Args:
-        symbol: Its place in `SYMBOLS`.
+        symbol: Its index in `SYMBOLS`.
         samples: int16 `[samples]` at 16 kHz.
     """
 
@@ -47,7 +47,7 @@ class Signals:
 
     Args:
         samples: int16 `[n, T]`.
-        symbols: int64 `[n, L]`, the words in order, and zeros behind them.
+        symbols: int64 `[n, L]`, the words in order, padded with zeros.
         ends: int64 `[n, L]`, the sample at which each word ends.
     """
 
@@ -57,7 +57,7 @@ class Signals:
 
 
 def read_clips(split: str, folder: Path = DATA) -> dict[str, list[Clip]]:
-    """The words of every voice of a split: `"train"`, `"validation"` or `"test"`."""
+    """Read the words of every voice of a split: `"train"`, `"validation"` or `"test"`."""
     import soundfile
 
     clips: dict[str, list[Clip]] = {}
@@ -76,25 +76,24 @@ def read_clips(split: str, folder: Path = DATA) -> dict[str, list[Clip]]:
 
 
 def compose(clips: dict[str, list[Clip]], each: int, *, seed: int, room: int = SIGNAL, noisy: bool) -> Signals:
-    """Signals of a few words, or none, of one voice.
+    """Compose signals of a few words, or none, of one voice.
 
     Args:
         clips: The words of each voice.
-        each: Signals of each voice.
-        seed: Of which words, where, how loud and in which noise.
+        each: Signals per voice.
+        seed: Random seed of words, positions, levels and noise.
         room: Samples in which the words lie; silence follows.
-        noisy: Whether loudness and noise differ from signal to signal, as they do where people are; otherwise there is
-            only what is in the clips.
+        noisy: Vary level and noise from signal to signal; otherwise only the clips are used.
     """
     rng = np.random.default_rng(seed)
     count = each * len(clips)
     samples = np.zeros((count, SIGNAL), np.int16)
-    symbols, ends = np.zeros((2, count, MOST_WORDS), np.int64)
+    symbols, ends = np.zeros((2, count, MAX_WORDS), np.int64)
     voices = [voice for voice in clips.values() for _ in range(each)]
     for n, voice in enumerate(voices):
         at = 0
         longest_s = rng.uniform(*LONGEST_PAUSE_S)
-        for word in range(0 if rng.random() < WORDLESS else MOST_WORDS):
+        for word in range(0 if rng.random() < WORDLESS else MAX_WORDS):
             clip = voice[rng.integers(len(voice))]
             at += round(rng.uniform(SHORTEST_PAUSE_S, longest_s) * RATE_HZ)
             end = at + len(clip.samples)
@@ -111,7 +110,7 @@ def compose(clips: dict[str, list[Clip]], each: int, *, seed: int, room: int = S
 def _in_a_room(sound_T: Array, rng: np.random.Generator) -> Array:
     noise_T = np.convolve(rng.normal(size=SIGNAL), rng.normal(size=NOISE_TAPS), "same")
     below_db, peak_db = rng.uniform(*SIGNAL_TO_NOISE_DB), rng.uniform(*PEAK_DB)
-    # Of what is spoken; where nothing is, as if something were.
+    # The level of the words; a fixed one for a signal without words.
     spoken = sound_T[sound_T != 0].astype(np.float64)
     level = spoken.std() if spoken.size else 200.0
     mixed_T = sound_T + noise_T * (level / noise_T.std() * 10 ** (-below_db / 20))

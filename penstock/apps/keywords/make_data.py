@@ -1,4 +1,4 @@
-"""Makes the sound in data/ with espeak-ng 1.51: `python -m penstock.apps.keywords.make_data`.
+"""Make the sound in data/ with espeak-ng 1.51: `python -m penstock.apps.keywords.make_data`.
 
 A voice is one of espeak-ng's variants, which change the formants, the pitch, the source of the voice or the way of
 synthesis. A voice belongs to one split; variants that share most of their formants (Robosoft 1 to 8, Iven 1 to 4, Mike
@@ -29,7 +29,7 @@ _NAMES = {
     "test": "m3 f2 f5 iven steph david Jacky shelby pedro Andy Alicia ed",
 }
 VOICES = {split: names.split() for split, names in _NAMES.items()}
-# How often a voice speaks each word.
+# Recordings of each word per voice.
 TAKES = {"train": 1, "validation": 1, "test": 2}
 ACCENTS = (
     "en-us",
@@ -43,19 +43,19 @@ ACCENTS = (
 )
 # Words a minute; espeak-ng's own is 175.
 SPEED_WPM = 110, 210
-# Of espeak-ng's 0 to 99.
+# On espeak-ng's scale, 0 to 99.
 PITCH = 20, 80
 SEED = 0
-# Quiet, so that FLAC has fewer bits to keep: 11 of 16.
+# Quiet, so that FLAC stores 11 bits instead of 16.
 PEAK = 1023
-# A word is where the sound is above this share of its peak, and a little around that.
+# A word is trimmed to where it exceeds this share of its peak, plus a margin.
 QUIET = 0.02
 MARGIN_S = 0.02
 INDEX_FIELDS = ("voice", "split", "word", "accent", "speed_wpm", "pitch", "begin", "end")
 
 
 class Take(NamedTuple):
-    """How a word is spoken."""
+    """One recording of a word."""
 
     word: str
     accent: str
@@ -64,7 +64,7 @@ class Take(NamedTuple):
 
 
 def takes(voice: str, each: int) -> list[Take]:
-    """What a voice speaks: every word so many times, the accents in turn."""
+    """The recordings of a voice: every word `each` times, the accents in turn."""
     rng = np.random.default_rng([SEED, *voice.encode()])
     accents = [ACCENTS[at % len(ACCENTS)] for at in rng.permutation(each * len(WORDS))]
     return [
@@ -74,7 +74,7 @@ def takes(voice: str, each: int) -> list[Take]:
 
 
 def spoken(voice: str, take: Take) -> Array:
-    """A word as espeak-ng speaks it, its edges trimmed, int16 `[samples]` at 16 kHz."""
+    """Speak a word with espeak-ng and trim its edges, int16 `[samples]` at 16 kHz."""
     import soundfile
     from scipy.signal import resample_poly
 

@@ -1,13 +1,13 @@
-"""A small streaming network for spoken words: two convolutions, a recurrent layer and a look ahead of 80 ms."""
+"""A small streaming network for spoken words: two convolutions, a recurrent layer and a lookahead of 80 ms."""
 
 import torch
 from torch import nn
 
-from penstock.apps.keywords.app import BLANK, FUTURE, RATE_HZ, SYMBOLS
+from penstock.apps.keywords.app import BLANK, LOOKAHEAD, RATE_HZ, SYMBOLS
 from penstock.nn import GRU, CausalConv1d, LogMel, Lookahead, SequenceBatchNorm, Sequential
 
 BANDS = 40
-# In most frames nothing new is said. Where a network must learn that first, it takes long to come to the words.
+# Most frames are blank; without this bias, the network takes long to learn that before the words.
 BLANK_BIAS = 3.0
 
 
@@ -27,8 +27,8 @@ def keywords_net(channels: int = 64, hidden: int = 128, dropout: float = 0.1) ->
         nn.ReLU(),
         nn.Dropout(dropout),
         GRU(channels, hidden),
-        Lookahead(hidden, FUTURE),
-        # Without it, an untrained recurrent layer moves too little for the words to be seen in it.
+        Lookahead(hidden, LOOKAHEAD),
+        # Without it, the output of an untrained recurrent layer varies too little to train the head.
         SequenceBatchNorm(hidden),
         nn.ReLU(),
         nn.Dropout(dropout),

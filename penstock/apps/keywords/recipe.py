@@ -1,4 +1,4 @@
-"""How the words are learned: CTC over signals of a few words, mixed anew at every step."""
+"""Training recipe of the keywords: CTC over signals of a few words, augmented at every step."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,19 +11,19 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from penstock.apps.keywords.app import BLANK
 from penstock.apps.keywords.clips import SIGNAL, compose, read_clips
-from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.recipe import ArraySet, Data, Recipe, Selection, StepExecution
 
 # B batch, T samples, U frames, V symbols, L words of a signal at most, K taps of a filter
 
 PEAK_RATE = 6e-3
-SIGNALS_OF_A_VOICE = {"train": 48, "validation": 32, "test": 32}
+SIGNALS_PER_VOICE = {"train": 48, "validation": 32, "test": 32}
 SEEDS = {"train": 1, "validation": 2, "test": 3}
-# The words of a training signal leave room to be spoken more slowly, and to begin later.
+# Training signals leave room at the end to be slowed down and shifted.
 ROOM = round(0.8 * SIGNAL)
 SLOWEST, FASTEST = 0.82, 1.2
 TAPS = 4
 FULL_SCALE = 32_767.0
-# The level that a signal without a word is taken to have where noise is added.
+# Assumed level of a signal without a word, for adding noise.
 QUIETEST = 50.0
 
 
@@ -35,41 +35,39 @@ def recipe() -> Recipe:
         optimizer=adamw,
         schedule=one_cycle,
         metrics={"word_error": word_error},
-        best="word_error",
-        best_mode="min",
+        selection=Selection(metric="word_error", mode="min", every_epochs=2.0),
         batch_size=16,
         epochs=18,
         augment=augment,
-        threads=1,
-        validate_every_epochs=2.0,
+        execution=StepExecution(threads=1),
     )
 
 
 def keywords() -> Data:
-    """Signals of voices to learn from, of others to choose the weights by, and of others to test."""
+    """Training, validation and test signals, of different voices."""
     return Data(train=_signals("train"), validation=_signals("validation"), test=_signals("test"))
 
 
 def _signals(split: str) -> ArraySet:
-    learned = split == "train"
+    training = split == "train"
     signals = compose(
         read_clips(split),
-        SIGNALS_OF_A_VOICE[split],
+        SIGNALS_PER_VOICE[split],
         seed=SEEDS[split],
-        room=ROOM if learned else SIGNAL,
-        noisy=not learned,
+        room=ROOM if training else SIGNAL,
+        noisy=not training,
     )
     return ArraySet(inputs=signals.samples, targets=signals.symbols)
 
 
 def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
-    """CTC's loss, over the number of words.
+    """CTC loss, divided by the number of words.
 
     Graves et al. 2006, "Connectionist Temporal Classification".
 
     Args:
         log_probabilities_BUV: The network's outputs.
-        symbols_BL: The words of each signal, and zeros behind them.
+        symbols_BL: The words of each signal, padded with zeros.
     """
     batch, frames, _ = log_probabilities_BUV.shape
     frames_B = torch.full((batch,), frames)
@@ -79,7 +77,7 @@ def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
 
 
 def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:
-    """Words missed, wrong and invented, over the words that there are."""
+    """Word error rate: deletions, substitutions and insertions over the number of words."""
     heard_BU = log_probabilities_BUV.argmax(2).numpy()
     spoken_BL = symbols_BL.numpy()
     errors = sum(
@@ -90,13 +88,13 @@ def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:
 
 
 def collapsed(symbols_U: list[int]) -> list[int]:
-    """Of equal symbols behind one another one, and no blanks."""
+    """Remove repeated symbols and blanks, as CTC defines it."""
     pairs = zip([BLANK, *symbols_U], symbols_U, strict=False)
     return [symbol for before, symbol in pairs if symbol not in (before, BLANK)]
 
 
 def edit_distance(heard: list[int], spoken: list[int]) -> int:
-    """The fewest words to insert, leave out or replace to make one of the other (Levenshtein 1966)."""
+    """Smallest number of insertions, deletions and substitutions (Levenshtein 1966)."""
     row = list(range(len(spoken) + 1))
     for wrong, one in enumerate(heard, 1):
         above, row = row, [wrong]
@@ -106,31 +104,31 @@ def edit_distance(heard: list[int], spoken: list[int]) -> int:
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Adam with decoupled weight decay."""
+    """AdamW."""
     return AdamW(parameters, lr=PEAK_RATE, weight_decay=0.01)
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
-    """Up to the peak rate over the first tenth of the steps, then down by a cosine."""
+    """Warm up to the peak rate over the first tenth of the steps, then decay by a cosine."""
     return OneCycleLR(optimizer, PEAK_RATE, total_steps=steps + 1, pct_start=0.1)
 
 
 def augment(samples_BT: Tensor, symbols_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Each signal faster or slower, later, through another microphone, in other noise, louder or quieter."""
+    """Change the speed, position, frequency response, noise and level of each signal."""
     batch, frames = samples_BT.shape
     device = samples_BT.device
 
-    # Drawn where the generator is, the same for every device, and then brought to where the sound is.
-    def drawn(draw: Callable[..., Tensor], count: int = 1) -> Tensor:
+    # Drawn on the generator's device, so that the numbers are the same on every device.
+    def sample(draw: Callable[..., Tensor], count: int = 1) -> Tensor:
         return draw(batch, count, generator=generator, device=generator.device)
 
     def between(low: float, high: float) -> Tensor:
-        return low + (high - low) * drawn(torch.rand)
+        return low + (high - low) * sample(torch.rand)
 
     sound_BT = _at_another_speed(samples_BT.float(), between(SLOWEST, FASTEST), between(0, 1))
-    sound_BT = _filtered(sound_BT, (drawn(torch.randn, TAPS) * between(0, 0.4)).to(device))
-    noise_BT = drawn(torch.rand, frames).to(device) - 0.5
-    noise_BT = _filtered(noise_BT, drawn(torch.randn, TAPS).to(device))
+    sound_BT = _filtered(sound_BT, (sample(torch.randn, TAPS) * between(0, 0.4)).to(device))
+    noise_BT = sample(torch.rand, frames).to(device) - 0.5
+    noise_BT = _filtered(noise_BT, sample(torch.randn, TAPS).to(device))
     level_B1, noise_B1 = _level(sound_BT).clamp(min=QUIETEST), _level(noise_BT)
     sound_BT.addcmul_(noise_BT, level_B1 / noise_B1 * 10 ** (-between(5, 45).to(device) / 20))
     peak_B1 = sound_BT.abs().amax(1, keepdim=True)
@@ -138,7 +136,7 @@ def augment(samples_BT: Tensor, symbols_BL: Tensor, generator: torch.Generator) 
 
 
 def _at_another_speed(sound_BT: Tensor, speed_B1: Tensor, later_B1: Tensor) -> Tensor:
-    """The words of each signal faster or slower, and begun later by a share of the room that is left."""
+    """Resample the words of each signal, and shift them by a share of the remaining room."""
     made_BT = torch.zeros_like(sound_BT)
     frames = sound_BT.shape[1]
     for sound_T, made_T, speed, later in zip(sound_BT, made_BT, speed_B1, later_B1, strict=True):
@@ -149,12 +147,12 @@ def _at_another_speed(sound_BT: Tensor, speed_B1: Tensor, later_B1: Tensor) -> T
 
 
 def _level(sound_BT: Tensor) -> Tensor:
-    """The root of the mean square, `[B, 1]`."""
+    """Root mean square, `[B, 1]`."""
     return torch.linalg.vector_norm(sound_BT, dim=1, keepdim=True) / sound_BT.shape[1] ** 0.5
 
 
 def _filtered(sound_BT: Tensor, taps_BK: Tensor) -> Tensor:
-    """Every sample and, by the taps, those before it."""
+    """Apply a causal FIR filter whose first tap is 1."""
     made_BT = sound_BT.clone()
     for back in range(1, taps_BK.shape[1] + 1):
         made_BT[:, back:].addcmul_(sound_BT[:, :-back], taps_BK[:, back - 1 : back])

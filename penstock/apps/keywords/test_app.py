@@ -18,9 +18,9 @@ from penstock.apps.keywords.recipe import ROOM, augment, collapsed, ctc, edit_di
 from penstock.core.application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.load import load, streaming_executor
-from penstock.runtime.streamed import streamed
-from penstock.train.loop import train
+from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet, Data
+from penstock.train.run import train
 
 SEVEN, NINE = SYMBOLS.index("seven"), SYMBOLS.index("nine")
 
@@ -33,7 +33,7 @@ def outputs(*symbols: int) -> Array:
 
 
 def told(symbols: list[int], frames: int) -> list[tuple[str, float]]:
-    """What a client is told of these symbols where so many come at once: words and times."""
+    """Words and times of the events for these symbols, in chunks of so many."""
     memory: Any = None
     words: list[tuple[str, float]] = []
     for start in range(0, len(symbols), frames):
@@ -180,7 +180,7 @@ def test_a_stream_is_heard_as_the_whole_signal_is(few: dict[str, list[Clip]], fr
     executor = streaming_executor(app, network, slots=4, max_rows=4)
     with torch.inference_mode():
         whole = network(torch.from_numpy(signals)).numpy()
-    np.testing.assert_allclose(streamed(executor, signals, frames), whole, atol=1e-4)
+    np.testing.assert_allclose(run_in_chunks(executor, signals, frames), whole, atol=1e-4)
 
 
 def test_the_network_is_as_small_as_it_says() -> None:

@@ -1,4 +1,4 @@
-// Starts the app of a pack that is on this device: to look where it knows pictures, to listen where it knows sound.
+// Start the app of an installed pack: the camera for pictures, the microphone for sound.
 
 import { byId, notice, write } from "./dom.js";
 import { Engine } from "./engine.js";
@@ -10,15 +10,15 @@ export async function run() {
   const description = await (await fetch("../pack.json")).json();
   write(byId("app-name"), description.name);
   write(byId("app-description"), description.description);
-  write(byId("licence"), `Licence of the network: ${description.licence || "not said"}.`);
+  write(byId("licence"), `Licence of the network: ${description.licence || "not stated"}.`);
   document.title = `${description.name} · Penstock`;
   navigator.storage?.persist?.();
-  const unknown = whyUnknown(description);
-  if (unknown) return notice(unknown);
+  const reason = unsupported(description);
+  if (reason) return notice(reason);
   const engine = new Engine(description);
   if (engine.threads > 1) write(byId("threads"), `${engine.threads} threads`);
   const opened = engine.open();
-  opened.catch(() => null); // it is said where it is waited for
+  opened.catch(() => null); // reported where it is awaited
   try {
     if (description.kind === "live") await new Hearing(description, engine).begin(opened);
     else await new Looking(description, engine, openIndex(description)).begin(opened);
@@ -27,16 +27,16 @@ export async function run() {
   }
 }
 
-/** Why this app has nothing to show for a pack, or null. */
-function whyUnknown({ kind, input, outputs }) {
-  if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels, and so there is nothing to show.`;
+/** The reason that this app does not support a pack, or null. */
+function unsupported({ kind, input, outputs }) {
+  if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels to show.`;
   if (kind === "live" && input.shape.length === 1 && ["int16", "float32"].includes(input.dtype)) return null;
-  if (kind === "live") return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app hears one channel of sound.`;
+  if (kind === "live") return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app supports one channel of sound.`;
   if (kind === "oneshot" && isPicture(input)) return null;
-  return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app shows it pictures, or sound.`;
+  return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app supports pictures and sound.`;
 }
 
-/** RGBA of any size, or grey or RGB of one. */
+/** True for RGBA of any size, and for grey or RGB of a fixed size. */
 function isPicture({ dtype, shape: [height, width, channels = 1, more] }) {
   if (dtype !== "uint8" || more !== undefined) return false;
   if (height === null) return width === null && channels === 4;

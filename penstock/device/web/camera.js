@@ -1,12 +1,12 @@
-// The camera: which there are, the one that is open, and why there is none.
+// Open and list cameras.
 
-/** There is no picture to be had; the message says why. */
+/** The camera cannot be used; the message has the reason. */
 export class CameraProblem extends Error {}
 
-// As much as networks look at: more pixels only cost time.
+// Networks use no more pixels than this.
 const SIZE = { width: { ideal: 640 }, height: { ideal: 480 } };
 
-/** Opens a camera, the one that looks away from whoever holds the device where none is chosen. */
+/** Open a camera; by default the one on the back of the device. */
 export async function openCamera(deviceId) {
   if (!navigator.mediaDevices) throw new CameraProblem("This browser lets pages have no camera.");
   const which = deviceId ? { deviceId: { exact: deviceId } } : { facingMode: { ideal: "environment" } };
@@ -24,7 +24,7 @@ const REASONS = {
   OverconstrainedError: "That camera is not there any more. Choose another.",
 };
 
-/** The cameras that there are; browsers name them once one was allowed. */
+/** List the cameras; browsers name them only after one was allowed. */
 export async function cameras() {
   const devices = (await navigator.mediaDevices?.enumerateDevices()) ?? [];
   return devices
@@ -32,5 +32,5 @@ export async function cameras() {
     .map(({ deviceId, label }, index) => ({ id: deviceId, name: label || `Camera ${index + 1}` }));
 }
 
-/** A camera that looks at whoever holds the device is shown as a mirror; the network sees it as it is. */
+/** True for a front camera, which is displayed mirrored; the network gets the picture unmirrored. */
 export const isFront = (track) => track.getSettings().facingMode === "user";

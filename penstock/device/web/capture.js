@@ -1,4 +1,4 @@
-// On the audio thread: what is heard, a piece at a time.
+// Audio worklet: post the microphone's samples in pieces.
 
 const PIECE = 1024; // samples
 
@@ -7,7 +7,7 @@ class Capture extends AudioWorkletProcessor {
   #filled = 0;
   #over = false;
 
-  /** Any message from the page ends it: what is left goes out, and then null. */
+  /** Any message from the page ends the capture: the remaining samples are posted, then null. */
   constructor() {
     super();
     this.port.onmessage = () => {
@@ -18,7 +18,7 @@ class Capture extends AudioWorkletProcessor {
   }
 
   process([[samples]]) {
-    // There are none where nothing is connected yet.
+    // Undefined until a source is connected.
     for (const sample of this.#over ? [] : (samples ?? [])) {
       this.#piece[this.#filled++] = sample;
       if (this.#filled === PIECE) this.#post();

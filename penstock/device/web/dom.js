@@ -1,6 +1,6 @@
-// The few things that every part of the app does with the document.
+// Helpers for the document.
 
-/** A new element. Properties are set as they are; children are elements or text. */
+/** Create an element with properties and children (elements or text). */
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
@@ -9,18 +9,18 @@ export function element(tag, properties = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Text that changes only when it differs, so that nothing is laid out or announced anew without need. */
+/** Set text only if it differs, which avoids needless layout and screen reader announcements. */
 export function write(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-/** Says what does not work, above all else. */
+/** Show an error above everything else. */
 export function notice(sentence) {
   byId("notice").hidden = false;
   write(byId("notice"), sentence);
 }
 
-/** 0.42 ms, 4.2 ms, 42 ms: two digits that matter. */
+/** Format with two significant digits: 0.42 ms, 4.2 ms, 42 ms. */
 export function milliseconds(ms) {
   if (ms === null) return "–";
   return `${ms < 1 ? ms.toFixed(2) : ms < 10 ? ms.toFixed(1) : Math.round(ms).toLocaleString("en")} ms`;

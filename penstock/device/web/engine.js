@@ -1,6 +1,6 @@
-// The page's side of the worker that runs the network.
+// The page's interface to the worker that runs the network.
 
-const MOST_THREADS = 4;
+const MAX_THREADS = 4;
 
 export class Engine {
   #waiting = new Map();
@@ -8,8 +8,8 @@ export class Engine {
 
   constructor(description) {
     this.description = description;
-    // Threads need memory that is shared, which browsers give to isolated pages alone.
-    this.threads = globalThis.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency) : 1;
+    // Threads need shared memory, which browsers allow only in isolated pages.
+    this.threads = globalThis.crossOriginIsolated ? Math.min(MAX_THREADS, navigator.hardwareConcurrency) : 1;
     this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data: { id, answer, problem } }) => {
       const { resolve, reject } = this.#waiting.get(id);
@@ -17,39 +17,39 @@ export class Engine {
       if (problem === undefined) resolve(answer);
       else reject(new Error(problem));
     };
-    this.worker.onerror = (event) => this.#broken(event.message ?? "it did not start");
+    this.worker.onerror = (event) => this.#fail(event.message ?? "it did not start");
   }
 
   open() {
-    return this.#ask({ ask: "open", description: this.description, threads: this.threads });
+    return this.#request({ method: "open", description: this.description, threads: this.threads });
   }
 
-  /** What the network says of an ImageBitmap, which goes to the worker: `{ outputs: { name: numbers }, ms }`. */
+  /** Run the network on an ImageBitmap, which is transferred: `{ outputs: { name: numbers }, ms }`. */
   picture(bitmap) {
-    return this.#ask({ ask: "picture", bitmap }, [bitmap]);
+    return this.#request({ method: "picture", bitmap }, [bitmap]);
   }
 
-  /** The same of RGBA pixels, as `getImageData` gives them. */
+  /** Run the network on RGBA pixels from `getImageData`. */
   pixels({ data, width, height }) {
-    return this.#ask({ ask: "pixels", data, width, height });
+    return this.#request({ method: "pixels", data, width, height });
   }
 
-  /** What the network says of the next chunk of a stream: `{ rows, values, ms }`. */
+  /** Run the network on the next chunk of a stream: `{ rows, values, ms }`. */
   sound(samples, length, last) {
-    return this.#ask({ ask: "sound", samples, length, last });
+    return this.#request({ method: "sound", samples, length, last });
   }
 
-  /** The stream is over; another begins. */
-  silence() {
-    return this.#ask({ ask: "silence" });
+  /** Reset the state for a new stream. */
+  reset() {
+    return this.#request({ method: "reset" });
   }
 
   close() {
     this.worker.terminate();
-    this.#broken("it was closed");
+    this.#fail("it was closed");
   }
 
-  #ask(message, transfer = []) {
+  #request(message, transfer = []) {
     const id = this.#next++;
     return new Promise((resolve, reject) => {
       this.#waiting.set(id, { resolve, reject });
@@ -57,7 +57,7 @@ export class Engine {
     });
   }
 
-  #broken(why) {
+  #fail(why) {
     for (const { reject } of this.#waiting.values()) reject(new Error(`The network's worker broke: ${why}.`));
     this.#waiting.clear();
   }

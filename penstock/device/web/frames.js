@@ -1,42 +1,42 @@
-// A video's frames to the network: the latest one wins, one is on its way, and none waits in a queue.
+// Feed a video's frames to the network: one in flight, and only the latest of the others.
 
 const RATE_OVER_MS = 2000;
 
 export class Frames {
-  #over = false;
-  #latest = null; // when the frame was taken that is shown now, unless it was looked at already
+  #stopped = false;
+  #latest = null; // capture time of the current frame, unless it was processed already
   #wake = null;
-  #began = []; // when the answers of the last moments came
-  #seen = 0;
-  #asked = 0;
+  #answeredMs = []; // times of recent answers
+  #presented = 0;
+  #processed = 0;
 
-  /** Asks `engine` about the frames that `video` shows; `told(answer)` gets outputs, times in ms, and figures. */
-  constructor(video, engine, told) {
-    Object.assign(this, { video, engine, told });
+  /** Run `engine` on the frames of `video`; `onAnswer` gets outputs, times in ms, and figures. */
+  constructor(video, engine, onAnswer) {
+    Object.assign(this, { video, engine, onAnswer });
   }
 
-  /** Until `stop`; whatever breaks is thrown. */
+  /** Run until `stop`; errors are thrown. */
   async run() {
     this.#listen();
-    while (!this.#over) {
-      const takenMs = await this.#next();
-      if (this.#over) break;
+    while (!this.#stopped) {
+      const capturedMs = await this.#next();
+      if (this.#stopped) break;
       const bitmap = await createImageBitmap(this.video);
-      this.#asked++;
+      this.#processed++;
       const { outputs, ms } = await this.engine.picture(bitmap);
-      if (!this.#over) this.told({ outputs, takenMs, modelMs: ms, ...this.#figures(takenMs) });
+      if (!this.#stopped) this.onAnswer({ outputs, capturedMs, modelMs: ms, ...this.#figures(capturedMs) });
     }
   }
 
   stop() {
-    this.#over = true;
+    this.#stopped = true;
     this.#wake?.();
   }
 
   #listen() {
     this.video.requestVideoFrameCallback((nowMs, { captureTime }) => {
-      if (this.#over) return;
-      this.#seen++;
+      if (this.#stopped) return;
+      this.#presented++;
       this.#latest = captureTime ?? nowMs;
       this.#wake?.();
       this.#listen();
@@ -44,19 +44,19 @@ export class Frames {
   }
 
   async #next() {
-    if (this.#latest === null && !this.#over) await new Promise((resolve) => (this.#wake = resolve));
+    if (this.#latest === null && !this.#stopped) await new Promise((resolve) => (this.#wake = resolve));
     this.#wake = null;
-    const takenMs = this.#latest;
+    const capturedMs = this.#latest;
     this.#latest = null;
-    return takenMs;
+    return capturedMs;
   }
 
-  #figures(takenMs) {
+  #figures(capturedMs) {
     const nowMs = performance.now();
-    this.#began.push(nowMs);
-    while (this.#began[0] < nowMs - RATE_OVER_MS) this.#began.shift();
-    const overMs = nowMs - this.#began[0];
-    const rate = overMs > 0 ? (1000 * (this.#began.length - 1)) / overMs : null;
-    return { ageMs: nowMs - takenMs, rate, seen: this.#seen, asked: this.#asked };
+    this.#answeredMs.push(nowMs);
+    while (this.#answeredMs[0] < nowMs - RATE_OVER_MS) this.#answeredMs.shift();
+    const overMs = nowMs - this.#answeredMs[0];
+    const rate = overMs > 0 ? (1000 * (this.#answeredMs.length - 1)) / overMs : null;
+    return { ageMs: nowMs - capturedMs, rate, presented: this.#presented, processed: this.#processed };
   }
 }

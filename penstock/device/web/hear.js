@@ -1,13 +1,13 @@
-// Listening: the microphone, and the words that the network hears in it.
+// Microphone panel: words recognised in live sound.
 
 import { byId, element, milliseconds, percent, write } from "./dom.js";
 import { Resampler } from "./resample.js";
 import { Words } from "./words.js";
 
 const MOST_WORDS = 200;
-const MOST_WAITING_S = 5; // of sound that the network has not heard yet: it is too slow for this device
+const MOST_WAITING_S = 5; // of unprocessed sound, after which the device is too slow for the network
 const LOWEST_DB = -60;
-const FLUSH_MS = 500; // a browser that has paused its audio thread gives nothing more
+const FLUSH_MS = 500; // limit for the last samples; a browser may have paused its audio thread
 
 export class Hearing {
   #sound = null;
@@ -34,7 +34,7 @@ export class Hearing {
     this.#say("opening the microphone");
     byId("listen").disabled = true;
     try {
-      await this.engine.silence();
+      await this.engine.reset();
       const sound = await openMicrophone();
       this.#prepare(sound.rateHz);
       this.#sound = sound;
@@ -49,7 +49,7 @@ export class Hearing {
   }
 
   #prepare(rateHz) {
-    this.words.forget();
+    this.words.reset();
     this.resampler = new Resampler(rateHz, this.rateHz);
     this.chunk = new Int16Array(this.chunkFrames);
     this.filled = 0;
@@ -57,7 +57,7 @@ export class Hearing {
     this.busy = null;
   }
 
-  /** What was heard until now is still told. */
+  /** Stop after the words heard so far are shown. */
   async stop() {
     const sound = this.#sound;
     if (!sound) return;
@@ -82,7 +82,7 @@ export class Hearing {
   }
 
   #queue(length, last) {
-    this.waiting.push({ samples: this.#asAsked(), length, last });
+    this.waiting.push({ samples: this.#inDtype(), length, last });
     this.chunk.fill(0);
     this.filled = 0;
     if ((this.waiting.length * this.chunkFrames) / this.rateHz > MOST_WAITING_S) {
@@ -91,8 +91,8 @@ export class Hearing {
     this.busy ??= this.#work();
   }
 
-  /** Whole numbers of 16 bits as they are; others are shares of full scale. */
-  #asAsked() {
+  /** The chunk in the network's dtype: int16, or floats relative to full scale. */
+  #inDtype() {
     if (this.description.input.dtype === "int16") return this.chunk.slice();
     return Float32Array.from(this.chunk, (sample) => sample / 32768);
   }
@@ -132,9 +132,9 @@ export class Hearing {
   }
 }
 
-/** Opens the microphone. From `begin` on, `taken` gets its samples piece by piece, and `lost` is called where it goes. */
+/** Open the microphone. From `begin` on, `taken` gets its samples in pieces; `lost` is called if it is unplugged. */
 async function openMicrophone() {
-  // As it is: what a browser does for telephony is not what networks have learned from.
+  // Without the browser's processing for telephony, which training data did not have.
   const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
   if (!navigator.mediaDevices) throw new Error("this browser lets pages have no microphone.");
   const media = await navigator.mediaDevices.getUserMedia({ audio });
@@ -168,7 +168,7 @@ class Microphone {
     this.media.getAudioTracks()[0].onended = lost;
   }
 
-  /** Resolves when all that was heard has been told. */
+  /** Resolve when the last samples have been delivered. */
   async end() {
     const over = new Promise((resolve) => (this.#over = resolve));
     this.capture.port.postMessage("end");
@@ -176,7 +176,7 @@ class Microphone {
     this.close();
   }
 
-  /** At once: the browser shows no microphone in use any more. */
+  /** Release the microphone at once. */
   close() {
     this.capture.port.onmessage = null;
     this.release();

@@ -1,4 +1,4 @@
-// Looking: a live camera or a photo, and over it what the network sees.
+// Camera panel: a live camera or a photo, and the network's answer.
 
 import { CameraProblem, cameras, isFront, openCamera } from "./camera.js";
 import { byId, element, milliseconds, notice, percent, write } from "./dom.js";
@@ -7,18 +7,18 @@ import { Recognition, likeliest } from "./recognition.js";
 import { Smoothing } from "./smoothing.js";
 
 const BARS = 5;
-// A photo's pixels as they are in the file, upright, without what browsers do to colours.
-const AS_IT_IS = { colorSpaceConversion: "none" };
-const STILL_MS = 800; // an answer that stays this long is read out
+// A photo's pixels, upright, without colour conversion by the browser.
+const UNCONVERTED = { colorSpaceConversion: "none" };
+const STABLE_MS = 800; // time after which an unchanged answer is announced to screen readers
 
 export class Looking {
-  #turn = 0; // grows whenever something else is looked at
+  #generation = 0; // incremented whenever the source changes
   #stream = null;
   #frames = null;
   #photoUrl = null;
-  #opened = null; // the network, loaded
-  #embedding = null; // of what was seen last
-  #still = null;
+  #opened = null; // resolves when the network is loaded
+  #embedding = null; // of the last answer
+  #stable = null;
 
   constructor(description, engine, index) {
     Object.assign(this, { description, engine, index });
@@ -31,7 +31,7 @@ export class Looking {
     byId("bars").replaceChildren(...this.rows.map(({ view }) => view));
   }
 
-  /** Shows the panel; where the camera was allowed before, it starts at once. */
+  /** Show the panel; start the camera at once if it was allowed before. */
   async begin(opened) {
     this.#opened = opened;
     byId("look").hidden = false;
@@ -42,7 +42,7 @@ export class Looking {
     byId("search-now").addEventListener("click", () => this.#find());
     navigator.mediaDevices?.addEventListener("devicechange", () => this.#stream && this.#listCameras());
     this.#offerSearch();
-    // The camera and the network take their time side by side.
+    // The camera opens while the network loads.
     const allowed = await navigator.permissions?.query({ name: "camera" }).catch(() => null);
     if (allowed?.state === "granted") await this.start();
     await opened;
@@ -50,19 +50,19 @@ export class Looking {
 
   async start(deviceId = null) {
     this.stop();
-    const turn = this.#turn;
+    const generation = this.#generation;
     this.#say("Opening the camera");
     let stream;
     try {
       stream = await openCamera(deviceId);
     } catch (error) {
       if (!(error instanceof CameraProblem)) throw error;
-      if (turn !== this.#turn) return;
+      if (generation !== this.#generation) return;
       write(byId("camera-start"), "Try again");
       return this.#say(error.message);
     }
-    if (turn === this.#turn) await this.#show(stream);
-    else release(stream); // something else was chosen meanwhile
+    if (generation === this.#generation) await this.#show(stream);
+    else release(stream); // another source was chosen meanwhile
   }
 
   async #show(stream) {
@@ -74,14 +74,14 @@ export class Looking {
     this.video.hidden = false;
     this.#say("");
     write(byId("camera-start"), "Stop");
-    // It does not play where it was stopped meanwhile. Before it plays, it tells nobody of its frames.
+    // play() fails if the video was stopped meanwhile. Frame callbacks come only while it plays.
     await Promise.all([this.#listCameras(), this.video.play().catch(() => null)]);
     if (stream === this.#stream) this.#watch();
   }
 
-  /** Lets go of the camera and the photo. */
+  /** Release the camera and the photo. */
   stop() {
-    this.#turn++;
+    this.#generation++;
     this.#frames?.stop();
     this.#frames = null;
     if (this.#stream) release(this.#stream);
@@ -89,26 +89,26 @@ export class Looking {
     this.video.hidden = byId("photo").hidden = byId("label").hidden = true;
     if (this.#photoUrl) URL.revokeObjectURL(this.#photoUrl);
     this.#photoUrl = null;
-    this.smoothing?.forget();
+    this.smoothing?.reset();
     for (const name of ["age-ms", "rate"]) write(byId(name), "–");
     write(byId("camera-start"), "Start the camera");
     this.#say("The camera is off.");
   }
 
-  /** One picture from disk; what is said of it is not smoothed. */
+  /** Classify one picture from disk, without smoothing. */
   async photo(file) {
     this.stop();
-    const turn = this.#turn;
+    const generation = this.#generation;
     byId("photo-file").value = "";
     this.#say(`Opening ${file.name}`);
     let bitmap;
     try {
-      bitmap = await createImageBitmap(file, AS_IT_IS);
+      bitmap = await createImageBitmap(file, UNCONVERTED);
     } catch {
-      if (turn === this.#turn) this.#say(`The browser cannot read ${file.name} as a picture.`);
+      if (generation === this.#generation) this.#say(`The browser cannot read ${file.name} as a picture.`);
       return;
     }
-    if (turn !== this.#turn) return bitmap.close(); // something else was chosen meanwhile
+    if (generation !== this.#generation) return bitmap.close(); // another source was chosen meanwhile
     this.#photoUrl = URL.createObjectURL(file);
     byId("photo").src = this.#photoUrl;
     byId("photo").hidden = false;
@@ -116,12 +116,12 @@ export class Looking {
     try {
       await this.#opened;
       const { outputs, ms } = await this.engine.picture(bitmap);
-      if (turn !== this.#turn) return;
+      if (generation !== this.#generation) return;
       const probabilities = outputs[this.main.name];
-      this.#tell(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
+      this.#render(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
       await this.#find();
     } catch (error) {
-      if (turn === this.#turn) this.#broken(error);
+      if (generation === this.#generation) this.#broken(error);
     }
   }
 
@@ -136,23 +136,23 @@ export class Looking {
     }
   }
 
-  #frame({ outputs, takenMs, modelMs, ageMs, rate, seen, asked }) {
+  #frame({ outputs, capturedMs, modelMs, ageMs, rate, presented, processed }) {
     const probabilities = outputs[this.main.name];
-    const answer = this.smoothing?.take(probabilities, takenMs / 1000) ?? this.#plain(probabilities);
-    this.#tell(answer, outputs, modelMs);
+    const answer = this.smoothing?.take(probabilities, capturedMs / 1000) ?? this.#plain(probabilities);
+    this.#render(answer, outputs, modelMs);
     write(byId("age-ms"), milliseconds(ageMs));
     write(byId("rate"), rate === null ? "–" : rate.toFixed(1));
-    document.dispatchEvent(new CustomEvent("penstock-frame", { detail: { answer, outputs, takenMs, modelMs, ageMs, seen, asked } }));
+    document.dispatchEvent(new CustomEvent("penstock-frame", { detail: { answer, outputs, capturedMs, modelMs, ageMs, presented, processed } }));
   }
 
-  /** What is said where an application has no thresholds: the likeliest label. */
+  /** The answer of an application without a recognition: the likeliest label. */
   #plain(probabilities) {
     const top = likeliest(probabilities, BARS).map((index) => [this.main.labels[index], probabilities[index]]);
     const [label, probability] = top[0];
     return { label, group: label, probability, group_probability: probability, unsure: false, top };
   }
 
-  #tell(answer, outputs, modelMs) {
+  #render(answer, outputs, modelMs) {
     const { label, group, probability, group_probability, unsure, top } = answer;
     byId("label").hidden = false;
     byId("label").toggleAttribute("data-unsure", unsure);
@@ -166,14 +166,14 @@ export class Looking {
     });
     write(byId("model-ms"), milliseconds(modelMs));
     this.#embedding = outputs.embedding ?? null;
-    this.#speakWhenStill(unsure ? "unsure" : [group, label !== group && label].filter(Boolean).join(", "));
+    this.#announceWhenStable(unsure ? "unsure" : [group, label !== group && label].filter(Boolean).join(", "));
   }
 
-  /** For who does not see the picture: once an answer has stayed. */
-  #speakWhenStill(text) {
-    if (this.#still?.text === text) return;
-    clearTimeout(this.#still?.timer);
-    this.#still = { text, timer: setTimeout(() => write(byId("spoken"), text), STILL_MS) };
+  /** Announce an answer to screen readers once it is stable. */
+  #announceWhenStable(text) {
+    if (this.#stable?.text === text) return;
+    clearTimeout(this.#stable?.timer);
+    this.#stable = { text, timer: setTimeout(() => write(byId("spoken"), text), STABLE_MS) };
   }
 
   async #listCameras() {

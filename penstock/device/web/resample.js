@@ -1,25 +1,25 @@
-// Sound at another rate, a piece at a time: a low-pass filter (a sinc under a Kaiser window) read between the samples.
+// Resample sound piece by piece, with a Kaiser-windowed sinc filter.
 
-const ZEROS = 24; // crossings of zero of the sinc on each side
-const KAISER_BETA = 9; // about 90 dB below the rest
-const PASSED = 0.92; // of the lower of the two highest frequencies
-const STEPS = 512; // of the filter's table between two crossings
+const ZEROS = 24; // zero crossings of the sinc on each side
+const KAISER_BETA = 9; // about 90 dB of stopband attenuation
+const PASSED = 0.92; // passband, relative to the lower Nyquist frequency
+const STEPS = 512; // filter table entries between two zero crossings
 
 export class Resampler {
-  #held = new Float32Array(0); // samples that later ones still need
-  #first = 0; // where the first of them is in the signal
-  #next = 0; // the number of the next sample that goes out
+  #held = new Float32Array(0); // input samples that later outputs need
+  #first = 0; // index of the first of them in the signal
+  #next = 0; // index of the next output sample
   #over = false;
 
   constructor(fromHz, toHz) {
-    this.ratio = fromHz / toHz; // samples that come for one that goes
+    this.ratio = fromHz / toHz; // input samples per output sample
     this.same = fromHz === toHz;
-    this.cut = (PASSED * Math.min(1, toHz / fromHz)); // of the highest frequency that comes
+    this.cut = (PASSED * Math.min(1, toHz / fromHz)); // cutoff relative to the input's Nyquist frequency
     this.reach = Math.ceil(ZEROS / this.cut);
     this.table = lowPass();
   }
 
-  /** What these samples complete. `last`: nothing comes after them, and so all goes out. */
+  /** Return the output samples that are complete; with `last`, all that remain. */
   take(samples, last = false) {
     if (this.same) return samples;
     this.#hold(samples);
@@ -63,7 +63,7 @@ export class Resampler {
   }
 }
 
-/** One side of the filter, STEPS numbers for each crossing of zero, and zeros behind it. */
+/** One side of the filter, STEPS entries per zero crossing, padded with zeros. */
 function lowPass() {
   const table = new Float64Array(ZEROS * STEPS + 2 * STEPS);
   for (let index = 0; index < ZEROS * STEPS; index++) {
@@ -74,7 +74,7 @@ function lowPass() {
   return table;
 }
 
-/** The modified Bessel function of order 0, by its series. */
+/** Modified Bessel function of order 0, by its series. */
 function bessel(x) {
   let [sum, term] = [1, 1];
   for (let k = 1; term > 1e-17 * sum; k++) {

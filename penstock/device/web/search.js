@@ -1,15 +1,17 @@
-// Search in place: which of the pictures of an index is most like what is seen, by exact cosine.
-// The index is not of the pack's version: the page keeps the latest one whole, and uses the kept one without a host.
+// Search the index for the most similar pictures, by exact cosine.
+// The index is versioned apart from the pack: the page caches the latest one, and uses the cached one offline.
+
+import { sha256 } from "./hash.js";
 
 const TOP = 5;
 const NAME = `penstock-index ${new URL("../", location).href}`; // of the cache
 const ROOT = new URL("../index/", location).href;
 
-/** The index beside the pack, or null where there is none. Throws where it is not one of this network. */
+/** Open the index beside the pack; null if there is none. Throws if another network made it. */
 export async function openIndex({ outputs, models, files }) {
   if (!outputs.some(({ name }) => name === "embedding")) return null;
   const model = files[models.fp32.file].sha256;
-  const cache = (await bring(model)) ?? (await kept(model));
+  const cache = (await download(model)) ?? (await kept(model));
   if (!cache) return null;
   const items = await (await cache.match(`${ROOT}items.json`)).json();
   const vectors = readNpy(await (await cache.match(`${ROOT}vectors.npy`)).arrayBuffer());
@@ -24,7 +26,7 @@ class Index {
     Object.assign(this, { cache, items, vectors });
   }
 
-  /** The items that are most like it, best first; of equals, the first: `[{ item, cosine }]`. */
+  /** The most similar items, best first; equals in order: `[{ item, cosine }]`. */
   search(embedding) {
     const { values, rows, columns } = this.vectors;
     const length = Math.hypot(...embedding) || 1;
@@ -47,8 +49,8 @@ class Index {
   }
 }
 
-/** The cache of the host's index, whole; null where the host is not there or has none. */
-async function bring(model) {
+/** Download the host's index into a cache; null if the host is unreachable or has none. */
+async function download(model) {
   try {
     const about = await fetched("index.json");
     const name = `${NAME} ${await sha256(await about.clone().arrayBuffer())}`;
@@ -59,7 +61,7 @@ async function bring(model) {
     for (const file of ["items.json", "vectors.npy"]) await keep(cache, file, hashes[file]);
     const items = await (await cache.match(`${ROOT}items.json`)).json();
     for (const { thumbnail } of items) await keep(cache, thumbnail);
-    await cache.put(`${ROOT}index.json`, about); // last: with it, all is here
+    await cache.put(`${ROOT}index.json`, about); // last, because it marks the index as complete
     for (const other of await names()) if (other !== name) await caches.delete(other);
     return cache;
   } catch (error) {
@@ -72,12 +74,12 @@ async function keep(cache, path, hash = null) {
   if (hash === null && (await cache.match(ROOT + path))) return;
   const response = await fetched(path);
   if (hash !== null && (await sha256(await response.clone().arrayBuffer())) !== hash) {
-    throw new Error(`index/${path} is not what index.json says: its hash differs.`);
+    throw new Error(`index/${path} does not match index.json: its hash differs.`);
   }
   await cache.put(ROOT + path, response);
 }
 
-/** The cache of the index that came last, if it is whole and of this network. */
+/** The cache of a complete index of this network; null if there is none. */
 async function kept(model) {
   for (const name of await names()) {
     const cache = await caches.open(name);
@@ -89,18 +91,13 @@ async function kept(model) {
 
 const names = async () => (await caches.keys()).filter((name) => name.startsWith(`${NAME} `));
 
-/** The host is not there, or has no such file. */
+/** The host is unreachable, or has no such file. */
 class NotThere extends Error {}
 
 async function fetched(path) {
   const response = await fetch(ROOT + path, { cache: "no-cache" }).catch(() => null);
   if (!response?.ok) throw new NotThere();
   return response;
-}
-
-async function sha256(bytes) {
-  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
-  return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** A NumPy file of float32, `[rows, columns]` in C order, version 1 or 2. */

@@ -1,21 +1,21 @@
-// Sees to it that a whole, checked version of the app is on the device, and starts it.
+// Install a complete, verified version of the app on the device, and start it.
 
 import { byId, notice, write } from "./dom.js";
+import { sha256 } from "./hash.js";
 
 const ONCE = "penstock-reloaded";
 
-/** The SHA-256 of the pack.json that the host has now. */
+/** SHA-256 of the host's current pack.json. */
 async function latestVersion() {
   const response = await fetch("../pack.json?latest", { cache: "no-store" });
   if (!response.ok) throw new Error(`The host has no pack.json here: it says ${response.status}.`);
-  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", await response.arrayBuffer()));
-  return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return sha256(await response.arrayBuffer());
 }
 
 const versionOf = (worker) => new URL(worker.scriptURL).searchParams.get("v");
 const register = (version) => navigator.serviceWorker.register(`sw.js?v=${version}`, { updateViaCache: "none" });
 
-/** Another page load is one of the kept files alone. */
+/** Reload the page, so that all of it comes from the installed files. */
 function reload() {
   if (sessionStorage.getItem(ONCE)) {
     return fail("The browser does not let the app take over this page. Close it, and open it again.");
@@ -34,16 +34,16 @@ function fail(sentence) {
 async function install() {
   const { serviceWorker } = navigator;
   byId("install").hidden = false;
-  // A page that was loaded past the service worker, by Shift and reload, is loaded again.
+  // A page that bypassed the service worker (Shift and reload) is reloaded.
   const registration = await serviceWorker.getRegistration();
   if (registration?.active) return reload();
   serviceWorker.addEventListener("controllerchange", reload, { once: true });
   let version;
   serviceWorker.addEventListener("message", ({ data }) => {
-    if (data.version !== version) return; // of another app of this host
+    if (data.version !== version) return; // from another app on this host
     if (data.refused) return fail(`The app was not installed: ${data.refused}`);
     byId("install-bar").value = data.done / data.total;
-    write(byId("install-text"), `Bringing the app here: ${megabytes(data.done)} of ${megabytes(data.total)} MB`);
+    write(byId("install-text"), `Downloading the app: ${megabytes(data.done)} of ${megabytes(data.total)} MB`);
   });
   try {
     version = await latestVersion();
@@ -52,14 +52,14 @@ async function install() {
   }
   const { installing } = await register(version);
   installing?.addEventListener("statechange", () => {
-    const told = !byId("install-retry").hidden;
-    if (installing.state === "redundant" && !told) fail("The browser stopped bringing the app here; try again.");
+    const reported = !byId("install-retry").hidden;
+    if (installing.state === "redundant" && !reported) fail("The browser stopped the download; try again.");
   });
 }
 
 const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
 
-/** Looks for a newer version while this one runs. It takes effect at the next start. */
+/** Look for a newer version while this one runs; it takes effect at the next start. */
 async function lookForNewer() {
   const { serviceWorker } = navigator;
   const mine = versionOf(serviceWorker.controller);
@@ -106,7 +106,7 @@ async function start() {
   } catch (error) {
     notice(`The app does not run: ${error.message}`);
   }
-  // However this version does, a better one may come.
+  // Even if this version fails, so that a fixed one can be installed.
   await lookForNewer();
 }
 

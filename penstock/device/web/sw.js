@@ -1,12 +1,12 @@
-// Keeps one version of the app whole on the device, and answers every request for its files from there.
+// Service worker: keeps one complete version of the app on the device, and answers all requests for its files.
 //
-// A version is the SHA-256 of its pack.json and stands in this script's own address, sw.js?v=.... It is installed when
-// every file that it needs has come with the hash that pack.json says, and the signature is right; otherwise the version
-// before stays. It takes over when no page of that one is open any more, so that no page ever sees files of two.
+// A version is the SHA-256 of its pack.json, given in this script's URL, sw.js?v=.... It is installed once every file has
+// been downloaded and matches its hash in pack.json, and the signature is valid; otherwise the previous version stays. It
+// takes over when no page of the previous version is open, so that no page gets files of two versions.
 
 const VERSION = new URL(location).searchParams.get("v");
 const ROOT = new URL("../", location).href; // the pack's folder
-const NAME = `penstock ${ROOT} `; // of its caches: other packs of this origin have their own
+const NAME = `penstock ${ROOT} `; // prefix of its caches; other packs of this origin have other ones
 const KEPT = NAME + VERSION;
 const KEY = `${NAME}key`; // holds the public key that signed the first signed version
 const TYPES = {
@@ -21,9 +21,9 @@ const TYPES = {
   wasm: "application/wasm",
   webmanifest: "application/manifest+json",
 };
-// What of the host's headers is kept: how a page may be isolated, and so use more than one thread.
+// Headers of the host that are kept: they isolate the page, which allows more than one thread.
 const HEADERS = ["content-security-policy", "cross-origin-embedder-policy", "cross-origin-opener-policy"];
-// Of workers, whose policy is that of their own file: the page's, in index.html, does not bind them.
+// For workers, which follow the policy of their own file, not that of index.html.
 const SCRIPT_POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'";
 const NO_ROOM = "the browser has no room for it; free some space on this device, and try again.";
 
@@ -32,7 +32,7 @@ self.addEventListener("activate", (event) => event.waitUntil(activate()));
 self.addEventListener("fetch", (event) => {
   const url = new URL(event.request.url);
   const path = url.origin + url.pathname;
-  // The host itself is asked for the latest pack.json alone. Of the index the page takes care, which is not of a version.
+  // Only the check for a new version and the index, which is versioned apart, go to the host.
   if (event.request.method !== "GET" || !path.startsWith(ROOT)) return;
   if (url.search === "?latest" || path.startsWith(`${ROOT}index/`)) return;
   event.respondWith(answer(path, event.request));
@@ -42,7 +42,7 @@ async function answer(path, { mode, url }) {
   const kept = await caches.match(path.endsWith("/web/") ? `${path}index.html` : path, { cacheName: KEPT });
   if (kept) return kept;
   if (mode === "navigate" && !(await caches.has(KEPT))) {
-    // The browser has thrown the files away: the page comes from the host, and the app is installed anew.
+    // The browser evicted the files: load the page from the host and install again.
     await self.registration.unregister();
     return Response.redirect(url);
   }
@@ -66,14 +66,14 @@ async function install() {
     await keepFiles(needed(pack));
     await pin(signedBy);
   } catch (error) {
-    // Another service worker of the same version may be the one that works.
+    // Unless this version is already active in another service worker.
     if (!self.registration.active?.scriptURL.endsWith(`?v=${VERSION}`)) await caches.delete(KEPT);
     await tell({ refused: error.name === "QuotaExceededError" ? NO_ROOM : error.message });
     throw error;
   }
 }
 
-/** pack.json names its own hash too: that of its bytes with zeros where the hash stands. */
+/** Parse pack.json and verify its own hash, computed with zeros in place of the hash. */
 async function parsed(bytes) {
   const text = new TextDecoder().decode(bytes);
   const pack = JSON.parse(text);
@@ -82,7 +82,7 @@ async function parsed(bytes) {
   return pack;
 }
 
-/** The page's own files and the network: [path, { sha256, bytes }] of each. */
+/** The app's files and the network: [path, { sha256, bytes }] of each. */
 function needed(pack) {
   const model = pack.models.fp32.file;
   if (!pack.files[model]) throw new Error(`pack.json has no hash of ${model}.`);
@@ -95,19 +95,19 @@ async function keepFiles(files) {
   const keepOne = async ([path, { sha256: expected, bytes: size }]) => {
     if (!(await keptBefore(path, expected))) {
       const { bytes, response } = await fetched(path);
-      if ((await sha256(bytes)) !== expected) throw new Error(`${path} is not what pack.json says: its hash differs.`);
+      if ((await sha256(bytes)) !== expected) throw new Error(`${path} does not match pack.json: its hash differs.`);
       await keep(path, bytes, response, expected);
     }
     done += size;
     await tell({ done, total });
   };
-  // All of them end before any failure is told: nothing is kept behind the back of who cleans up.
+  // All downloads end before a failure is reported, so that nothing is cached after the cleanup.
   const ends = await Promise.allSettled(files.map(keepOne));
   const failed = ends.find(({ status }) => status === "rejected");
   if (failed) throw failed.reason;
 }
 
-async function asked(path) {
+async function request(path) {
   try {
     return await fetch(ROOT + path, { cache: "no-cache", credentials: "same-origin" });
   } catch {
@@ -116,12 +116,12 @@ async function asked(path) {
 }
 
 async function fetched(path) {
-  const response = await asked(path);
+  const response = await request(path);
   if (!response.ok) throw new Error(`${path} did not come: the host says ${response.status}.`);
   return { bytes: await response.arrayBuffer(), response };
 }
 
-/** What is unchanged since another version is not fetched again. */
+/** Reuse a file that is unchanged from another version. */
 async function keptBefore(path, hash) {
   for (const name of await caches.keys()) {
     if (!name.startsWith(NAME) || name === KEY) continue;
@@ -133,7 +133,7 @@ async function keptBefore(path, hash) {
   return false;
 }
 
-/** Hosts compress little of themselves: what is large comes as X.gzip, and is kept as X. */
+/** Cache a file; large files are hosted as X.gzip, because few hosts compress, and cached as X. */
 async function keep(path, bytes, response, hash) {
   const headers = new Headers({ "content-type": type(path), "x-sha256": hash });
   for (const name of HEADERS) if (response.headers.has(name)) headers.set(name, response.headers.get(name));
@@ -145,10 +145,10 @@ async function keep(path, bytes, response, hash) {
 const address = (path) => ROOT + path.replace(/\.gzip$/, "");
 const type = (path) => TYPES[address(path).split(".").at(-1)] ?? "application/octet-stream";
 
-/** The public key that signed these bytes of pack.json, or null where nobody did. */
+/** Verify the signature of pack.json; return the signer's public key, or null if it is not signed. */
 async function checkSignature(bytes) {
   const pinned = await (await (await caches.open(KEY)).match(ROOT))?.text();
-  const response = await asked("pack.sig");
+  const response = await request("pack.sig");
   if (response.status === 404 && !pinned) return null;
   if (response.status === 404) throw new Error("this version is not signed, the one before was.");
   if (!response.ok) throw new Error(`pack.sig did not come: the host says ${response.status}.`);
@@ -170,7 +170,7 @@ async function isSignedBy(key, signature, bytes) {
   return crypto.subtle.verify({ name: "Ed25519" }, publicKey, decoded(signature), bytes);
 }
 
-/** From now on no version that is signed by another, or by nobody, is taken. */
+/** Pin the signer: versions with another signature, or none, are refused from now on. */
 async function pin(key) {
   if (key !== null) await (await caches.open(KEY)).put(ROOT, new Response(key));
 }

@@ -1,19 +1,19 @@
-// What a live network says, frame by frame, as words.
+// Words in the output frames of a live network.
 
 import { largest } from "./recognition.js";
 
 const BLANK = "-"; // where it is the first label, the frames are CTC's
 
 /**
- * Of equal symbols behind one another one counts, and blanks count for nothing: Graves et al. 2006, "Connectionist
- * Temporal Classification", section 3.1. Without a blank, a label is told when it begins.
+ * Repeated symbols count once and blanks not at all: Graves et al. 2006, "Connectionist Temporal Classification",
+ * section 3.1. Without a blank, a word is returned when its label begins.
  */
 export class Words {
   #before = 0;
 
   constructor(labels, isLog) {
     Object.assign(this, { labels, isLog });
-    this.#before = this.silence = labels[0] === BLANK ? 0 : -1;
+    this.#before = this.blank = labels[0] === BLANK ? 0 : -1;
   }
 
   /** The words that begin in `rows` frames of `values`. */
@@ -23,7 +23,7 @@ export class Words {
     for (let row = 0; row < rows; row++) {
       const scores = values.subarray(row * size, (row + 1) * size);
       const symbol = largest(scores);
-      if (symbol !== this.#before && symbol !== this.silence) {
+      if (symbol !== this.#before && symbol !== this.blank) {
         words.push({ word: this.labels[symbol], probability: this.isLog ? Math.exp(scores[symbol]) : scores[symbol] });
       }
       this.#before = symbol;
@@ -31,7 +31,7 @@ export class Words {
     return words;
   }
 
-  forget() {
-    this.#before = this.silence;
+  reset() {
+    this.#before = this.blank;
   }
 }

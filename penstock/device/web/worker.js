@@ -1,23 +1,23 @@
-// Runs the network, apart from the page: frames and chunks of sound in, what it says out.
+// Web worker that runs the network: frames and chunks of sound in, outputs out.
 
 import * as ort from "./vendor/ort.wasm.min.mjs";
 
 let pack = null;
 let session = null;
-let states = null; // of a live network, what it has heard so far
-let context = null; // of the one canvas whose pixels are read
+let states = null; // state of a live network's stream
+let context = null; // of the canvas whose pixels are read
 
-const asks = { open, picture, pixels, sound, silence };
+const methods = { open, picture, pixels, sound, reset };
 
-self.onmessage = async ({ data: { id, ask, ...rest } }) => {
+self.onmessage = async ({ data: { id, method, ...rest } }) => {
   try {
-    self.postMessage({ id, answer: await asks[ask](rest) });
+    self.postMessage({ id, answer: await methods[method](rest) });
   } catch (error) {
     self.postMessage({ id, problem: error.message ?? String(error) });
   }
 };
 
-/** Loads the network of a pack. */
+/** Load the network of a pack. */
 async function open({ description, threads }) {
   pack = description;
   ort.env.wasm.numThreads = threads;
@@ -31,14 +31,14 @@ async function open({ description, threads }) {
   return {};
 }
 
-/** What the network says of an ImageBitmap, which is closed. */
+/** Run the network on an ImageBitmap, and close it. */
 async function picture({ bitmap }) {
-  const { width, height, crop } = taken(bitmap);
+  const { width, height, crop } = fit(bitmap);
   if (context?.canvas.width !== width || context?.canvas.height !== height) {
     context = new OffscreenCanvas(width, height).getContext("2d", { alpha: false, willReadFrequently: true });
     context.imageSmoothingQuality = "high";
   }
-  // What shows through is black, as where the server decodes a picture.
+  // Transparent parts become black, as in the server's decoder.
   context.clearRect(0, 0, width, height);
   context.drawImage(bitmap, ...crop, 0, 0, width, height);
   bitmap.close();
@@ -46,11 +46,11 @@ async function picture({ bitmap }) {
   return pixels({ data, width, height });
 }
 
-/** All of a picture as it is, unless it is larger than any that the network takes; of one size, the middle of it. */
-function taken(bitmap) {
-  const { shape, most } = pack.input;
+/** Size and crop of the network's input: the whole picture, downscaled if too large; for a fixed size, its centre. */
+function fit(bitmap) {
+  const { shape, max_shape: largest } = pack.input;
   if (shape[0] === null) {
-    const scale = Math.min(1, most[0] / bitmap.height, most[1] / bitmap.width);
+    const scale = Math.min(1, largest[0] / bitmap.height, largest[1] / bitmap.width);
     const [width, height] = [bitmap.width, bitmap.height].map((extent) => Math.max(1, Math.floor(scale * extent)));
     return { width, height, crop: [0, 0, bitmap.width, bitmap.height] };
   }
@@ -60,7 +60,7 @@ function taken(bitmap) {
   return { width, height, crop: [(bitmap.width - size[0]) / 2, (bitmap.height - size[1]) / 2, ...size] };
 }
 
-/** What the network says of RGBA pixels, row by row. */
+/** Run the network on RGBA pixels, row by row. */
 async function pixels({ data, width, height }) {
   const input = tensorOf(data, width, height);
   const began = performance.now();
@@ -80,10 +80,10 @@ function tensorOf(data, width, height) {
   return new ort.Tensor("uint8", values, [1, ...pack.input.shape]);
 }
 
-/** What the network says of a chunk of sound: the rows of its first output that are new. */
+/** Run the network on a chunk of sound; return the new rows of its first output. */
 async function sound({ samples, length, last }) {
   const { live } = pack;
-  states ??= live.states.map(silent);
+  states ??= live.states.map(initialState);
   const feeds = {
     [pack.input.name]: new ort.Tensor(pack.input.dtype, samples, [1, samples.length]),
     [live.length]: new ort.Tensor("int64", BigInt64Array.of(BigInt(length)), [1]),
@@ -99,8 +99,8 @@ async function sound({ samples, length, last }) {
   return { rows, values: outputs[pack.outputs[0].name].data, ms };
 }
 
-/** Another stream begins. */
-async function silence() {
+/** Reset the state for a new stream. */
+async function reset() {
   states?.forEach((state) => state.dispose());
   states = null;
   return {};
@@ -122,8 +122,8 @@ const ARRAYS = {
   uint8: Uint8Array,
 };
 
-/** What a leaf of the state is before a stream's first chunk. */
-function silent({ dtype, shape, initial }) {
+/** A state tensor before a stream's first chunk. */
+function initialState({ dtype, shape, initial }) {
   const values = new ARRAYS[dtype](shape.reduce((size, extent) => size * extent, 1));
   return new ort.Tensor(dtype, values.fill(dtype === "int64" ? BigInt(initial ?? 0) : (initial ?? 0)), shape);
 }

@@ -1,4 +1,4 @@
-"""Which of the two runs, and why."""
+"""Dispatch between kernel and reference."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B
         given.requires_grad for given in (input_BG, recurrent_BG, hidden_BH)
     )
     if torch.compiler.is_exporting():
-        # The others work in place, ask what the batch is like, or are no operations of torch.
+        # The others work in place, read the batch's values, or are not operations of torch.
         return reference.gru_gates(input_BG, recurrent_BG, hidden_BH, valid_B)
     gates = chosen(hidden_BH.device.type, hidden_BH.dtype, needs_gradient)
     return gates(input_BG, recurrent_BG, hidden_BH, valid_B)
@@ -29,7 +29,7 @@ def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B
 
 @cache
 def chosen(device: str, dtype: torch.dtype, needs_gradient: bool) -> Gates:
-    """What runs on a kind of device; said once in the log."""
+    """Choose the implementation for a device and dtype; logged once."""
     if device == "cpu" and not needs_gradient:
         return _said(host.gru_gates, "torch in place", "fewer passes over memory")
     if device != "cuda":

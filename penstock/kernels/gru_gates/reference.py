@@ -1,4 +1,4 @@
-"""What the kernel computes, in plain torch."""
+"""Reference implementation in plain torch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The largest number of every window of a picture, and its gradient in one pass."""
+"""Max pooling of images, forward and backward in one pass over memory each."""
 
 from penstock.kernels.max_pool.dispatch import max_pool
 

@@ -1,4 +1,4 @@
-"""Which of the two runs, and why."""
+"""Dispatch between kernel and reference."""
 
 import logging
 from functools import cache
@@ -12,13 +12,13 @@ from penstock.kernels.max_pool.operations import pooled
 
 log = logging.getLogger(__name__)
 
-# A window's place of the largest number is kept in 8 bits.
+# The position of the maximum within its window is kept in 8 bits.
 LARGEST_KERNEL = 11
 
 
 def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """See `reference.max_pool`."""
-    # What is exported, which is done on a CPU, is made of torch's own operations.
+    # Export runs on a CPU and needs torch's own operations.
     if not x_BCHW.is_cuda:
         return reference.max_pool(x_BCHW, kernel, stride, padding)
     why = _why_not(x_BCHW.dtype, kernel, stride)
@@ -31,7 +31,7 @@ def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
 
 def _why_not(dtype: torch.dtype, kernel: int, stride: int) -> str:
     if kernel <= stride:
-        return "windows that share nothing are quicker where the compiler joins them to what stands around them"
+        return "windows that do not overlap are faster when the compiler fuses them with the neighbouring operations"
     if dtype not in PRECISIONS:
         return f"the kernel does not compute in {dtype}"
     if kernel > LARGEST_KERNEL:
@@ -42,4 +42,4 @@ def _why_not(dtype: torch.dtype, kernel: int, stride: int) -> str:
 @cache
 def _say(why: str) -> None:
     by = f"torch: {why}" if why else "Triton: one pass over memory, forward and backward"
-    log.info("the largest numbers of windows are found by %s", by)
+    log.info("max pooling runs on %s", by)

@@ -1,4 +1,4 @@
-"""The kernel as operations of torch, so that the compiler takes them as they are and knows their gradient."""
+"""The kernels as torch operations, which the compiler treats as opaque and differentiable."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 @torch.library.custom_op("penstock::max_pool", mutates_args=())
 def pooled(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    """The largest numbers, channels last, and where in its window each was."""
-    # Only here: it is not installed where there is no GPU.
+    """Compute the maxima, channels last, and their positions within their windows."""
+    # Imported here, because Triton is not installed on machines without a GPU.
     from penstock.kernels.max_pool import triton
 
     x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""What the kernel computes, in plain torch."""
+"""Reference implementation in plain torch."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """The largest number of each window, `[B, C, (H + 2 padding - kernel) // stride + 1, ...]`.
+    """Maximum of each window, `[B, C, (H + 2 padding - kernel) // stride + 1, ...]`.
 
     Args:
-        x_BCHW: Pictures.
-        kernel: The windows' side.
-        stride: From one window to the next.
-        padding: How far windows reach beyond each side; at most half a kernel.
+        x_BCHW: Images.
+        kernel: Side of a window, in pixels.
+        stride: Pixels from one window to the next.
+        padding: Pixels of padding on each side; at most half a kernel.
     """
     return F.max_pool2d(x_BCHW, kernel, stride, padding)

@@ -1,4 +1,4 @@
-"""The shapes that tests and measurements share: batch, channels, height, width; kernel, stride, padding."""
+"""Shapes that tests and benchmarks share: batch, channels, height, width; kernel, stride, padding."""
 
 SHAPES = (
     ((1, 1, 5, 4), (3, 2, 0)),

@@ -1,20 +1,20 @@
-"""The same, channels last, in one pass forward and one backward.
+"""Triton kernels, channels last, in one pass forward and one backward.
 
-Forward keeps in 8 bits where in its window the largest number was. Backward, every number asks the few windows that it
-is in whether it was theirs; nothing is added up in memory.
+The forward kernel stores the position of each window's maximum in 8 bits. The backward kernel sums, for every input,
+the gradients of the windows whose maximum it is; it needs no atomic additions.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Numbers a program handles: some pixels with all their channels, or a part of those.
+# Elements of a program: some pixels with all their channels, or with a part of them.
 BLOCK = 2048
-MOST_CHANNELS = 128
+MAX_CHANNELS = 128
 
 
 def pool(x_BCHW: Tensor, out_BCHW: Tensor, place_BCHW: Tensor, kernel: int, stride: int, padding: int) -> None:
-    """Find the largest numbers, and where in its window each was; all channels last."""
+    """Compute the maxima and their positions within their windows; all channels last."""
     batch, channels, high, wide = out_BCHW.shape
     pixels = batch * high * wide
     part, block = _blocks(channels)
@@ -36,7 +36,7 @@ def pool(x_BCHW: Tensor, out_BCHW: Tensor, place_BCHW: Tensor, kernel: int, stri
 
 
 def spread(grad_BCHW: Tensor, place_BCHW: Tensor, out_BCHW: Tensor, kernel: int, stride: int, padding: int) -> None:
-    """Give every number the gradients of the windows whose largest it was; all channels last."""
+    """Compute the gradient of the input; all channels last."""
     batch, channels, height, width = out_BCHW.shape
     pixels = batch * height * width
     part, block = _blocks(channels)
@@ -47,8 +47,8 @@ def spread(grad_BCHW: Tensor, place_BCHW: Tensor, out_BCHW: Tensor, kernel: int,
 
 
 def _blocks(channels: int) -> tuple[int, int]:
-    """How many channels and how many pixels a program has."""
-    part = min(triton.next_power_of_2(channels), MOST_CHANNELS)
+    """Channels and pixels of a program."""
+    part = min(triton.next_power_of_2(channels), MAX_CHANNELS)
     return part, BLOCK // part
 
 
@@ -97,7 +97,7 @@ def _backward(
     total = tl.zeros((BLOCK, PART), tl.float32)
     for a in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
         for b in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
-            # The windows that have this number, from the last one backwards; and where in them it is.
+            # The windows that contain this element, from the last one backwards, and its position in each.
             y, x = h // STRIDE - a, w // STRIDE - b
             i, j = h - y * STRIDE, w - x * STRIDE
             there = inside & (y >= 0) & (y < high) & (i < KERNEL) & (x >= 0) & (x < wide) & (j < KERNEL)

@@ -1,4 +1,4 @@
-"""Where the memory lies that GPUs of a host share, and what is done over it."""
+"""Peer memory of the GPUs of one host, and collectives over it."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -7,17 +7,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.kernels.addresses import ALIGNED_BYTES
 from penstock.kernels.common import HAS_TRITON, PRECISIONS
+from penstock.kernels.pointer_table import ALIGNED_BYTES
 
-# Blocks of a launch; fewer leave the links idle. They wait for each other, so that all must find room on the GPU at
-# once, beside those of a second launch and of NCCL: two of them share a multiprocessor.
+# Programs of a launch; fewer leave the links idle. They wait for each other, so all must be resident at once, together
+# with those of a second launch and of NCCL: two of them share a multiprocessor.
 PROGRAMS, PER_MULTIPROCESSOR = 64, 0.5
 LEAST_ROOM = 4 << 20
-# What travels longer is not waiting for the start of it, and NCCL needs no second copy. Room once made is kept.
+# For larger tensors latency does not matter, and NCCL needs no second copy. Allocated buffers are kept.
 MOST_BYTES = 32 << 20
 
-# As a profile of a step names them.
+# The kernels' names in a profile.
 KERNELS = ("_peer_gather", "_peer_scatter", "_peer_total")
 
 Wait = Callable[[], None]
@@ -26,11 +26,11 @@ Wait = Callable[[], None]
 
 
 def why_no_peer_memory(device: torch.device, processes: int) -> str | None:
-    """Why so many processes of a host cannot share their GPUs' memory, or None if they can.
+    """Explain why the GPUs of a host cannot share memory; None if they can.
 
     Args:
-        device: This one's.
-        processes: Each has the GPU of its number.
+        device: The device of this process.
+        processes: The number of processes; each uses the GPU of its local rank.
     """
     if device.type != "cuda":
         return "they have no GPUs"
@@ -44,19 +44,20 @@ def why_no_peer_memory(device: torch.device, processes: int) -> str | None:
 
 @final
 class PeerMemory:
-    """Memory on each of a host's GPUs that the others read and write, and collectives over it.
+    """Memory on each GPU of a host that the others read and write, and collectives over it.
 
-    A collective is one launch, in the current stream if it is waited for at once: NCCL's have a stream of their own,
-    and what goes there and comes back waits twice. A sum is rounded once.
+    A collective is one kernel launch. Without overlap it runs in the current stream; NCCL's run in a second stream and
+    pay for two stream synchronizations. A sum is rounded once.
 
-    All ranks call the same ones in the same order. They may be captured in CUDA graphs, whose replays count as calls.
+    All ranks call the same collectives in the same order. They may be captured in CUDA graphs, whose replays count as
+    calls.
 
     Args:
-        group: The processes, all of one host.
-        device: This one's.
+        group: The processes, all on one host.
+        device: The device of this process.
 
     Raises:
-        RuntimeError: The GPUs do not reach each other's memory after all.
+        RuntimeError: The GPUs cannot access each other's memory.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -66,64 +67,64 @@ class PeerMemory:
         self._flags: list[int] = self._shared(4 * programs * self._size)
         self._turns_B = torch.zeros(programs, dtype=torch.int32, device=device)
         self._table_3R, self._room = self._tables(LEAST_ROOM), LEAST_ROOM
-        self._beside = torch.cuda.Stream(device, priority=-1)
+        self._overlap_stream = torch.cuda.Stream(device, priority=-1)
         self._last: torch.cuda.Stream | None = None
 
-    def gather(self, own: Tensor, whole_R: Tensor, *, beside: bool = False) -> Wait | None:
-        """`[...]` of every rank into `[R, ...]`.
+    def all_gather(self, own: Tensor, whole_R: Tensor, *, overlapped: bool = False) -> Wait | None:
+        """All-gather `[...]` of every rank into `[R, ...]`.
 
         Args:
-            own: This rank's, contiguous.
-            whole_R: Contiguous.
-            beside: Whether this stream has other work until it waits.
+            own: This rank's tensor, contiguous.
+            whole_R: The output, contiguous.
+            overlapped: True if the current stream has other work before the wait.
 
         Returns:
-            What lets the current stream wait for it; None where it has to go another way, on all ranks alike.
+            A function that lets the current stream wait; None, on all ranks alike, if NCCL must be used.
         """
         if not self._fits(own, own.nbytes):
             return None
-        return self._launched(_kernels().gather, own, whole_R, beside=beside)
+        return self._launched(_kernels().gather, own, whole_R, overlapped=overlapped)
 
-    def scatter(self, parts_R: Tensor, own: Tensor, *, beside: bool = False) -> Wait | None:
-        """The sum over ranks of `[R, ...]`, this rank's part of it, into `[...]`. See `gather`."""
+    def reduce_scatter(self, parts_R: Tensor, own: Tensor, *, overlapped: bool = False) -> Wait | None:
+        """Reduce-scatter `[R, ...]` into this rank's `[...]`. Other arguments as of `all_gather`."""
         if not self._fits(own, parts_R.nbytes):
             return None
-        return self._launched(_kernels().scatter, parts_R, own, beside=beside)
+        return self._launched(_kernels().scatter, parts_R, own, overlapped=overlapped)
 
-    def total(self, flat: Tensor, *, beside: bool = False) -> Wait | None:
-        """The sum over ranks, in its place. See `gather`."""
+    def all_reduce(self, flat: Tensor, *, overlapped: bool = False) -> Wait | None:
+        """All-reduce in place. Other arguments as of `all_gather`."""
         part = _kernels().part_of(flat.numel(), self._size)
         if not self._fits(flat, 2 * self._size * part * flat.element_size()):
             return None
-        return self._launched(_kernels().total, flat, beside=beside)
+        return self._launched(_kernels().total, flat, overlapped=overlapped)
 
     def _programs(self) -> int:
-        """As many as the smallest of the GPUs has room for."""
+        """Choose the number of programs that fits on every GPU."""
         count = torch.cuda.get_device_properties(self._device).multi_processor_count
         return self._least(min(PROGRAMS, int(count * PER_MULTIPROCESSOR)))
 
-    def _launched(self, kernel: Callable[..., None], *tensors: Tensor, beside: bool) -> Wait:
+    def _launched(self, kernel: Callable[..., None], *tensors: Tensor, overlapped: bool) -> Wait:
         stream = torch.cuda.current_stream(self._device)
-        if beside:
-            self._beside.wait_stream(stream)
-            stream = self._beside
+        if overlapped:
+            self._overlap_stream.wait_stream(stream)
+            stream = self._overlap_stream
         with torch.cuda.stream(stream):
             self._follow()
             kernel(*tensors, self._table_3R, self._turns_B, self._rank)
-        if not beside:
+        if not overlapped:
             return lambda: None
         done = stream.record_event()
 
-        # What it works on lives as long as this function does, which whoever waits has.
+        # The default argument keeps the tensors alive until the wait.
         def wait(_tensors: object = tensors) -> None:
             torch.cuda.current_stream(self._device).wait_event(done)
 
         return wait
 
     def _follow(self) -> None:
-        """Let the current stream wait for the launch before, in whatever stream that was: they meet in their order."""
+        """Let the current stream wait for the previous launch, so that launches run in order on all ranks."""
         current, last = torch.cuda.current_stream(self._device), self._last
-        # No capture waits for what was before it, nor anything for a capture that is over.
+        # A capture cannot wait for work before it, nor later work for a finished capture.
         if last is not None and last != current and _is_captured(last) == _is_captured(current):
             current.wait_stream(last)
         self._last = current
@@ -146,12 +147,12 @@ class PeerMemory:
         return table_3R
 
     def _shared(self, nbytes: int) -> list[int]:
-        """Where zeros lie in each rank's memory.
+        """Allocate zeroed shared memory on each rank; return its addresses.
 
         Raises:
-            RuntimeError: A rank has no room for them; all raise it.
+            RuntimeError: A rank is out of memory; all raise it.
         """
-        # Only here: it is of no use without GPUs.
+        # Imported here, because it is useless without GPUs.
         import torch.distributed._symmetric_memory as symmetric_memory
 
         memory: Any = None
@@ -161,24 +162,24 @@ class PeerMemory:
             memory.zero_()
         except RuntimeError as error:
             failed = error
-        # Nobody waits for one that has none, and nobody writes before all are zero.
+        # All fail together, and no rank writes before all memory is zeroed.
         if self._least(memory is not None) == 0:
             raise failed
         handle = symmetric_memory.rendezvous(memory, self._group)
-        # What was captured in a graph goes on using what was there.
+        # Captured graphs keep using earlier buffers.
         self._kept += [memory, handle]
         self._least(True)
         return list(handle.buffer_ptrs)
 
     def _least(self, own: int) -> int:
-        """The least number that a rank has; who knows it knows that all are as far as this."""
+        """Compute the minimum over the ranks; also a barrier."""
         least = torch.tensor(int(own), device=self._device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
         return int(least)
 
 
 def _kernels() -> Any:
-    # Only here: Triton is not installed where there is no GPU.
+    # Imported here, because Triton is not installed on machines without a GPU.
     from penstock.kernels.peer_memory import triton
 
     return triton

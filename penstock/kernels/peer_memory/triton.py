@@ -1,34 +1,34 @@
-"""The collectives as kernels: what goes to another GPU is written there, or read from there, over NVLink.
+"""Triton kernels of the collectives: programs write to and read from the memory of other GPUs over NVLink.
 
-Program b of every rank does the same part of the work, and waits for program b of the others only. It meets them where
-each writes a number into the others' memory that is larger each time, and waits until it has everybody's. All kernels
-of one table have the same number of programs, and go from one half of the memory to the other and back with each
-launch: who has met the others in one knows that they are through with the one before, whose half is then free.
+Program b of every rank does the same part of the work and synchronizes with program b of the other ranks only: each
+writes an increasing number into the others' flags and waits for theirs. All kernels of one table have the same number
+of programs and alternate between two halves of the memory: a program that has synchronized in one launch knows that the
+others have finished the launch before, whose half is then free.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# What a program moves at once, from or to all others, and the most numbers of one rank among it: so much that programs
-# of two launches find room on a multiprocessor. A sum over all holds two of these.
+# Elements that a program moves at once over all ranks, and the maximum for one rank: small enough that programs of two
+# launches fit on a multiprocessor. An all-reduce holds two of these.
 TILE_BYTES, LONGEST = 1 << 15, 4096
 WARPS = 16
-# Numbers after which a rank's part of a sum begins, so that whole vectors are moved.
+# Alignment of a rank's part of a sum, for vectorized loads.
 ALIGNED = 64
 
 # R ranks, B programs
 
 
 def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
-    """Every rank's `own` into `whole_R`, in the order of the ranks.
+    """All-gather `own` into `whole_R`, in the order of the ranks.
 
     Args:
-        own: Of this rank, contiguous.
-        whole_R: Contiguous.
-        table: int64 `[3, R]`: of every rank the addresses of the halves of its memory, and of its flags.
-        turns_B: int32, twice how often each program was launched.
-        rank: This one.
+        own: This rank's tensor, contiguous.
+        whole_R: The output, contiguous.
+        table: int64 `[3, R]`: for each rank the addresses of the halves of its memory, and of its flags.
+        turns_B: int32, twice the number of launches of each program.
+        rank: This rank.
     """
     ranks, lanes, block = _sizes(own, table)
     _peer_gather[(len(turns_B),)](
@@ -37,7 +37,7 @@ def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: i
 
 
 def scatter(parts_R: Tensor, own: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
-    """The sum over ranks of their `parts_R[rank]` into `own`. Other arguments as of `gather`."""
+    """Reduce-scatter: sum the ranks' `parts_R[rank]` into `own`. Other arguments as of `gather`."""
     ranks, lanes, block = _sizes(own, table)
     _peer_scatter[(len(turns_B),)](
         parts_R, own, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
@@ -45,7 +45,7 @@ def scatter(parts_R: Tensor, own: Tensor, table: Tensor, turns_B: Tensor, rank: 
 
 
 def total(flat: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
-    """The sum of `flat` over the ranks, in its place. Other arguments as of `gather`."""
+    """All-reduce `flat` in place. Other arguments as of `gather`."""
     ranks, lanes, block = _sizes(flat, table, TILE_BYTES // 2)
     part = part_of(flat.numel(), ranks)
     _peer_total[(len(turns_B),)](
@@ -54,7 +54,7 @@ def total(flat: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
 
 
 def part_of(count: int, ranks: int) -> int:
-    """How many of so many numbers one rank sums up for all."""
+    """Compute the number of elements that one rank sums for all."""
     return triton.cdiv(count, ranks * ALIGNED) * ALIGNED
 
 
@@ -66,7 +66,7 @@ def _sizes(tensor: Tensor, table: Tensor, tile_bytes: int = TILE_BYTES) -> tuple
 
 @triton.jit
 def _meet(table, turn, program, rank, RANKS: tl.constexpr, LANES: tl.constexpr):
-    # All of the program has written what others read next.
+    # All threads of the program must have written before the flags change.
     tl.debug_barrier()
     lane = tl.arange(0, LANES)
     there = tl.load(table + 2 * RANKS + lane, lane < RANKS, 0).to(tl.pointer_type(tl.int32)) + program * RANKS + rank
@@ -164,7 +164,7 @@ def _peer_total(
         mask = others & (offset < part) & (lane * part + offset < count)
         tl.store(bases + rank * part + offset, tl.load(flat + lane * part + offset, mask), mask)
     _meet(table, turn - 1, program, rank, RANKS, LANES)
-    # What is summed goes behind what came.
+    # Sums are stored behind the received data.
     behind = RANKS * part
     for first in range(program * BLOCK, part, step):
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)

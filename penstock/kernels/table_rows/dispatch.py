@@ -1,4 +1,4 @@
-"""Which of the two runs, and why."""
+"""Dispatch between kernel and reference."""
 
 import logging
 from functools import cache
@@ -24,7 +24,7 @@ def scatter_rows(values_BR: Tensor, row_B: Tensor, table_ER: Tensor) -> None:
 
 @cache
 def chosen(device: str, pinned: bool) -> ModuleType:
-    """What moves rows to and from a kind of device; said once in the log."""
+    """Choose the implementation for a device; logged once."""
     if device != "cuda":
         return _said(reference, "torch", f"{device} has the host's memory")
     if not pinned:

@@ -1,4 +1,4 @@
-"""What the kernels do, in plain torch."""
+"""Reference implementation in plain torch."""
 
 import torch
 from torch import Tensor

@@ -1,0 +1,147 @@
+"""Measure this project's targets from its source tree: `python -m benchmarks.acceptance NAME`.
+
+`penstock bench` measures a user's own server and machine.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.acceptance.soak_command import soak
+from benchmarks.acceptance.train_command import train
+from penstock.core.errors import PenstockError
+
+Only = Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")]
+Record = Annotated[bool, typer.Option("--record", help="Append the measurements to benchmarks/results.")]
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app.command()(soak)
+app.command()(train)
+
+
+@app.command()
+def foundation(only: Only = None, record: Record = False) -> None:
+    """Measure the demo, the digits, imports, start-up, the engine tick and resuming."""
+    from benchmarks.acceptance.figures import FOUNDATION, measure_figures
+
+    measure_figures(FOUNDATION, "foundation", only or [], record=record, say=typer.echo)
+
+
+@app.command()
+def server(only: Only = None, record: Record = False) -> None:
+    """Measure accepted requests that are lost when the server drains. Peers: `python -m benchmarks.peers.run`."""
+    from benchmarks.acceptance.figures import SERVER, measure_figures
+
+    measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
+
+
+@app.command()
+def streams(only: Only = None, record: Record = False) -> None:
+    """Measure word error, leaks between streams, and the tick on a GPU. Load: `penstock bench streams`."""
+    from benchmarks.acceptance.figures import STREAMS, measure_figures
+
+    measure_figures(STREAMS, "streams", only or [], record=record, say=typer.echo)
+
+
+@app.command()
+def training(only: Only = None, record: Record = False) -> None:
+    """Measure parity with float64 in one process, convergence, precisions, and the stall of a checkpoint."""
+    from benchmarks.acceptance.figures import TRAINING, measure_figures
+
+    measure_figures(TRAINING, "training", only or [], record=record, say=typer.echo)
+
+
+@app.command()
+def device(
+    pack: Annotated[Path | None, typer.Option(help="A pack of pictures, written by `penstock export`.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="The bundle of the pack, for figures of both.")] = None,
+    only: Only = None,
+    record: Record = False,
+) -> None:
+    """Measure the accuracy of the photographs; with --pack, the offline app in Chromium and the device engine."""
+    from benchmarks.acceptance.figures import DEVICE, measure_figures
+
+    if pack is None:
+        measure_figures(DEVICE, "device", only or [], record=record, say=typer.echo)
+        return
+    from benchmarks.acceptance.device_figures import device_figures
+
+    # The accuracy takes minutes of training: with a pack, only by name.
+    figures = device_figures(pack, bundle)
+    if any(name in DEVICE for name in only or []):
+        figures = DEVICE | figures
+    options = " --pack PACK" + " --bundle BUNDLE" * (bundle is not None)
+    measure_figures(figures, "device", only or [], record=record, say=typer.echo, options=options)
+
+
+@app.command()
+def house(
+    only: Only = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of the CPU comparison.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Seconds of each load.")] = 5.0,
+    record: Record = False,
+) -> None:
+    """Measure the time of `make test`, abolished words, and the CPU of a request beside commit d910c77."""
+    from benchmarks.acceptance.figures import measure_figures
+    from benchmarks.acceptance.house import house_figures
+
+    options = f" --repeat {repeat} --seconds {seconds:g}"
+    figures = house_figures(repeat, seconds, typer.echo)
+    measure_figures(figures, "house", only or [], record=record, say=typer.echo, options=options)
+
+
+@app.command()
+def scheduler(
+    trace: Annotated[list[Path] | None, typer.Option(help="A recorded trace: CSV of arrival_s,budget_ms.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="File for the curves; in docs/assets by default.")] = None,
+    record: Record = False,
+) -> None:
+    """Simulate the scheduler beside fixed-delay batching, batch-when-idle and the offline optimum."""
+    from benchmarks.acceptance.results import record_result
+    from benchmarks.acceptance.scheduler_goodput import PICTURE, draw, measurement_of, overall, simulate
+    from benchmarks.acceptance.simulation import POLICIES
+
+    points = simulate(trace or [], lambda sentence: typer.echo(f"Simulating {sentence}"))
+    table = Table("machine", "trace", "load", *POLICIES, "optimum", title="Answered in time, of all requests")
+    for point in points:
+        shares = [f"{point.kept[name] / point.offered:.1%}" for name in POLICIES]
+        best = "-" if point.optimum is None else f"{point.optimum / point.offered:.1%}"
+        table.add_row(point.machine, point.trace, f"{point.load:g}", *shares, best)
+    console = Console()
+    console.print(table)
+    for name, share in overall(points).items():
+        console.print(f"{name}: {share:.1%} of the optimum over all traces and loads", highlight=False)
+    console.print(f"Curves: {draw(points, picture or PICTURE)}", soft_wrap=True, highlight=False)
+    if record:
+        record_result(measurement_of(points), "scheduler")
+
+
+@app.command()
+def report(
+    check: Annotated[bool, typer.Option("--check", help="Exit with status 1 if a target is missed.")] = False,
+    group: Annotated[str | None, typer.Option(help="Only the targets of this group.")] = None,
+) -> None:
+    """Print the targets beside the last measurements, and write docs/performance.md."""
+    from benchmarks.acceptance.report import report as write_report
+
+    missed = write_report(group)
+    if check and missed:
+        typer.echo(f"Missed: {', '.join(missed)}.", err=True)
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one sentence on stderr and exit status 2."""
+    try:
+        app()
+    except PenstockError as error:
+        sys.stderr.write(f"benchmarks.acceptance: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Learned against hand-made features: the same split and linear classifier.
+
+HOG: Dalal and Triggs 2005, "Histograms of oriented gradients for human detection". Its settings and the classifier's
+regularisation are chosen by cross-validation on the training part; so is the classifier of the learned embedding. The
+network is trained on the training part only.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import BenchError
+from penstock.core.spec import Array
+
+# n pictures, F features
+
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+FOLDS = 3
+PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "features.png"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HogComparison:
+    """Errors of linear classifiers on the held-out third.
+
+    Args:
+        held_out: Number of held-out pictures.
+        hog_errors: Errors with HOG features.
+        learned_errors: Errors with the embedding, for each seed of the network.
+        hog_settings: Settings of HOG chosen by cross-validation.
+    """
+
+    held_out: int
+    hog_errors: int
+    learned_errors: list[int]
+    hog_settings: str
+
+    @property
+    def ratios(self) -> list[float]:
+        """HOG's errors over the embedding's; no error counts as half of one."""
+        return [self.hog_errors / max(errors, 0.5) for errors in self.learned_errors]
+
+
+def learned_vs_hog(seeds: tuple[int, ...], picture: Path | None = PICTURE) -> HogComparison:
+    """Train the digits network with each seed and compare its embedding with HOG.
+
+    Args:
+        seeds: Seeds of the network.
+        picture: File of the figure; None for no figure.
+
+    Raises:
+        BenchError: HOG makes no error, which leaves no ratio.
+    """
+    from penstock.apps.digits.recipe import HELD_OUT, digit_images, split
+
+    images, labels = digit_images()
+    train, held_out = split(labels, HELD_OUT)
+    settings, hog = _best_hog(images, labels, train)
+    hog_errors = _errors(hog, labels, train, held_out)
+    if not hog_errors:
+        raise BenchError("HOG makes no error on this split; there is no ratio.")
+    embeddings = [_embedded(images, seed) for seed in seeds]
+    comparison = HogComparison(
+        held_out=len(held_out),
+        hog_errors=hog_errors,
+        learned_errors=[_errors(embedding, labels, train, held_out) for embedding in embeddings],
+        hog_settings=settings,
+    )
+    if picture is not None:
+        _draw(comparison, hog[held_out], embeddings[0][held_out], labels[held_out], picture)
+    return comparison
+
+
+def _best_hog(images: Array, labels: Array, train: Array) -> tuple[str, Array]:
+    from skimage.feature import hog
+
+    best: tuple[float, str, Array] | None = None
+    for cell, orientations, block in product((4, 7), (8, 12), (1, 2)):
+        features = np.stack(
+            [
+                hog(image, orientations=orientations, pixels_per_cell=(cell, cell), cells_per_block=(block, block))
+                for image in images
+            ]
+        )
+        score = max(_score(features[train], labels[train], strength) for strength in STRENGTHS)
+        if best is None or score > best[0]:
+            best = score, f"cells of {cell} pixels, {orientations} orientations, blocks of {block} cells", features
+    assert best is not None
+    return best[1], best[2]
+
+
+def _errors(features: Array, labels: Array, train: Array, held_out: Array) -> int:
+    strength = max(STRENGTHS, key=lambda strength: _score(features[train], labels[train], strength))
+    classifier = _classifier(strength).fit(features[train], labels[train])
+    return int((classifier.predict(features[held_out]) != labels[held_out]).sum())
+
+
+def _score(features: Array, labels: Array, strength: float) -> float:
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    return float(cross_val_score(_classifier(strength), features, labels, cv=folds).mean())
+
+
+def _classifier(strength: float) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(with_std=False), LogisticRegression(C=strength, max_iter=2000))
+
+
+def _embedded(images: Array, seed: int) -> Array:
+    from dataclasses import replace
+
+    import torch
+
+    from penstock import load
+    from penstock.core.application import find_application
+    from penstock.train.run import train
+
+    found = find_application("digits")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        train(found, run, replace(found.recipe(), seed=seed), overrides={"seed": seed}, quiet=True)
+        module: Any = load(run / "bundle").module
+    with torch.inference_mode():
+        return module.embed(torch.from_numpy(images)).numpy()
+
+
+def _draw(comparison: HogComparison, hog: Array, learned: Array, labels: Array, picture: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from sklearn.decomposition import PCA
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    figure = Figure(figsize=(11, 3.8), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.8))
+    for axes, features, title in ((left, hog, "hand-made: HOG"), (middle, learned, "learned: the network's embedding")):
+        reduced = PCA(min(30, features.shape[1]), random_state=0).fit_transform(features)
+        points = LinearDiscriminantAnalysis(n_components=2).fit_transform(reduced, labels)
+        for digit in range(10):
+            axes.scatter(*points[labels == digit].T, s=6, color=f"C{digit}", label=str(digit))
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    middle.legend(fontsize=7, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
+    percent = 100 / comparison.held_out
+    learned_percent = sorted(errors * percent for errors in comparison.learned_errors)
+    median = float(np.median(learned_percent))
+    right.bar(["HOG", "embedding"], [comparison.hog_errors * percent, median], color=["0.6", "C0"], width=0.6)
+    right.vlines(1, learned_percent[0], learned_percent[-1], color="black", linewidth=1)
+    right.set_title(f"errors of a linear classifier, %\n({comparison.held_out} digits held out)", fontsize=10)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=110)

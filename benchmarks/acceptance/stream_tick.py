@@ -1,0 +1,131 @@
+"""Cost of a tick of live streams on a GPU without the network."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.core.errors import BenchError
+from penstock.core.spec import Array, TensorSpec
+from penstock.models.speech import SpeechNet
+from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
+from penstock.runtime.streaming_executor import StatefulNetwork
+from penstock.serve.engine.engine import Engine
+from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import FIRST, OK, SOFT_DEADLINE, SlotTable, TableLayout
+
+CHUNK = TensorSpec(dtype="int16", shape=(1280,), meaning="80 ms of sound at 16 kHz: 2,560 bytes", name="sound")
+SCORES = TensorSpec(dtype="float32", shape=(4, 32), meaning="scores", name="scores")
+CHUNKS = 4
+RUNS = 30
+BUDGET_NS = 10**12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TickTimes:
+    """Times of one batch size, medians in milliseconds.
+
+    Args:
+        rows: Rows of the batch.
+        tick_ms: The whole tick.
+        model_ms: The network alone in its own CUDA graph, with its input on the GPU.
+    """
+
+    rows: int
+    tick_ms: float
+    model_ms: float
+
+
+def ticks(
+    rows: Sequence[int], *, hidden: int = 2560, layers: int = 5, dtype: torch.dtype = torch.bfloat16
+) -> list[TickTimes]:
+    """Time ticks of batches of streams, each with one chunk ready.
+
+    Raises:
+        BenchError: A tick did not answer all of its rows.
+    """
+    max_rows = max(rows)
+    torch.manual_seed(0)
+    module = SpeechNet()
+    table = SlotTable.private(TableLayout(slots=max_rows, chunks=CHUNKS, input=CHUNK, output=SCORES))
+    executor = CudaGraphExecutor(module, CHUNK, SCORES, slots=max_rows, max_rows=max_rows, dtype=dtype)
+    # Costs that never split a batch.
+    costs = Costs([1, max_rows], [1e5, 1e7])
+    engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=time.monotonic_ns, costs=costs)
+    frontend = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
+    answered = 0
+
+    def done(status: int, output: Array, last: bool) -> None:
+        nonlocal answered
+        answered += status == OK and output.size > 0
+
+    streams = [frontend.open(done) for _ in range(max_rows)]
+    rng = np.random.default_rng(0)
+    chunk = rng.normal(0, 3000, CHUNK.shape).astype(np.int16)
+    found: list[TickTimes] = []
+    for count in rows:
+        chosen = [streams[index] for index in rng.permutation(max_rows)[:count]]
+        times_ms = [_tick_ms(engine, frontend, chosen, chunk, first=run == 0) for run in range(RUNS)]
+        if answered != count * RUNS:
+            raise BenchError(f"{RUNS} ticks answered {answered} of {count * RUNS} chunks.")
+        answered = 0
+        network = StatefulNetwork(module, CHUNK, SCORES, slots=count, device="cuda", dtype=dtype)
+        found.append(TickTimes(rows=count, tick_ms=float(np.median(times_ms[3:])), model_ms=_model_ms(network, count)))
+    return found
+
+
+def overhead_ms(rows: int, repetitions: int = 5) -> list[float]:
+    """Return the milliseconds of a tick minus those of the network, one figure for each repetition.
+
+    Raises:
+        BenchError: There is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise BenchError("this figure needs a GPU, and torch sees none.")
+    return [found.tick_ms - found.model_ms for _ in range(repetitions) for found in ticks([rows])]
+
+
+def _tick_ms(engine: Engine, frontend: TableWriter, streams: list[SlotHandle], chunk: Array, *, first: bool) -> float:
+    now_ns = time.monotonic_ns()
+    for stream in streams:
+        flags = SOFT_DEADLINE | (FIRST if first else 0)
+        frontend.push(stream, chunk, deadline_ns=now_ns + BUDGET_NS, arrival_ns=now_ns, flags=flags)
+    torch.cuda.synchronize()
+    start = time.perf_counter_ns()
+    engine.tick(time.monotonic_ns())
+    tick_ms = (time.perf_counter_ns() - start) / 1e6
+    frontend.collect()
+    return tick_ms
+
+
+def _model_ms(network: StatefulNetwork, rows: int) -> float:
+    """The network with gather and scatter of its state, without the table and the host."""
+    chunk_BT = torch.randint(-3000, 3000, (rows, *CHUNK.shape), dtype=torch.int16, device="cuda")
+    slot_B = torch.randperm(rows, device="cuda")
+    length_B = torch.full((rows,), CHUNK.shape[0], device="cuda")
+    never_B = torch.zeros(rows, dtype=torch.bool, device="cuda")
+
+    def run() -> None:
+        network.step(chunk_BT, slot_B, length_B, never_B, never_B)
+
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            run()
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        times_ms: list[float] = []
+        for _ in range(RUNS):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times_ms.append(begin.elapsed_time(end))
+    return float(np.median(times_ms))

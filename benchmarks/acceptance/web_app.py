@@ -1,0 +1,201 @@
+"""Figures of the offline web app in headless Chromium: inference time, transfer, start, memory, camera."""
+
+import base64
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.acceptance.chromium import Heaps, camera_chromium, camera_context, started, wait
+from benchmarks.acceptance.counting_host import CountingHost
+from benchmarks.acceptance.film import as_seen, write_film
+from penstock.core.errors import BenchError
+from penstock.core.spec import Array
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+    from playwright.sync_api import Page
+
+WARM_UP, RUNS, ROUNDS = 20, 30, 5
+STARTS = 5
+SOAK_S, SOAK_WARM_UP_S = 600.0, 120.0
+MAX_MODEL_BYTES, MAX_FILE_BYTES = 5_000_000, 25_000_000
+HEIGHT, WIDTH = 480, 640
+EACH = 6
+BITS, BLOCK = 6, 24  # a frame's number as black and white squares, outside the network's centre crop
+PIXELS_WITHIN = 2
+
+ENGINE = """async () => {
+    const { Engine } = await import("./engine.js");
+    window.engine = new Engine(await (await fetch("../pack.json")).json());
+    await engine.open();
+}"""
+RUN = """async ({ base64, width, height, runs }) => {
+    const data = Uint8ClampedArray.from(atob(base64), (character) => character.charCodeAt(0));
+    const times = [];
+    for (let run = 0; run < runs; run++) times.push((await engine.pixels({ data, width, height })).ms);
+    return times;
+}"""
+# Records of every frame given to the network: its number, the likeliest entry, and once per number its pixels.
+FILMED = """async (blocks) => {
+    const { Engine } = await import("./engine.js");
+    const { picture } = Engine.prototype;
+    const context = new OffscreenCanvas(1, 1).getContext("2d", { alpha: false, willReadFrequently: true });
+    window.filmed = [];
+    window.pixels = {};
+    Engine.prototype.picture = async function (bitmap) {
+        Object.assign(context.canvas, { width: bitmap.width, height: bitmap.height });
+        context.drawImage(bitmap, 0, 0);
+        const { data } = context.getImageData(0, 0, bitmap.width, bitmap.height);
+        const bright = ([x, y]) => data[4 * (y * context.canvas.width + x)] > 127;
+        const number = blocks.reduce((sum, at, bit) => sum + (bright(at) ? 2 ** bit : 0), 0);
+        window.pixels[number] ??= data;
+        const answer = await picture.call(this, bitmap);
+        const values = Object.values(answer.outputs)[0];
+        window.filmed.push([number, values.indexOf(Math.max(...values))]);
+        return answer;
+    };
+}"""
+PIXELS = """(number) => {
+    let text = "";
+    for (let at = 0; at < pixels[number].length; at += 32768) {
+        text += String.fromCharCode(...pixels[number].subarray(at, at + 32768));
+    }
+    return btoa(text);
+}"""
+
+
+def wasm_over_native(pack: Path) -> list[float]:
+    """Inference time in the browser over that of native ONNX Runtime, on one thread each; a ratio per round."""
+    session = session_of(pack)
+    pixels_HWC = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
+    asked = {"base64": base64.b64encode(pixels_HWC.tobytes()).decode(), "width": WIDTH, "height": HEIGHT}
+    with CountingHost(pack) as host, camera_chromium() as browser:
+        page = camera_context(browser).new_page()
+        started(page, host.page)
+        page.locator("#camera-start").click()
+        page.evaluate(ENGINE)
+        page.evaluate(RUN, asked | {"runs": WARM_UP})
+        _native_ms(session, pixels_HWC, WARM_UP)
+        return [
+            median(page.evaluate(RUN, asked | {"runs": RUNS})) / median(_native_ms(session, pixels_HWC, RUNS))
+            for _ in range(ROUNDS)
+        ]
+
+
+def first_transfer_mb(pack: Path) -> list[float]:
+    """Megabytes transferred until the app first runs, from a host without compression."""
+    files = [file for file in pack.rglob("*") if file.is_file() and "index" not in file.relative_to(pack).parts]
+    large = [file.name for file in files if file.stat().st_size > MAX_FILE_BYTES]
+    if large or (pack / "model.onnx").stat().st_size > MAX_MODEL_BYTES:
+        raise BenchError(f"the network has more than {MAX_MODEL_BYTES:,} bytes, or a file is too large: {large}.")
+    with CountingHost(pack) as host, camera_chromium() as browser:
+        started(camera_context(browser).new_page(), host.page)
+        return [sum(size for _, size in host.sent) / 1e6]
+
+
+def offline_seconds(pack: Path) -> list[float]:
+    """Seconds from a reload without a host to the first label; no request may go to another origin."""
+    with CountingHost(pack) as host, camera_chromium() as browser:
+        context = camera_context(browser)
+        requests: list[str] = []
+        context.on("request", lambda request: requests.append(request.url))
+        page = context.new_page()
+        started(page, host.page)
+        host.stop()
+        seconds: list[float] = []
+        for _ in range(STARTS):
+            started(page, host.page)
+            seconds.append(page.evaluate("window.firstMs") / 1000)
+        elsewhere = [url for url in requests if not url.startswith((host.url, "blob:"))]
+        if elsewhere:
+            raise BenchError(f"the app requested {elsewhere[0]}, which is of another origin.")
+        return seconds
+
+
+def soak_heap_growth(pack: Path, seconds: float = SOAK_S, warm_up_s: float = SOAK_WARM_UP_S) -> list[float]:
+    """Growth of the memory of the page and its workers over a long camera run, relative to that after a warm-up."""
+    with CountingHost(pack) as host, camera_chromium() as browser:
+        page = camera_context(browser).new_page()
+        started(page, host.page)
+        heaps = Heaps(page)
+        sizes: list[int] = []
+        for lasting_s in (warm_up_s, seconds):
+            page.wait_for_timeout(1000 * lasting_s)
+            if float(page.locator("#rate").inner_text()) <= 0:
+                raise BenchError("the app processes no frames.")
+            # Stopped, so that no frame is in flight.
+            page.locator("#camera-start").click()
+            sizes.append(heaps.used_bytes())
+            page.locator("#camera-start").click()
+            wait(page, "window.frames.length > 0")
+        return [sizes[-1] / sizes[0] - 1]
+
+
+def camera_agreement(pack: Path, pictures: list[Array]) -> list[float]:
+    """Share of a fake camera's frames whose likeliest entry is that of the same pixels in Python.
+
+    Args:
+        pack: The pack.
+        pictures: RGB, uint8 `[480, 640, 3]`, at most 64.
+    """
+    numbered = [_numbered(picture, number) for number, picture in enumerate(pictures)]
+    with tempfile.TemporaryDirectory() as folder:
+        film = Path(folder) / "film.y4m"
+        write_film(film, numbered, each=EACH)
+        with CountingHost(pack) as host, camera_chromium(film) as browser:
+            page = camera_context(browser).new_page()
+            started(page, host.page)
+            page.evaluate(FILMED, [list(_middle(bit)) for bit in range(BITS)])
+            wait(page, f"Object.keys(window.pixels).length >= {len(pictures)} && window.filmed.length > 500")
+            filmed: list[tuple[int, int]] = page.evaluate("window.filmed")
+            expected = [_expected(pack, page, number, picture) for number, picture in enumerate(numbered)]
+    return [sum(expected[number] == likeliest for number, likeliest in filmed) / len(filmed)]
+
+
+def session_of(pack: Path) -> "InferenceSession":
+    """The pack's network in native ONNX Runtime, on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(pack / "model.onnx", options, providers=["CPUExecutionProvider"])
+
+
+def _native_ms(session: "InferenceSession", pixels_HWC: Array, runs: int) -> list[float]:
+    name = session.get_inputs()[0].name
+    times: list[float] = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        session.run(None, {name: pixels_HWC})
+        times.append(1000 * (time.perf_counter() - began))
+    return times
+
+
+def _numbered(picture_HWC: Array, number: int) -> Array:
+    picture_HWC = picture_HWC.copy()
+    for bit in range(BITS):
+        x, y = _middle(bit)
+        half = BLOCK // 2
+        picture_HWC[y - half : y + half, x - half : x + half] = 255 * (number >> bit & 1)
+    return picture_HWC
+
+
+def _middle(bit: int) -> tuple[int, int]:
+    return BLOCK, BLOCK * (1 + 2 * bit)
+
+
+def _expected(pack: Path, page: "Page", number: int, picture_HWC: Array) -> int:
+    """The likeliest entry of a frame in Python; its pixels in the browser must agree up to rounding."""
+    seen_HWC = as_seen(picture_HWC)
+    there_HWC = np.frombuffer(base64.b64decode(page.evaluate(PIXELS, number)), np.uint8).reshape(HEIGHT, WIDTH, 4)
+    difference = np.abs(there_HWC[..., :3].astype(int) - seen_HWC).max()
+    if difference > PIXELS_WITHIN:
+        raise BenchError(f"a pixel of frame {number} differs by {difference} of 255 from what was filmed.")
+    opaque_HWC = np.dstack([seen_HWC, np.full((HEIGHT, WIDTH), 255, np.uint8)])
+    session = session_of(pack)
+    outputs: Any = session.run(None, {session.get_inputs()[0].name: opaque_HWC})
+    return int(np.argmax(outputs[0]))

@@ -1,0 +1,1 @@
+"""The request load generator: open and closed loop, every answer checked."""

@@ -1,0 +1,75 @@
+"""A server's processes in /proc: their roles, their connections and their usage."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_CHILD = b"penstock.serve.control.child_main"
+SUPERVISOR = "supervisor"
+# A line of the kernel's list may be missing when connections come and go during the read.
+READS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessUsage:
+    """Usage of one process at one moment.
+
+    Args:
+        memory_bytes: Its proportional share (PSS) of anonymous and shared memory, so that the sum over processes counts
+            shared memory once. Pages of files are left out: their shares depend on unrelated processes.
+        descriptors: Open files and sockets.
+        threads: Number of threads.
+    """
+
+    memory_bytes: int
+    descriptors: int
+    threads: int
+
+
+def worker_pids(supervisor: int) -> dict[str, int]:
+    """Return the process of each role: `engine`, `engine N on DEVICE` or `front-end N`, without those that ended."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(parent) == supervisor and state != "Z" and _CHILD in words:
+            found[json.loads(words[words.index(_CHILD) + 1])[0]] = int(entry.name)
+    return found
+
+
+def usage_of(process: int) -> ProcessUsage | None:
+    """Return the usage of a process now; None if it has ended."""
+    folder = Path(f"/proc/{process}")
+    try:
+        lines = (folder / "smaps_rollup").read_text().splitlines()
+        threads = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("Threads:"))
+        descriptors = len(os.listdir(folder / "fd"))
+        kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    except (OSError, StopIteration):
+        return None
+    return ProcessUsage(memory_bytes=kilobytes * 1024, descriptors=descriptors, threads=int(threads.split()[1]))
+
+
+def client_ports(process: int, server_port: int) -> frozenset[int]:
+    """Return the client ports of the connections that a process has accepted."""
+    held = {os.readlink(entry) for entry in _descriptors(process)}
+    ports: set[int] = set()
+    for _ in range(READS):
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1].endswith(f":{server_port:04X}") and f"socket:[{fields[9]}]" in held:
+                ports.add(int(fields[2].rpartition(":")[2], 16))
+    return frozenset(ports)
+
+
+def _descriptors(process: int) -> list[Path]:
+    try:
+        return [entry for entry in Path(f"/proc/{process}/fd").iterdir() if entry.is_symlink()]
+    except OSError:
+        return []

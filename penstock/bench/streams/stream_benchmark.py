@@ -1,0 +1,241 @@
+"""The benchmark of live streams: latency at given numbers of streams, or the largest number within a budget."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from penstock.bench.measurement import Comparison, Measurement, make_measurement
+from penstock.bench.server_process import ServerProcess, running_server
+from penstock.bench.streams.stream_generator import (
+    PROTOCOLS,
+    StreamLoadResult,
+    StreamWorkload,
+    bundle_workload,
+    describe,
+    find_max_streams,
+    measure_streams,
+)
+from penstock.core.errors import BenchError
+
+MAX_STREAMS = 40_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkedValues:
+    """Repetitions of one figure.
+
+    Args:
+        values: The repetitions.
+        metric: The meaning of a value.
+        unit: Its unit.
+        peer: The system that it is compared with.
+    """
+
+    values: list[float]
+    metric: str
+    unit: str
+    peer: Comparison | None = None
+
+
+@final
+@dataclass(kw_only=True, slots=True)
+class StreamBenchmark:
+    """Trials against one server.
+
+    Args:
+        workload: Signals of the streams.
+        bundle: The bundle to serve; None if `url` is given.
+        seconds: Duration of each measurement.
+        processes: Processes that send.
+        cpus: Their cores; None for any.
+        server_cpus: The server's cores.
+        options: Options of the server that is started.
+        url: Address of a running server; None to start one.
+        within_ms: The latency budget.
+        percentile: The percentile of the latency that must keep it.
+        say: Called with a sentence after each trial.
+        results: Results so far.
+    """
+
+    workload: StreamWorkload
+    bundle: Path | None
+    seconds: float
+    processes: int
+    cpus: frozenset[int] | None
+    server_cpus: frozenset[int] | None
+    options: tuple[str, ...]
+    url: str | None
+    within_ms: float
+    percentile: float
+    say: Callable[[str], None]
+    results: list[StreamLoadResult] = field(default_factory=list[StreamLoadResult])
+
+    def measure_at(self, counts: list[int], repeat: int, sameness: bool = False) -> BenchmarkedValues:
+        """Measure the latency at given numbers of streams; return that of the last number."""
+        values: list[float] = []
+        with self._server() as server:
+            for _ in range(repeat):
+                trials = [self._measure(server, count) for count in counts]
+                for trial in trials:
+                    if not trial.complete:
+                        raise BenchError(f"not every stream was carried: {describe(trial)}")
+                values.append(trials[-1].difference if sameness else trials[-1].percentile_ms(self.percentile))
+        if sameness:
+            metric = f"largest difference from offline at {counts[-1]:,} streams"
+            return BenchmarkedValues(values=values, metric=metric, unit="abs")
+        return BenchmarkedValues(values=values, metric=f"p{self.percentile:g} at {counts[-1]:,} streams", unit="ms")
+
+    def find_max(self, repeat: int, first: int, *, naive: bool) -> BenchmarkedValues:
+        """Search the most streams that keep the budget; with `naive`, over those of one stream a step."""
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(repeat):
+            with self._server() as server:
+                ours.append(self._find_max(server, first))
+            if naive:
+                self.say("one stream a step:")
+                with self._server("--max-batch", "1") as server:
+                    theirs.append(self._find_max(server, max(1, first // 4)))
+        metric = f"streams with p{self.percentile:g} within {self.within_ms:g} ms"
+        if not naive:
+            return BenchmarkedValues(values=ours, metric=metric, unit="streams")
+        ratios = [our / max(their, 1.0) for our, their in zip(ours, theirs, strict=True)]
+        peer = Comparison(
+            name="the same server with one stream a step",
+            median=float(np.median(theirs)),
+            ratio=float(np.median(ratios)),
+        )
+        self.say(f"{metric}: {ours} and {theirs}")
+        return BenchmarkedValues(values=ratios, metric=f"{metric}, over one stream a step", unit="ratio", peer=peer)
+
+    def draw(self, file: Path) -> Path:
+        """Draw the latency over the number of streams."""
+        from matplotlib.figure import Figure
+
+        trials = sorted(self.results, key=lambda trial: trial.streams)
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for percent in (50, 98, 99):
+            axes.plot(
+                [trial.streams for trial in trials],
+                [trial.percentile_ms(percent) for trial in trials],
+                marker="o",
+                label=f"p{percent}",
+            )
+        axes.axhline(self.within_ms, color="grey", linestyle="--", label="budget")
+        axes.set_xlabel("live streams")
+        axes.set_ylabel("ms from a chunk's last sample to its result")
+        axes.set_yscale("log")
+        axes.legend()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file)
+        return file
+
+    def measurement(self, found: BenchmarkedValues, id: str | None) -> Measurement:
+        """Describe some values as a measurement."""
+        protocol = {"websocket": "WebSockets", "grpc": "gRPC"}[self.workload.protocol]
+        chunks = f"chunks of {self.workload.period_s * 1e3:g} ms over {protocol} in real time"
+        server = "another server" if self.url else f"server {' '.join(self.options)}"
+        workload = f"{self.workload.model}, {chunks}, {server}"
+        device = _gpu_name()
+        if device and "cuda" in self.options:
+            workload += f" on one {device}"
+        return make_measurement(
+            found.values, id=id, workload=workload, metric=found.metric, unit=found.unit, peer=found.peer
+        )
+
+    def _find_max(self, server: ServerProcess, first: int) -> float:
+        best, _ = find_max_streams(
+            lambda count: self._measure(server, count),
+            budget_ms=self.within_ms,
+            percent=self.percentile,
+            first=first,
+            limit=MAX_STREAMS,
+            say=lambda sentence: None,
+        )
+        self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms")
+        return float(best)
+
+    def _measure(self, server: ServerProcess, count: int) -> StreamLoadResult:
+        if self.url is None:
+            server.start_sampling()
+        workload = self.workload.at(server.stream_address)
+        result = measure_streams(workload, count, seconds=self.seconds, processes=self.processes, cpus=self.cpus)
+        self.results.append(result)
+        self.say(describe(result))
+        if self.url is None:
+            usage = server.usage()
+            mfu = _mfu(workload.flop_a_second * count)
+            self.say(f"    {usage.description}" + (f"; stream-MFU {mfu:.1%}" if mfu and "cuda" in self.options else ""))
+        return result
+
+    @contextmanager
+    def _server(self, *more: str) -> Generator[ServerProcess]:
+        if self.url is not None:
+            yield ServerProcess(self.url, self.workload.model)
+            return
+        assert self.bundle is not None
+        grpc = self.workload.protocol == "grpc"
+        with running_server(self.bundle, [*self.options, *more], cpus=self.server_cpus, grpc=grpc) as server:
+            yield server
+
+
+def workload_for(
+    bundle: Path | None,
+    *,
+    protocol: str,
+    url: str | None,
+    model: str | None,
+    rate_hz: float | None,
+    frames: int | None,
+    seconds: float,
+    tolerance: float | None,
+) -> StreamWorkload:
+    """Make a workload from the options of the command line.
+
+    Args:
+        bundle: The bundle that gives the expected outputs; None to check nothing.
+        protocol: One of `PROTOCOLS`.
+        url: Address of a running server.
+        model: Name of the model there.
+        rate_hz: Frames a second, without a bundle.
+        frames: Frames a chunk, without a bundle, if the model takes any number.
+        seconds: Duration of the measurement.
+        tolerance: The largest difference of a right output; by default the bundle's own.
+
+    Raises:
+        BenchError: An option is missing, or contradicts another.
+    """
+    if protocol not in PROTOCOLS:
+        raise BenchError(f"--protocol is {protocol!r}; it must be {' or '.join(PROTOCOLS)}.")
+    if protocol == "grpc" and find_spec("grpc") is None:
+        raise BenchError("--protocol grpc needs packages that are not installed; install penstock[grpc].")
+    if model is not None and url is None:
+        raise BenchError("--model names a model of a running server; give its address by --url.")
+    if bundle is not None:
+        if rate_hz is not None or frames is not None:
+            raise BenchError("the bundle sets --rate-hz and --frames; leave them out.")
+        return bundle_workload(bundle, seconds=seconds, tolerance=tolerance, protocol=protocol, model=model)
+    if url is None or model is None or rate_hz is None or protocol != "grpc":
+        raise BenchError("without a bundle, give --protocol grpc, --url, --model and --rate-hz.")
+    from penstock.bench.streams.model_metadata import metadata_workload
+
+    return metadata_workload(url, model, rate_hz=rate_hz, frames=frames, seconds=seconds)
+
+
+def _gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _mfu(flop_a_second: float) -> float | None:
+    from penstock.models.flops import peak_flops
+
+    peak = peak_flops(_gpu_name() or "", "bf16")
+    return None if peak is None else flop_a_second / peak

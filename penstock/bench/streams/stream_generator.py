@@ -1,0 +1,271 @@
+"""A load of live streams in real time: latency of results, rejected and broken streams, and checked outputs."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from penstock.bench.load.sender import sender_pool
+from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, send_streams
+from penstock.bench.streams.websocket_stream import open_websockets
+from penstock.core.application import Application
+from penstock.core.errors import BenchError
+from penstock.core.live import Live
+from penstock.core.spec import Array, TensorSpec
+
+PERCENTILES = (50, 98, 99, 100)
+PROTOCOLS = ("websocket", "grpc")
+START_AHEAD_S = 0.5
+STRAGGLERS_S = 3.0
+# A server takes about this long to open a stream.
+OPEN_S = 0.0005
+MAX_OPENING_S = 12.0
+WARM_UP_S = 2.0
+SOUNDS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamWorkload:
+    """Signals of the streams and their expected outputs.
+
+    Args:
+        url: The server's URL or `"host:port"`.
+        model: Name of the model.
+        input: Spec of one chunk.
+        sounds: `[s, frames]`, as long as a stream lasts.
+        period_s: Time from one chunk to the next.
+        protocol: One of `PROTOCOLS`.
+        expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
+        tolerance: The largest difference of a right output.
+        flop_a_second: FLOP of the network for a second of one stream; 0 without a GPU.
+    """
+
+    url: str
+    model: str
+    input: TensorSpec
+    sounds: Array
+    period_s: float
+    protocol: str = "websocket"
+    expected: Array | None = None
+    tolerance: float = 1e-4
+    flop_a_second: float = 0.0
+
+    def at(self, url: str) -> "StreamWorkload":
+        """Return the same workload for another server."""
+        return replace(self, url=url)
+
+
+def bundle_workload(
+    bundle: Path, *, seconds: float, tolerance: float | None, protocol: str = "websocket", model: str | None = None
+) -> StreamWorkload:
+    """Make a workload with expected outputs from a live application's bundle.
+
+    Args:
+        bundle: The bundle's folder.
+        seconds: Duration of the measurement.
+        protocol: One of `PROTOCOLS`.
+        model: The model's name on the server; by default the application's name.
+        tolerance: The largest difference of a right output; by default the bundle's own.
+
+    Raises:
+        BenchError: The application is not live.
+    """
+    import torch
+
+    from penstock.runtime.load import load
+
+    predictor = load(bundle)
+    application, live = predictor.application, predictor.application.live
+    if live is None:
+        raise BenchError(f"{application.name} is not live; measure it by penstock bench serve.")
+    period_s = live.chunk_s(application.input)
+    sounds = sounds_for(application.input, live, seconds + WARM_UP_S + MAX_OPENING_S)
+    return StreamWorkload(
+        url="",
+        model=model or application.name,
+        input=application.input,
+        sounds=sounds,
+        period_s=period_s,
+        protocol=protocol,
+        expected=predictor.predict(sounds),
+        tolerance=predictor.files.golden.tolerance if tolerance is None else tolerance,
+        # Counting takes seconds, and only MFU of a GPU needs it.
+        flop_a_second=_chunk_flop(application, predictor.module, sounds) / period_s
+        if torch.cuda.is_available()
+        else 0.0,
+    )
+
+
+def _chunk_flop(application: Application, network: Any, sounds: Array) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from penstock.runtime.load import streaming_executor
+    from penstock.runtime.whole_signals import run_in_chunks
+
+    one = streaming_executor(application, network, slots=1, max_rows=1)
+    with FlopCounterMode(display=False) as counted:
+        run_in_chunks(one, sounds[:1, : application.input.shape[0]])
+    return counted.get_total_flops()
+
+
+def sounds_for(input: TensorSpec, live: Live, seconds: float, count: int = SOUNDS, seed: int = 0) -> Array:
+    """Return noise of varying loudness, `[count, frames]`, in whole chunks."""
+    chunk = input.shape[0]
+    frames = int(np.ceil(seconds * live.rate_hz / chunk)) * chunk
+    rng = np.random.default_rng(seed)
+    swell = np.abs(np.sin(np.arange(frames) * (2 * np.pi / live.rate_hz)))
+    shape = (count, frames, *input.shape[1:])
+    noise = rng.normal(0, 3000, shape) * swell.reshape(-1, *[1] * (len(shape) - 2))
+    return noise.astype(input.dtype)
+
+
+def measure_streams(
+    workload: StreamWorkload,
+    streams: int,
+    *,
+    seconds: float,
+    warm_up_s: float = WARM_UP_S,
+    processes: int = 1,
+    cpus: frozenset[int] | None = None,
+    seed: int = 0,
+) -> StreamLoadResult:
+    """Send streams to a server in real time.
+
+    Args:
+        workload: Signals and expected outputs.
+        streams: Number of streams, each with a random phase.
+        seconds: Duration of the measurement.
+        warm_up_s: Duration of all streams before it.
+        processes: Processes that send.
+        cpus: Their cores; None for any.
+        seed: Seed of the phases.
+
+    Raises:
+        BenchError: Outputs were wrong.
+    """
+    open_s = min(max(1.0, OPEN_S * streams), MAX_OPENING_S)
+    with sender_pool(processes) as pool:
+        start_s = time.monotonic() + START_AHEAD_S
+        measured_from_s = start_s + open_s + warm_up_s
+        jobs = [
+            _job(
+                workload,
+                streams=streams // processes + (process < streams % processes),
+                start_s=start_s,
+                open_s=open_s,
+                measured_from_s=measured_from_s,
+                end_s=measured_from_s + seconds,
+                seed=seed * 1000 + process,
+                cpus=cpus,
+                check_every=max(1, streams // processes // 8),
+            )
+            for process in range(min(processes, streams))
+        ]
+        result = StreamLoadResult.merge(list(pool.map(partial(send_job, protocol=workload.protocol), jobs)))
+    if not result.difference <= workload.tolerance:
+        raise BenchError(
+            f"outputs of {result.checked:,} streams differ from the offline ones by up to {result.difference:.3g}, "
+            f"allowed is {workload.tolerance:.3g}; a wrong answer has no speed."
+        )
+    return result
+
+
+def send_job(job: StreamSenderJob, protocol: str) -> StreamLoadResult:
+    """Send the streams of a job in this process."""
+    if protocol == "websocket":
+        return send_streams(job, open_websockets)
+    # Imported only here, because WebSockets do not need the packages of penstock[grpc].
+    from penstock.bench.streams.grpc_stream import open_sequences
+
+    return send_streams(job, open_sequences)
+
+
+def find_max_streams(
+    measure: Callable[[int], StreamLoadResult],
+    *,
+    budget_ms: float,
+    percent: float,
+    first: int,
+    limit: int,
+    say: Callable[[str], None],
+) -> tuple[int, list[StreamLoadResult]]:
+    """Search the largest number of complete streams with a latency percentile within a budget, to within 4%.
+
+    Args:
+        measure: Measures a number of streams.
+        budget_ms: The budget in milliseconds.
+        percent: The percentile.
+        first: The first number to try.
+        limit: The largest number to try.
+        say: Called with a sentence after each trial.
+
+    Returns:
+        The number, 0 if even a hundredth of `first` fails, and every trial.
+    """
+    low, high, trials = 0, limit + 1, list[StreamLoadResult]()
+    count = min(first, limit)
+    while count > low and high - low > max(1, 0.04 * high):
+        trial = measure(count)
+        trials.append(trial)
+        kept = trial.complete and trial.percentile_ms(percent) <= budget_ms
+        say(describe(trial))
+        low, high = (count, high) if kept else (low, count)
+        if high < first / 100:
+            break
+        count = min(2 * low, limit) if high > limit else (low + high) // 2
+        if low == limit:
+            break
+    return low, trials
+
+
+def describe(result: StreamLoadResult) -> str:
+    """Describe a result in one sentence."""
+    times = ", ".join(f"p{percent:g} {result.percentile_ms(percent):.1f}" for percent in PERCENTILES)
+    faults = [
+        f"{count:,} {what}"
+        for what, count in (
+            ("refused", result.refused),
+            ("chunks lost", result.lost),
+            ("out of order", result.repeated),
+            *(Counter(result.broken).most_common(2)),
+        )
+        if count
+    ]
+    return f"{result.streams:,} streams: {times} ms" + (f"; {', '.join(faults)}" if faults else "")
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return the host and port of a URL or of `"host:port"`.
+
+    Raises:
+        BenchError: It has none.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else None)
+    except ValueError:
+        host = port = None
+    if host is None or port is None:
+        raise BenchError(f"--url is {url!r}; it must be HOST:PORT, or http://HOST:PORT.")
+    return host, port
+
+
+def _job(workload: StreamWorkload, **fields: object) -> StreamSenderJob:
+    host, port = address_of(workload.url)
+    return StreamSenderJob(
+        host=host,
+        port=port,
+        model=workload.model,
+        input=workload.input,
+        sounds=workload.sounds,
+        period_s=workload.period_s,
+        stragglers_s=STRAGGLERS_S,
+        expected=workload.expected,
+        **fields,  # pyright: ignore[reportArgumentType]
+    )

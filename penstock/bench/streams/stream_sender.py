@@ -1,0 +1,405 @@
+"""One process of the load generator for live streams: chunks in real time over raw sockets.
+
+Each stream sends a chunk at the time of its last sample, independent of the server, and a result's latency counts from
+then. Messages are serialised before the run; subclasses of `SentStream` speak one protocol each.
+"""
+
+import errno
+import gc
+import heapq
+import math
+import os
+import select
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import BenchError
+from penstock.core.spec import Array, TensorSpec
+
+# n results, s sounds, c chunks of a sound, U frames of outputs
+
+Floats = npt.NDArray[np.float64]
+
+NEAR_S = 0.001
+MAX_WAIT_S = 0.01
+AT_ONCE = 256
+READ_BYTES = 1 << 16
+CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSenderJob:
+    """One process's share of the streams. Times are on the machine's monotonic clock, in seconds.
+
+    Args:
+        host: The server's address.
+        port: Its port.
+        model: Name of the model.
+        input: Spec of one chunk.
+        streams: Number of streams.
+        sounds: `[s, c * chunk]`, signals that the streams send in turn, from the beginning.
+        period_s: Time from one chunk to the next.
+        start_s: Time at which the first stream is opened.
+        open_s: Interval in which all streams are opened.
+        measured_from_s: Chunks due from here on count.
+        end_s: No chunk is due from here on.
+        stragglers_s: Wait for the last results.
+        check_every: One of this many streams has its outputs compared.
+        expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
+        seed: Seed of the phases.
+        cpus: The cores of the process.
+    """
+
+    host: str
+    port: int
+    model: str
+    input: TensorSpec
+    streams: int
+    sounds: Array
+    period_s: float
+    start_s: float
+    open_s: float
+    measured_from_s: float
+    end_s: float
+    stragglers_s: float
+    check_every: int
+    expected: Array | None
+    seed: int
+    cpus: frozenset[int] | None
+
+    def chunks(self, sound: Array) -> list[bytes]:
+        """Return the bytes of the chunks of a sound."""
+        frames = self.input.shape[0]
+        return [sound[start : start + frames].tobytes() for start in range(0, len(sound), frames)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamLoadResult:
+    """Outcomes of the chunks that were due during the measurement.
+
+    Args:
+        streams: Requested streams.
+        latency_s: Latency of each result, `[n]`, from when its chunk was due.
+        offered: Chunks due.
+        lost: Chunks without a result.
+        repeated: Results out of order.
+        opened: Admitted streams.
+        refused: Rejected streams.
+        broken: Streams that ended early, by reason.
+        checked: Streams whose outputs were compared.
+        difference: Their largest difference from the offline outputs.
+        late_s: The largest delay of the generator itself.
+    """
+
+    streams: int
+    latency_s: Floats
+    offered: int
+    lost: int
+    repeated: int
+    opened: int
+    refused: int
+    broken: dict[str, int]
+    checked: int
+    difference: float
+    late_s: float
+
+    @classmethod
+    def merge(cls, parts: Sequence[Self]) -> Self:
+        """Merge the results of several processes."""
+        broken: Counter[str] = Counter()
+        for part in parts:
+            broken.update(part.broken)
+        counts = ("streams", "offered", "lost", "repeated", "opened", "refused", "checked")
+        return cls(
+            **{name: sum(getattr(part, name) for part in parts) for name in counts},
+            latency_s=np.concatenate([part.latency_s for part in parts]),
+            broken=dict(broken),
+            difference=max(part.difference for part in parts),
+            late_s=max(part.late_s for part in parts),
+        )
+
+    def percentile_ms(self, percent: float) -> float:
+        """Return a percentile of the latency in milliseconds; a lost chunk counts as infinity."""
+        kept = np.concatenate([self.latency_s, np.full(self.lost, np.inf)])
+        return float(np.percentile(kept, percent, method="higher")) * 1e3 if kept.size else float("inf")
+
+    @property
+    def complete(self) -> bool:
+        """True if every stream lasted to the end and every chunk has one result."""
+        return self.opened == self.streams and not (self.lost or self.repeated or self.broken)
+
+
+# Opens the stream of a sender with an index, in one protocol.
+OpenStream = Callable[["StreamSender", int], "SentStream"]
+
+
+def send_streams(job: StreamSenderJob, opener: Callable[[StreamSenderJob], OpenStream]) -> StreamLoadResult:
+    """Send the streams of a job in this process.
+
+    Args:
+        job: The job.
+        opener: Serialises the chunks, and returns a function that opens a stream.
+
+    Raises:
+        BenchError: The server cannot be reached, or does not speak the protocol.
+    """
+    if job.cpus is not None:
+        os.sched_setaffinity(0, job.cpus)
+    gc.disable()
+    with select.epoll() as poll:
+        return StreamSender(job, poll, opener(job)).run()
+
+
+@final
+class StreamSender:
+    """Sends the streams of a job by the clock.
+
+    Args:
+        job: The job.
+        poll: The poll of all sockets.
+        open: Opens a stream.
+
+    Attributes:
+        due: A heap of the due times of each stream's next chunk.
+        ending: Streams that wait for the answer to their end.
+    """
+
+    def __init__(self, job: StreamSenderJob, poll: select.epoll, open: OpenStream) -> None:
+        self.job = job
+        self.poll = poll
+        self._open = open
+        try:
+            with socket.create_connection((job.host, job.port), timeout=CONNECT_S) as first:
+                self.family, self.address = first.family, first.getpeername()
+        except OSError as error:
+            raise BenchError(f"{job.host}:{job.port} cannot be reached ({error}).") from None
+        rng = np.random.default_rng(job.seed)
+        self.phases_s = (rng.random(job.streams) * job.period_s).tolist()
+        self.due: list[tuple[float, int, SentStream]] = []
+        self.by_number: dict[int, SentStream] = {}
+        self.latency_s: list[float] = []
+        self.offered = self.answered = self.repeated = self.refused = self.opened = self.ending = 0
+        self.broken: Counter[str] = Counter()
+        self.late_s = 0.0
+        self.all: list[SentStream] = []
+
+    def run(self) -> StreamLoadResult:
+        """Open the streams one after the other, send their chunks, and wait for the last results."""
+        try:
+            self._send_all()
+        finally:
+            for stream in list(self.by_number.values()):
+                stream.close()
+        return self._sum()
+
+    def _send_all(self) -> None:
+        job = self.job
+        time.sleep(max(0.0, job.start_s - time.monotonic()))
+        opening = job.open_s / job.streams
+        while (now := time.monotonic()) < job.end_s:
+            while len(self.all) < job.streams and now >= job.start_s + len(self.all) * opening:
+                self.all.append(self._open(self, len(self.all)))
+            if self.due and self.due[0][0] <= now:
+                self.send_due(now)
+            next_s = self.due[0][0] if self.due else now + MAX_WAIT_S
+            self._poll(min(next_s, job.end_s) - now)
+        for stream in list(self.by_number.values()):
+            stream.finish()
+        given_up_s = time.monotonic() + job.stragglers_s
+        while (self.answered < self.offered or self.ending) and time.monotonic() < given_up_s:
+            self._poll(MAX_WAIT_S)
+
+    def send_due(self, now: float) -> None:
+        """Send the chunks that are due by now."""
+        due, period_s, end_s = self.due, self.job.period_s, self.job.end_s
+        while due and due[0][0] <= now:
+            due_s, index, stream = due[0]
+            if not stream.live or stream.sent == stream.chunks or due_s >= end_s:
+                heapq.heappop(due)
+                continue
+            heapq.heapreplace(due, (due_s + period_s, index, stream))
+            self.late_s = max(self.late_s, now - due_s)
+            stream.send(due_s)
+
+    def _poll(self, wait_s: float) -> None:
+        for number, events in self.poll.poll(min(wait_s - NEAR_S, MAX_WAIT_S) if wait_s > NEAR_S else 0, AT_ONCE):
+            stream = self.by_number.get(number)
+            if stream is not None:
+                stream.handle(events)
+
+    def _sum(self) -> StreamLoadResult:
+        differences = [stream.difference() for stream in self.all if stream.kept is not None]
+        return StreamLoadResult(
+            streams=self.job.streams,
+            latency_s=np.array(self.latency_s),
+            offered=self.offered,
+            lost=self.offered - self.answered,
+            repeated=self.repeated,
+            opened=self.opened,
+            refused=self.refused,
+            broken=dict(self.broken),
+            checked=len(differences),
+            difference=max(differences, default=0.0),
+            late_s=self.late_s,
+        )
+
+
+class SentStream(ABC):
+    """A stream on its own connection: being opened, live, or closed. Subclasses speak one protocol each.
+
+    Args:
+        sender: Its sender.
+        index: Its number; it selects the sound.
+        first: Bytes sent as soon as the connection is open.
+
+    Attributes:
+        which: Index of the sound.
+        chunks: Number of chunks of the sound.
+        sent: Chunks sent.
+        next_result: Number of the chunk whose result is next.
+        live: True if chunks may be sent.
+        kept: Outputs, if they are compared.
+    """
+
+    def __init__(self, sender: StreamSender, index: int, first: bytes) -> None:
+        job = sender.job
+        self.sender = sender
+        self.which = index % len(job.sounds)
+        self.chunks = len(job.sounds[self.which]) // job.input.shape[0]
+        self.sent = 0
+        self.live = False
+        checks = job.expected is not None and index % job.check_every == 0
+        self.kept: list[bytes] | None = [] if checks else None
+        self._index = index
+        self._unsent = first
+        self._due_s: dict[int, float] = {}
+        self.next_result = 0
+        self._socket = socket.socket(sender.family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reason = self._socket.connect_ex(sender.address)
+        if reason not in (0, errno.EINPROGRESS):
+            raise BenchError(f"no connection to {sender.address} can be opened ({os.strerror(reason)}).")
+        sender.by_number[self._socket.fileno()] = self
+        sender.poll.register(self._socket, select.EPOLLIN | select.EPOLLOUT)
+
+    @property
+    def connected(self) -> bool:
+        """True if the connection is open."""
+        return self._socket.fileno() >= 0
+
+    @abstractmethod
+    def send_chunk(self, number: int) -> None:
+        """Write the chunk of this number."""
+
+    @abstractmethod
+    def received(self, data: bytes) -> None:
+        """Handle bytes from the server."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the stream after its last chunk; count it in `sender.ending` if the server answers the end."""
+
+    def send(self, due_s: float) -> None:
+        """Send the next chunk."""
+        sender = self.sender
+        if due_s >= sender.job.measured_from_s:
+            sender.offered += 1
+            self._due_s[self.sent] = due_s
+        number = self.sent
+        self.sent += 1
+        self.send_chunk(number)
+
+    def handle(self, events: int) -> None:
+        """Handle the events of the socket."""
+        if events & select.EPOLLOUT and self._unsent:
+            unsent, self._unsent = self._unsent, b""
+            self.sender.poll.modify(self._socket, select.EPOLLIN)
+            self.write(unsent)
+        if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.fail(error.strerror or str(error))
+                return
+            if data:
+                self.received(data)
+            else:
+                self.fail("the server closed the connection")
+
+    def begin(self) -> None:
+        """Schedule the chunks from now on, at the stream's phase."""
+        self.live = True
+        sender = self.sender
+        heapq.heappush(sender.due, (time.monotonic() + sender.phases_s[self._index], self._index, self))
+
+    def result(self, number: int, output: bytes) -> None:
+        """Record the result of a chunk."""
+        sender = self.sender
+        if number != self.next_result:
+            sender.repeated += 1
+        self.next_result = number + 1
+        due_s = self._due_s.pop(number, None)
+        now = time.monotonic()
+        if due_s is not None:
+            sender.latency_s.append(now - due_s)
+            sender.answered += 1
+        if self.kept is not None:
+            self.kept.append(output)
+        # Between results, because a poll may bring hundreds: chunks due meanwhile would go out in a burst.
+        if sender.due and sender.due[0][0] <= now:
+            sender.send_due(now)
+
+    def rejected(self, reason: str) -> None:
+        """Record that the server does not admit the stream."""
+        self.sender.refused += 1
+        self.fail(reason)
+
+    def fail(self, reason: str) -> None:
+        """Record that the stream ended early."""
+        if self.connected:
+            self.sender.broken[reason] += 1
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.live = False
+        if self.connected:
+            del self.sender.by_number[self._socket.fileno()]
+            self._socket.close()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes now, or when the socket is writable."""
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.fail(error.strerror or str(error))
+            return
+        if sent < len(data):
+            self._unsent = data[sent:]
+            self.sender.poll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def difference(self) -> float:
+        """Return the largest difference of the outputs from the offline ones."""
+        assert self.kept is not None
+        assert self.sender.job.expected is not None
+        expected = self.sender.job.expected[self.which]
+        given = np.frombuffer(b"".join(self.kept), expected.dtype).reshape(-1, *expected.shape[1:])
+        if len(given) > len(expected):
+            return math.inf
+        return float(np.abs(given - expected[: len(given)]).max(initial=0.0))

@@ -1,0 +1,227 @@
+"""The calls of a server, each as steps of `exchange`, for both clients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, TypeAlias, final
+from urllib.parse import quote
+
+import numpy as np
+import orjson
+
+from penstock.client.retry import Answer, Call, ClientConfig, Priority, Steps, exchange, json_of
+from penstock.core.errors import (
+    BundleCorrupt,
+    InvalidInput,
+    InvalidResponse,
+    Overloaded,
+    UnknownRoute,
+    Unreachable,
+)
+from penstock.core.spec import Array, TensorSpec
+
+# n rows of one request
+
+JSON = "application/json"
+RAW = "application/octet-stream"
+HEAD_LENGTH = "Inference-Header-Content-Length"
+
+# Bytes of a picture or another file, or numbers: nested lists or an array.
+Content: TypeAlias = bytes | bytearray | memoryview | Sequence[Any] | Array
+Specs: TypeAlias = tuple[TensorSpec, TensorSpec]
+
+
+@final
+class Calls:
+    """The calls of one client.
+
+    Args:
+        config: Configuration of the client.
+        clock_s: A monotonic clock in seconds.
+        random: Gives numbers from 0 to below 1, for the waits between attempts.
+    """
+
+    def __init__(self, config: ClientConfig, *, clock_s: Callable[[], float], random: Callable[[], float]) -> None:
+        self._config = config
+        self._clock_s = clock_s
+        self._random = random
+        # Input and output of each application, as the server last described them.
+        self._specs: dict[str, Specs] = {}
+
+    def ask(
+        self, name: str, content: Content, content_type: str, latency_ms: float | None, priority: Priority | None
+    ) -> Steps[Any]:
+        """`POST /v1/apps/{name}`: get the application's reply."""
+        config = self._config_of(latency_ms, priority)
+        if isinstance(content, bytes | bytearray | memoryview):
+            body = bytes(content)
+        else:
+            body, content_type = _numbers(content), content_type or JSON
+        headers = _option_headers(config) | ({"Content-Type": content_type} if content_type else {})
+        answer = yield from self._exchange(Call(method="POST", path=_app(name), headers=headers, body=body), config)
+        return json_of(answer, config)
+
+    def predict(self, name: str, array: Any, latency_ms: float | None, priority: Priority | None) -> Steps[Array]:
+        """Send one chunk as raw bytes, or several as binary tensors of the Open Inference Protocol."""
+        config = self._config_of(latency_ms, priority)
+        deadline_s = self._clock_s() + config.timeout_s
+        known = self._specs.get(name)
+        if known is not None:
+            try:
+                return (yield from self._predict(name, known, array, config, deadline_s))
+            except (InvalidInput, UnknownRoute, InvalidResponse):
+                # Another bundle may be served by now: read the server's description again.
+                self._specs.pop(name, None)
+        specs = self._specs[name] = yield from self._described(name, config, deadline_s)
+        return (yield from self._predict(name, specs, array, config, deadline_s))
+
+    def _predict(self, name: str, specs: Specs, array: Any, config: ClientConfig, deadline_s: float) -> Steps[Array]:
+        input_spec, output_spec = specs
+        chunks = input_spec.cast(np.asarray(array))
+        batched = chunks.shape != input_spec.shape
+        if batched and (chunks.shape[1:] != input_spec.shape or len(chunks) < 1):
+            raise InvalidInput(
+                f"The array is {chunks.dtype}{list(chunks.shape)}; {name!r} takes {input_spec.describe()}, or several "
+                f"of them as {['n', *input_spec.shape]} with n from 1."
+            )
+        call = _infer_call(name, input_spec, chunks) if batched else _raw_call(name, chunks)
+        answer = yield from self._exchange(
+            replace(call, headers=call.headers | _option_headers(config)), config, deadline_s
+        )
+        if batched:
+            return _outputs(
+                _raw_tensor(answer, output_spec, config), (len(chunks), *output_spec.shape), output_spec, config
+            )
+        return _outputs(answer.body, output_spec.shape, output_spec, config)
+
+    def stream(self, name: str) -> Steps[Answer]:
+        """`GET /v1/apps/{name}/stream`, upgraded to a WebSocket."""
+        return self._exchange(Call(method="GET", path=f"{_app(name)}/stream"), self._config)
+
+    def apps(self) -> Steps[list[dict[str, Any]]]:
+        """`GET /v1/apps`."""
+        answer = yield from self._exchange(Call(method="GET", path="/v1/apps"), self._config)
+        return self._listed(answer)
+
+    def stats(self) -> Steps[dict[str, Any]]:
+        """`GET /v1/stats`."""
+        answer = yield from self._exchange(Call(method="GET", path="/v1/stats"), self._config)
+        return json_of(answer, self._config)
+
+    def ready(self) -> Steps[bool]:
+        """`GET /v2/health/ready`, once."""
+        try:
+            yield from self._exchange(Call(method="GET", path="/v2/health/ready"), replace(self._config, retries=0))
+        except (Overloaded, Unreachable):
+            return False
+        return True
+
+    def repository(self, name: str, verb: str) -> Steps[None]:
+        """`POST /v2/repository/models/{name}/load` or `unload`; both may be sent twice."""
+        path = f"/v2/repository/models/{quote(name, safe='')}/{verb}"
+        call = Call(method="POST", path=path, headers={"Content-Type": JSON}, body=b"{}")
+        yield from self._exchange(call, self._config)
+
+    def _config_of(self, latency_ms: float | None, priority: Priority | None) -> ClientConfig:
+        if latency_ms is None and priority is None:
+            return self._config
+        own = self._config
+        latency_ms = own.latency_ms if latency_ms is None else latency_ms
+        return replace(own, latency_ms=latency_ms, priority=priority or own.priority)
+
+    def _exchange(self, call: Call, config: ClientConfig, deadline_s: float | None = None) -> Steps[Answer]:
+        # Compression costs the server's event loop more than it saves of a data centre's network.
+        headers = {"Accept-Encoding": "identity"} | call.headers
+        if config.api_key is not None:
+            headers["Authorization"] = f"Bearer {config.api_key}"
+        if deadline_s is None:
+            deadline_s = self._clock_s() + config.timeout_s
+        return exchange(
+            replace(call, headers=headers), config, deadline_s=deadline_s, clock_s=self._clock_s, random=self._random
+        )
+
+    def _described(self, name: str, config: ClientConfig, deadline_s: float) -> Steps[Specs]:
+        answer = yield from self._exchange(Call(method="GET", path="/v1/apps"), config, deadline_s)
+        try:
+            found = {app["name"]: (app["input"], app["output"]) for app in self._listed(answer)}
+            if name not in found:
+                raise UnknownRoute(f"There is no model {name!r} at {config.url}; there is {', '.join(found)}.")
+            input_spec, output_spec = (TensorSpec.from_json(spec) for spec in found[name])
+        except (KeyError, TypeError, BundleCorrupt) as error:
+            raise _invalid_response(config, f"its description of an application cannot be read ({error})") from None
+        return input_spec, output_spec
+
+    def _listed(self, answer: Answer) -> list[dict[str, Any]]:
+        found = json_of(answer, self._config)
+        if not isinstance(found, dict) or not isinstance(found.get("apps"), list):
+            raise _invalid_response(self._config, "/v1/apps has no list 'apps'")
+        return found["apps"]
+
+
+def _app(name: str) -> str:
+    return f"/v1/apps/{quote(name, safe='')}"
+
+
+def _option_headers(config: ClientConfig) -> dict[str, str]:
+    options = {} if config.latency_ms is None else {"Penstock-Latency-Ms": f"{config.latency_ms:g}"}
+    return options if config.priority is None else options | {"Penstock-Priority": config.priority}
+
+
+def _numbers(content: Sequence[Any] | Array) -> bytes:
+    try:
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY, default=np.ndarray.tolist)
+    except orjson.JSONEncodeError as error:
+        raise InvalidInput(
+            f"The content is a {type(content).__name__} that JSON cannot carry ({error}); send a file's bytes, nested "
+            "lists of numbers or an array."
+        ) from None
+
+
+def _raw_call(name: str, chunk: Array) -> Call:
+    return Call(method="POST", path=_app(name), headers={"Content-Type": RAW, "Accept": RAW}, body=chunk.tobytes())
+
+
+def _infer_call(name: str, input_spec: TensorSpec, chunks: Array) -> Call:
+    """Several chunks `[n, ...]` as an inference request, version 2, with binary tensors both ways."""
+    raw = chunks.tobytes()
+    tensor = {
+        "name": input_spec.name,
+        "datatype": input_spec.protocol_datatype,
+        "shape": list(chunks.shape),
+        "parameters": {"binary_data_size": len(raw)},
+    }
+    head = orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+    return Call(
+        method="POST",
+        path=f"/v2/models/{quote(name, safe='')}/infer",
+        headers={"Content-Type": RAW, HEAD_LENGTH: str(len(head))},
+        body=head + raw,
+    )
+
+
+def _raw_tensor(answer: Answer, output: TensorSpec, config: ClientConfig) -> bytes:
+    """The bytes of the one output of a binary response."""
+    text = answer.headers.get(HEAD_LENGTH.lower(), "")
+    if not text.isdigit():
+        raise _invalid_response(config, f"an inference came with {HEAD_LENGTH} {text!r}")
+    head = answer.body[: int(text)]
+    try:
+        (tensor,) = orjson.loads(head)["outputs"]
+        datatype = tensor["datatype"]
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        raise _invalid_response(config, f"the head of an inference is {head[:80]!r}") from None
+    if datatype != output.protocol_datatype:
+        raise _invalid_response(config, f"the output is {datatype}, not {output.protocol_datatype} as described")
+    return answer.body[int(text) :]
+
+
+def _outputs(raw: bytes, shape: tuple[int, ...], output: TensorSpec, config: ClientConfig) -> Array:
+    expected = prod(shape) * output.numpy_dtype.itemsize
+    if len(raw) != expected:
+        raise _invalid_response(config, f"the output has {len(raw):,} bytes; {output.describe()} has {expected:,}")
+    # Copied, because an array over bytes is read-only.
+    return np.frombuffer(raw, output.numpy_dtype).reshape(shape).copy()
+
+
+def _invalid_response(config: ClientConfig, what: str) -> InvalidResponse:
+    return InvalidResponse(f"{config.url} is no Penstock server, or serves another bundle than a moment ago: {what}.")

@@ -1,0 +1,350 @@
+"""Clients of a server: `Client` for threads, `AsyncClient` for asyncio. `calls` holds the requests of both.
+
+A request is sent again at most `retries` times, and always within `timeout_s`:
+
+- after status 503: after the seconds of `Retry-After` and up to a quarter more; without that header after a back-off;
+- without a whole response, and after status 502 of a proxy: after a back-off;
+- after status 500: once, after a back-off; a second one means that the application fails on this input;
+- after any other status, such as 4xx and 504 (the budget is shorter than the network's own time): never.
+
+The back-off after attempt n, counted from 0, is random between 0 and 0.1 s * 2^n, at most 10 s. A wait that would end
+after `timeout_s` raises the refusal at once. Sending a request twice is harmless: inference has no side effect.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Self, final
+
+from penstock.client.calls import Calls, Content
+from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outcome, Priority, Steps, T, run, run_async
+from penstock.client.stream import (
+    AsyncClientStream,
+    ClientStream,
+    Encoding,
+    StreamOptions,
+    open_stream,
+    open_stream_async,
+)
+from penstock.core.spec import Array
+
+try:
+    import httpx2
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "penstock.Client needs httpx2: pip install 'penstock[client]'", name=error.name
+    ) from error
+
+# Shorter than the server's idle timeout, so that the server does not close a connection under a request.
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
+
+
+@final
+class Client:
+    """A client for any number of threads; connections are kept and reused.
+
+        with penstock.Client("http://localhost:8000") as client:
+            client.ask("digits", Path("three.png").read_bytes())
+
+    A request is sent again after status 503 (as `Retry-After` says), 502, once after 500, and if the connection was
+    refused or broke before the response; never after any other status, and never beyond `timeout_s`. A request may be
+    computed twice, which is harmless.
+
+    Environment variables are not read. Pass a `transport` for a proxy, a Unix socket or your own TLS:
+    `httpx2.HTTPTransport(proxy=..., uds=..., verify=...)`.
+
+    Args:
+        url: URL of the server, with the path before its routes if a proxy adds one.
+        api_key: Sent with every request as `Authorization: Bearer KEY`.
+        latency_ms: Latency budget of an inference, per attempt, in milliseconds; None for the server's.
+        priority: `"interactive"` or `"background"`; None for the server's default.
+        retries: Maximum number of times that a request is sent again.
+        timeout_s: Time limit of a call with all its attempts and waits, in seconds. An attempt ends when the network
+            is silent for the rest of it.
+        transport: Carries requests instead of the client's own connections.
+        clock_s: A monotonic clock in seconds.
+        sleep: Waits for a number of seconds.
+        random: Gives numbers from 0 to below 1.
+
+    Raises:
+        ClientError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+        retries: int = 3,
+        timeout_s: float = 30.0,
+        transport: httpx2.BaseTransport | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        config = ClientConfig(
+            url=url, api_key=api_key, latency_ms=latency_ms, priority=priority, retries=retries, timeout_s=timeout_s
+        )
+        self._config = config
+        self._calls = Calls(config, clock_s=clock_s, random=random)
+        self._sleep = sleep
+        self._http = httpx2.Client(base_url=url, transport=transport, limits=_LIMITS, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def ask(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> Any:
+        """Get the application's reply to one input.
+
+        Args:
+            name: Name of the application.
+            content: Bytes of a picture or of anything else that the application decodes; or numbers of its input's
+                shape, as nested lists or an array.
+            content_type: Type of the bytes, such as `"image/png"`; by default the server detects it.
+            latency_ms: Latency budget of this request in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
+
+        Returns:
+            The reply's JSON values.
+
+        Raises:
+            RequestError: The server refused; the class says why.
+            ClientError: No response came.
+        """
+        return self._run(self._calls.ask(name, content, content_type, latency_ms, priority))
+
+    def predict(
+        self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
+    ) -> Array:
+        """Get the network's output for one chunk, or for several at once. Numbers are sent as raw bytes.
+
+        Args:
+            name: Name of the application.
+            array: One chunk of the input's shape, or several, `[n, ...]`; numbers that the input's
+                dtype can hold.
+            latency_ms: Latency budget of this request in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
+
+        Returns:
+            The output, of the output's shape, or `[n, ...]` for several.
+
+        Raises:
+            RequestError: The server refused, or the array is not what the application takes.
+            ClientError: No response came, or it does not match the server's description.
+        """
+        return self._run(self._calls.predict(name, array, latency_ms, priority))
+
+    def stream(
+        self,
+        name: str,
+        *,
+        rate_hz: float | None = None,
+        encoding: Encoding | None = None,
+        events: Literal["json", "binary"] = "json",
+        latency_ms: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> ClientStream:
+        """Open a live stream to an application; use it in a `with`.
+
+            with client.stream("hark", rate_hz=48_000) as stream:
+                for piece in microphone:
+                    stream.send(piece)
+                for result in stream.end():
+                    print(result.event)
+
+        Args:
+            name: Name of the application.
+            rate_hz: Sample rate of the signal; by default the application's.
+            encoding: Encoding of the samples; by default 16-bit samples, and the input's dtype for other signals.
+            events: `"json"` for the application's events, `"binary"` for the outputs themselves.
+            latency_ms: Time from a chunk's arrival to its result, in milliseconds; by default the server's.
+            tls: For `https` with your own certificates.
+
+        Raises:
+            RequestError: The server refused.
+            ClientError: No response came.
+        """
+        options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        return open_stream(self._config, self._calls.stream(name), options, tls, self._sleep)
+
+    def apps(self) -> list[dict[str, Any]]:
+        """List the applications: name, description, input, output and accepted content types of each."""
+        return self._run(self._calls.apps())
+
+    def ready(self) -> bool:
+        """Check once whether the server accepts requests; False if it cannot be reached."""
+        return self._run(self._calls.ready())
+
+    def stats(self) -> dict[str, Any]:
+        """Get the server's counts and histograms since its start."""
+        return self._run(self._calls.stats())
+
+    def load(self, name: str) -> None:
+        """Load a model of the server's repository, and return when it is ready."""
+        self._run(self._calls.repository(name, "load"))
+
+    def unload(self, name: str) -> None:
+        """Unload a model."""
+        self._run(self._calls.repository(name, "unload"))
+
+    def _run(self, steps: Steps[T]) -> T:
+        return run(steps, self._send, self._sleep)
+
+    def _send(self, attempt: Attempt) -> Outcome:
+        try:
+            return _answer(self._http.send(_request(self._http, attempt)))
+        except httpx2.RequestError as error:
+            return _no_answer(error)
+
+
+@final
+class AsyncClient:
+    """`Client` for asyncio: the same arguments, the same calls, to be awaited.
+
+        async with penstock.AsyncClient("http://localhost:8000") as client:
+            replies = await asyncio.gather(*(client.ask("digits", picture) for picture in pictures))
+
+    Args:
+        url: As for `Client`, like the others.
+        api_key: Sent with every request as `Authorization: Bearer KEY`.
+        latency_ms: Latency budget of an inference, per attempt, in milliseconds; None for the server's.
+        priority: `"interactive"` or `"background"`; None for the server's default.
+        retries: Maximum number of times that a request is sent again.
+        timeout_s: Time limit of a call with all its attempts and waits, in seconds.
+        transport: Carries requests instead of the client's own connections, `httpx2.AsyncHTTPTransport(...)`.
+        clock_s: A monotonic clock in seconds.
+        sleep: Waits for a number of seconds.
+        random: Gives numbers from 0 to below 1.
+
+    Raises:
+        ClientError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+        retries: int = 3,
+        timeout_s: float = 30.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        config = ClientConfig(
+            url=url, api_key=api_key, latency_ms=latency_ms, priority=priority, retries=retries, timeout_s=timeout_s
+        )
+        self._config = config
+        self._calls = Calls(config, clock_s=clock_s, random=random)
+        self._sleep = sleep
+        self._http = httpx2.AsyncClient(base_url=url, transport=transport, limits=_LIMITS, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ask(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> Any:
+        """As `Client.ask`."""
+        return await self._run(self._calls.ask(name, content, content_type, latency_ms, priority))
+
+    async def predict(
+        self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
+    ) -> Array:
+        """As `Client.predict`."""
+        return await self._run(self._calls.predict(name, array, latency_ms, priority))
+
+    async def stream(
+        self,
+        name: str,
+        *,
+        rate_hz: float | None = None,
+        encoding: Encoding | None = None,
+        events: Literal["json", "binary"] = "json",
+        latency_ms: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> AsyncClientStream:
+        """As `Client.stream`: `async with await client.stream("hark") as stream`."""
+        options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        return await open_stream_async(self._config, self._calls.stream(name), options, tls, self._sleep)
+
+    async def apps(self) -> list[dict[str, Any]]:
+        """As `Client.apps`."""
+        return await self._run(self._calls.apps())
+
+    async def ready(self) -> bool:
+        """As `Client.ready`."""
+        return await self._run(self._calls.ready())
+
+    async def stats(self) -> dict[str, Any]:
+        """As `Client.stats`."""
+        return await self._run(self._calls.stats())
+
+    async def load(self, name: str) -> None:
+        """As `Client.load`."""
+        await self._run(self._calls.repository(name, "load"))
+
+    async def unload(self, name: str) -> None:
+        """As `Client.unload`."""
+        await self._run(self._calls.repository(name, "unload"))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        return await run_async(steps, self._send, self._sleep)
+
+    async def _send(self, attempt: Attempt) -> Outcome:
+        try:
+            return _answer(await self._http.send(_request(self._http, attempt)))
+        except httpx2.RequestError as error:
+            return _no_answer(error)
+
+
+def _request(http: httpx2.Client | httpx2.AsyncClient, attempt: Attempt) -> httpx2.Request:
+    call = attempt.call
+    return http.build_request(
+        call.method, call.path, content=call.body, headers=call.headers, timeout=attempt.timeout_s
+    )
+
+
+def _answer(response: httpx2.Response) -> Answer:
+    return Answer(
+        response.status_code, {name.lower(): value for name, value in response.headers.items()}, response.content
+    )
+
+
+def _no_answer(error: httpx2.RequestError) -> NoAnswer:
+    return NoAnswer(str(error) or type(error).__name__, isinstance(error, httpx2.TimeoutException))

@@ -1,0 +1,397 @@
+"""A client's side of a live stream, for threads and for asyncio, over one protocol without sockets."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from math import ceil, prod
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self, final
+
+import numpy as np
+import orjson
+from websockets.asyncio.client import ClientConnection as AsyncConnection
+from websockets.asyncio.client import connect as connect_async
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.frames import CloseCode
+from websockets.sync.client import ClientConnection, connect
+
+from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outcome, Steps, run, run_async
+from penstock.core.errors import (
+    ComputeFailed,
+    InvalidInput,
+    InvalidResponse,
+    Overloaded,
+    PenstockError,
+    RequestError,
+    TimedOut,
+    TooLarge,
+    TooSlow,
+    Unreachable,
+    UnsupportedContent,
+)
+from penstock.core.spec import Array
+
+Encoding = Literal["pcm_s16le", "pcm_f32le", "mulaw", "wav", "raw"]
+
+# Bytes of a WAV in one message: less than a second at any sample rate.
+WAV_PIECE = 4_000
+_DTYPES = {"pcm_s16le": np.dtype("<i2"), "pcm_f32le": np.dtype("<f4"), "mulaw": np.dtype("u1"), "wav": np.dtype("u1")}
+_ERRORS: dict[int, type[RequestError]] = {
+    CloseCode.INVALID_DATA: InvalidInput,
+    CloseCode.PROTOCOL_ERROR: InvalidInput,
+    CloseCode.POLICY_VIOLATION: InvalidInput,
+    CloseCode.UNSUPPORTED_DATA: UnsupportedContent,
+    CloseCode.MESSAGE_TOO_BIG: TooLarge,
+    CloseCode.INTERNAL_ERROR: ComputeFailed,
+    CloseCode.SERVICE_RESTART: Overloaded,
+    CloseCode.TRY_AGAIN_LATER: Overloaded,
+    CloseCode.GOING_AWAY: Overloaded,
+    4408: TooSlow,
+}
+# Failures of a connection or a handshake without an HTTP response.
+_GONE = (OSError, EOFError, InvalidHandshake)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamResult:
+    """The result of one message.
+
+    Args:
+        seq: Number of the message, from 0; for the end of the stream, the number after the last message.
+        event: The application's event; None if there is none.
+        output: With binary events, the output's frames, float32, flat.
+        last: Whether the stream ends with it.
+    """
+
+    seq: int
+    event: Any = None
+    output: Array | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOptions:
+    """Options of a stream, see `Client.stream`."""
+
+    rate_hz: float | None
+    encoding: Encoding | None
+    events: Literal["json", "binary"]
+    latency_ms: float | None
+
+    def start(self) -> str:
+        """The first message, as text."""
+        return orjson.dumps({"type": "start"} | asdict(self)).decode()
+
+
+@final
+class _StreamProtocol:
+    """The client's side of one stream's protocol, without a socket."""
+
+    def __init__(self, config: ClientConfig, options: StreamOptions, ready: str | bytes) -> None:
+        self.config = config
+        self.ready = _object_of(ready, config)
+        if self.ready.get("type") != "ready":
+            raise InvalidResponse(f"{config.url} answered a start with {str(ready)[:60]!r}; is it a Penstock server?")
+        self._encoding: str = self.ready["encoding"]
+        ratio = (options.rate_hz or self.ready["rate_hz"]) / self.ready["rate_hz"]
+        self._piece_frames = max(1, ceil(self.ready["chunk_frames"] * ratio))
+        self._next = 0
+        self.ended = False
+
+    def messages(self, samples: Array | bytes | bytearray | memoryview) -> Iterator[bytes]:
+        """The messages that carry some samples."""
+        if self.ended:
+            raise InvalidInput("The stream has ended; open another one for more samples.")
+        raw, size = self._raw(samples)
+        for at in range(0, len(raw), size):
+            yield self._next.to_bytes(4, "little") + raw[at : at + size]
+            self._next += 1
+
+    def _raw(self, samples: Array | bytes | bytearray | memoryview) -> tuple[memoryview, int]:
+        frame_bytes = 1
+        if isinstance(samples, np.ndarray):
+            wanted = _DTYPES.get(self._encoding, samples.dtype)
+            if samples.dtype != wanted:
+                raise InvalidInput(f"The samples are {samples.dtype}; {self._encoding} takes {wanted}.")
+            frame_bytes = samples.dtype.itemsize * prod(samples.shape[1:])
+            samples = samples.tobytes()
+        elif self._encoding in _DTYPES:
+            frame_bytes = _DTYPES[self._encoding].itemsize
+        raw = memoryview(samples).cast("B")
+        if self._encoding == "wav":
+            return raw, WAV_PIECE
+        if self._encoding == "raw" and frame_bytes == 1:
+            return raw, max(1, len(raw))  # only the caller knows the frames of another signal
+        return raw, self._piece_frames * frame_bytes
+
+    def result(self, message: str | bytes) -> StreamResult | None:
+        """Read a message; None at the end of the stream."""
+        if isinstance(message, bytes):
+            return StreamResult(
+                seq=int.from_bytes(message[:4], "little"), output=np.frombuffer(message, "<f4", -1, 8).copy()
+            )
+        fields = _object_of(message, self.config)
+        if fields.get("type") == "end":
+            return None
+        try:
+            return StreamResult(seq=fields["seq"], event=fields["event"], last=fields.get("last", False))
+        except KeyError:
+            raise InvalidResponse(f"{self.config.url} sent {message[:60]!r}; is it a Penstock server?") from None
+
+    def closed(self, error: ConnectionClosed) -> NoReturn:
+        """Raise the reason why a connection ended before its stream."""
+        _raise_closed(error, self.config)
+
+    def timed_out(self) -> NoReturn:
+        """Raise that no message came in time."""
+        seconds = self.config.timeout_s
+        raise TimedOut(f"{self.config.url} sent nothing for {seconds:g} s; allow more with timeout_s.") from None
+
+
+@final
+class ClientStream:
+    """An open live stream, for one thread that sends and one that reads, or one that does both.
+
+    Args:
+        connection: The WebSocket.
+        protocol: The protocol on it.
+    """
+
+    def __init__(self, connection: ClientConnection, protocol: _StreamProtocol) -> None:
+        self._connection = connection
+        self._protocol = protocol
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[StreamResult]:
+        """Iterate over the results as they come, until the end of the stream."""
+        protocol = self._protocol
+        while True:
+            try:
+                message = self._connection.recv(protocol.config.timeout_s if protocol.ended else None)
+            except ConnectionClosed as error:
+                protocol.closed(error)
+            except TimeoutError:
+                protocol.timed_out()
+            result = protocol.result(message)
+            if result is None:
+                return
+            yield result
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """The server's description of the stream: `chunk_frames`, `chunk_ms`, `window` and so on."""
+        return self._protocol.ready
+
+    def send(self, samples: Array | bytes | bytearray | memoryview) -> None:
+        """Send any number of samples: an array of the encoding's dtype, its bytes, or any piece of a WAV.
+
+        Raises:
+            RequestError: The server has ended the stream.
+            ClientError: The connection broke.
+        """
+        try:
+            for message in self._protocol.messages(samples):
+                self._connection.send(message)
+        except ConnectionClosed as error:
+            self._protocol.closed(error)
+
+    def end(self) -> Iterator[StreamResult]:
+        """End the stream; returns the results that are still to come."""
+        self._protocol.ended = True
+        try:
+            self._connection.send('{"type":"end"}')
+        except ConnectionClosed as error:
+            self._protocol.closed(error)
+        return iter(self)
+
+    def close(self) -> None:
+        """Close the connection, whether or not the stream has ended."""
+        self._connection.close()
+
+
+@final
+class AsyncClientStream:
+    """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`.
+
+    Args:
+        connection: The WebSocket.
+        protocol: The protocol on it.
+    """
+
+    def __init__(self, connection: AsyncConnection, protocol: _StreamProtocol) -> None:
+        self._connection = connection
+        self._protocol = protocol
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[StreamResult]:
+        """Iterate over the results as they come, until the end of the stream."""
+        protocol = self._protocol
+        while True:
+            try:
+                async with asyncio.timeout(protocol.config.timeout_s if protocol.ended else None):
+                    message = await self._connection.recv()
+            except ConnectionClosed as error:
+                protocol.closed(error)
+            except TimeoutError:
+                protocol.timed_out()
+            result = protocol.result(message)
+            if result is None:
+                return
+            yield result
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """As `ClientStream.ready`."""
+        return self._protocol.ready
+
+    async def send(self, samples: Array | bytes | bytearray | memoryview) -> None:
+        """As `ClientStream.send`."""
+        try:
+            for message in self._protocol.messages(samples):
+                await self._connection.send(message)
+        except ConnectionClosed as error:
+            self._protocol.closed(error)
+
+    async def end(self) -> AsyncIterator[StreamResult]:
+        """As `ClientStream.end`: `async for result in await stream.end()`."""
+        self._protocol.ended = True
+        try:
+            await self._connection.send('{"type":"end"}')
+        except ConnectionClosed as error:
+            self._protocol.closed(error)
+        return aiter(self)
+
+    async def close(self) -> None:
+        """As `ClientStream.close`."""
+        await self._connection.close()
+
+
+def open_stream(
+    config: ClientConfig,
+    steps: Steps[Answer],
+    options: StreamOptions,
+    tls: ssl.SSLContext | None,
+    sleep: Callable[[float], None],
+) -> ClientStream:
+    """Open a stream, with the attempts and waits of `steps`.
+
+    Raises:
+        RequestError: The server refused.
+        ClientError: No response came.
+    """
+    connections: list[ClientConnection] = []
+
+    def send(attempt: Attempt) -> Outcome:
+        try:
+            # Entered at once; the caller of `open_stream` closes it.
+            connections.append(connect(**_connect_options(config, attempt, tls)).__enter__())
+        except _GONE as error:
+            return _outcome(error)
+        return _UPGRADED
+
+    run(steps, send, sleep)
+    (connection,) = connections
+    try:
+        connection.send(options.start())
+        return ClientStream(connection, _StreamProtocol(config, options, connection.recv(config.timeout_s)))
+    except (ConnectionClosed, TimeoutError, PenstockError) as error:
+        connection.close()
+        _raise_not_ready(error, config)
+
+
+async def open_stream_async(
+    config: ClientConfig,
+    steps: Steps[Answer],
+    options: StreamOptions,
+    tls: ssl.SSLContext | None,
+    sleep: Callable[[float], Awaitable[None]],
+) -> AsyncClientStream:
+    """Open a stream in asyncio, as `open_stream` does."""
+    connections: list[AsyncConnection] = []
+
+    async def send(attempt: Attempt) -> Outcome:
+        try:
+            connections.append(await connect_async(**_connect_options(config, attempt, tls)))
+        except _GONE as error:
+            return _outcome(error)
+        return _UPGRADED
+
+    await run_async(steps, send, sleep)
+    (connection,) = connections
+    try:
+        await connection.send(options.start())
+        async with asyncio.timeout(config.timeout_s):
+            ready = await connection.recv()
+        return AsyncClientStream(connection, _StreamProtocol(config, options, ready))
+    except (ConnectionClosed, TimeoutError, PenstockError) as error:
+        await connection.close()
+        _raise_not_ready(error, config)
+
+
+_UPGRADED = Answer(200, {}, b"")
+
+
+def _connect_options(config: ClientConfig, attempt: Attempt, tls: ssl.SSLContext | None) -> dict[str, Any]:
+    url = config.url.rstrip("/").replace("http", "ws", 1) + attempt.call.path
+    headers = {name: value for name, value in attempt.call.headers.items() if name != "Accept-Encoding"}
+    # Environment variables are not read. Compression costs the server more than it saves of the network.
+    return {
+        "uri": url,
+        "ssl": tls,
+        "additional_headers": headers,
+        "open_timeout": attempt.timeout_s,
+        "compression": None,
+        "proxy": None,
+        "max_size": None,
+        "max_queue": None,
+        # Under backpressure the server reads no pings either; a missing pong must not end the stream.
+        "ping_interval": None,
+    }
+
+
+def _outcome(error: Exception) -> Outcome:
+    if isinstance(error, InvalidStatus):
+        headers = {name.lower(): value for name, value in error.response.headers.raw_items()}
+        return Answer(error.response.status_code, headers, bytes(error.response.body or b""))
+    return NoAnswer(str(error) or type(error).__name__, isinstance(error, TimeoutError))
+
+
+def _raise_not_ready(error: Exception, config: ClientConfig) -> NoReturn:
+    if isinstance(error, ConnectionClosed):
+        _raise_closed(error, config)
+    if isinstance(error, TimeoutError):
+        raise TimedOut(f"{config.url} was not ready within {config.timeout_s:g} s.") from None
+    raise error
+
+
+def _raise_closed(error: ConnectionClosed, config: ClientConfig) -> NoReturn:
+    received = error.rcvd
+    if received is None:
+        raise Unreachable(f"{config.url} hung up in the middle of a stream; is it still running?") from None
+    kind = _ERRORS.get(received.code, RequestError)
+    raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
+
+
+def _object_of(message: str | bytes, config: ClientConfig) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(message)
+    except orjson.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise InvalidResponse(f"{config.url} sent {message[:60]!r}, which no Penstock server sends.")
+    return fields

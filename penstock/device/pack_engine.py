@@ -1,0 +1,159 @@
+"""Run a pack's graph by ONNX Runtime: arrays in, arrays out; the state of a stream is an explicit value."""
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import onnxruntime
+
+from penstock.core.errors import InvalidInput, PackCorrupt, PackError, RequestError, one_line
+from penstock.core.onnx_session import onnx_errors, onnx_session
+from penstock.core.pack import FP32, Pack, PackLive, chunks_of
+from penstock.core.spec import Array
+
+# T frames of a chunk, U output frames of a chunk
+
+# By the graph's inputs.
+States = dict[str, Array]
+
+
+@final
+class PackEngine:
+    """A one-shot pack, ready to run.
+
+    Args:
+        pack: From `read_pack`.
+        precision: `"fp32"` or `"int8"`.
+        threads: CPU threads for one run.
+
+    Raises:
+        PackError: It is a live pack, or has no such precision.
+        PackCorrupt: The graph does not give its recorded answers here.
+    """
+
+    def __init__(self, pack: Pack, *, precision: str = FP32, threads: int = 1) -> None:
+        if pack.live is not None:
+            raise PackError(f"the pack {pack.name!r} takes live signals; give it a sound or a microphone.")
+        self.pack = pack
+        self.precision = precision
+        self.session = _session(pack, precision, threads)
+        self._input = pack.input
+        self._varies = pack.varies
+        self._input_name = pack.input_name
+        self._output_names = [output.name for output in pack.outputs]
+        if precision == FP32:
+            _check_golden(pack, (self.run(example)[0] for example in pack.golden().inputs))
+
+    def run(self, raw: Array) -> list[Array]:
+        """Run the network on one raw input.
+
+        Args:
+            raw: RGBA of any size, or one chunk of a fixed shape, as the pack's input says; without a batch dimension.
+
+        Returns:
+            One array per output, without a batch dimension: the answer, then the embedding if there is one.
+
+        Raises:
+            InvalidInput: Another dtype or shape.
+            TooLarge: A dimension is larger than the pack takes.
+        """
+        self._input.check(raw)
+        outputs = self.session.run(self._output_names, {self._input_name: raw if self._varies else raw[None]})
+        return [output[0] for output in outputs]
+
+
+@final
+class LivePackEngine:
+    """A live pack, ready to run.
+
+    Args:
+        pack: From `read_pack`.
+        precision: `"fp32"` or `"int8"`.
+        threads: CPU threads for one step.
+
+    Raises:
+        PackError: It is not a live pack, or has no such precision.
+        PackCorrupt: The graph does not give its recorded answers here.
+    """
+
+    def __init__(self, pack: Pack, *, precision: str = FP32, threads: int = 1) -> None:
+        if pack.live is None:
+            raise PackError(f"the pack {pack.name!r} takes no live signal; give it a camera, a video or pictures.")
+        self.pack = pack
+        self.live: PackLive = pack.live
+        self.session = _session(pack, precision, threads)
+        states = (state.output for state in self.live.states)
+        self._output_names = [pack.outputs[0].name, self.live.output_length, *states]
+        if precision == FP32:
+            _check_golden(pack, (self.whole(example) for example in pack.golden().inputs))
+
+    def begin(self) -> States:
+        """The state of a stream before its first chunk."""
+        return self.live.initial_states()
+
+    def step(self, chunk_T: Array, states: States, *, last: bool = False) -> tuple[Array, States]:
+        """Run the next chunk of a stream.
+
+        Args:
+            chunk_T: Up to `live.chunk` frames; 0 only to end a stream.
+            states: From the step before, or `begin()`; not modified.
+            last: Whether the stream ends with this chunk, so that frames held back are returned too.
+
+        Returns:
+            The valid frames of the first output, `[U, ...]`, U from 0; and the states for the next step.
+
+        Raises:
+            InvalidInput: Another dtype or shape, or too many frames.
+        """
+        live, spec = self.live, self.pack.input
+        frames = len(chunk_T) if chunk_T.ndim else -1
+        if chunk_T.dtype != spec.numpy_dtype or chunk_T.shape[1:] != spec.shape[1:] or not 0 <= frames <= live.chunk:
+            raise InvalidInput(
+                f"a chunk is {chunk_T.dtype}{list(chunk_T.shape)}; {self.pack.name!r} takes {spec.describe()} or less."
+            )
+        feeds = live.feeds(self.pack.input_name, chunk_T, states, last=last)
+        output, length, *after = self.session.run(self._output_names, feeds)
+        return output[0, : int(length[0])], live.next_states(after)
+
+    def whole(self, signal_T: Array) -> Array:
+        """Run a whole signal chunk by chunk; `[U, ...]`."""
+        states, outputs = self.begin(), list[Array]()
+        for chunk_T, last in chunks_of(signal_T, self.live.chunk):
+            output_U, states = self.step(chunk_T, states, last=last)
+            outputs.append(output_U)
+        return np.concatenate(outputs)
+
+
+def _session(pack: Pack, precision: str, threads: int) -> Any:
+    file = pack.model(precision)
+    try:
+        return onnx_session(file, threads=threads, any_size=pack.varies)
+    except onnx_errors() as error:
+        raise PackError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot run {file} ({one_line(error, 200)}); export the bundle "
+            f"again, or install a newer onnxruntime."
+        ) from error
+
+
+def _check_golden(pack: Pack, answers: Iterator[Array]) -> None:
+    golden = pack.golden()
+    try:
+        found = list(answers)
+    except (RequestError, *onnx_errors()) as error:
+        raise PackCorrupt(
+            f"the graph of the pack {pack.name!r} is not what pack.json says ({one_line(error, 200)}); "
+            f"export the bundle again."
+        ) from error
+    for number, (answer, recorded) in enumerate(zip(found, golden.outputs, strict=True)):
+        if answer.shape != recorded.shape:
+            raise PackCorrupt(
+                f"the pack {pack.name!r} answers its example {number} with shape {list(answer.shape)}, where "
+                f"{list(recorded.shape)} was recorded; export the bundle again."
+            )
+        difference = float(np.abs(answer.astype(np.float64) - recorded.astype(np.float64)).max(initial=0.0))
+        # Written so that NaN fails.
+        if not difference <= golden.tolerance:
+            raise PackCorrupt(
+                f"the pack {pack.name!r} differs on its example {number} from the recorded answer by {difference:.3g} "
+                f"where {golden.tolerance:.3g} is allowed; export the bundle again."
+            )

@@ -1,0 +1,136 @@
+"""Run a pack's graph on whole inputs, and measure it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.core.errors import PackError, one_line
+from penstock.core.onnx_session import onnx_errors, onnx_session
+from penstock.core.pack import PackGolden, PackLive, PackModel, chunks_of
+from penstock.core.spec import Array
+
+# T frames of a signal, U frames that come of them
+
+TIMED_RUNS = 30
+TIMED_S = 2.0
+
+
+def packed_session(file: Path, *, threads: int = 1, varies: bool = False) -> Any:
+    """Open an exported graph.
+
+    Args:
+        file: The graph.
+        threads: CPU threads for one run.
+        varies: Whether the input has any size.
+
+    Raises:
+        PackError: ONNX Runtime does not run it.
+    """
+    try:
+        return onnx_session(file, threads=threads, any_size=varies)
+    except onnx_errors() as error:
+        raise PackError(f"ONNX Runtime does not run the exported graph ({one_line(error)}).") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """Validation examples.
+
+    Args:
+        inputs: The graph's inputs, each without a batch dimension.
+        targets: Index of the correct answer of each, `[N]`.
+    """
+
+    inputs: list[Array]
+    targets: Array
+
+
+@final
+class PackedNetwork:
+    """A pack's graph, run on whole inputs.
+
+    Args:
+        file: The graph.
+        input: Name of its input.
+        varies: Whether the input has any size, and no batch dimension.
+        live: Inputs and outputs of a live graph.
+    """
+
+    def __init__(self, file: Path, input: str, *, varies: bool = False, live: PackLive | None = None) -> None:
+        self._session = packed_session(file, varies=varies)
+        self._input = input
+        self._varies = varies
+        self._live = live
+
+    def answer(self, given: Array) -> list[Array]:
+        """Run one input without a batch dimension, or a whole signal; return the outputs, the answer first.
+
+        Raises:
+            PackError: ONNX Runtime fails on it.
+        """
+        try:
+            outputs = [output for _, output in self._runs(given)]
+        except onnx_errors() as error:
+            raise PackError(f"the exported graph fails on an input ({one_line(error)}).") from error
+        if self._live is None:
+            return [output[0] for output in outputs[0]]
+        return [np.concatenate([output_U[0, : int(frames[0])] for output_U, frames, *_ in outputs])]
+
+    def answers(self, inputs: Sequence[Array]) -> Array:
+        """The answer to each input, `[N, ...]`."""
+        return np.stack([self.answer(given)[0] for given in inputs])
+
+    def feeds(self, given: Array) -> Iterator[dict[str, Array]]:
+        """The graph's inputs of each run for one input; for a signal, one run per chunk."""
+        return (feeds for feeds, _ in self._runs(given))
+
+    def _runs(self, given: Array) -> Iterator[tuple[dict[str, Array], list[Array]]]:
+        if self._live is None:
+            feeds = {self._input: given if self._varies else given[None]}
+            yield feeds, self._session.run(None, feeds)
+            return
+        live, states = self._live, self._live.initial_states()
+        for chunk_T, last in chunks_of(given, live.chunk):
+            feeds = live.feeds(self._input, chunk_T, states, last=last)
+            outputs = self._session.run(None, feeds)
+            yield feeds, outputs
+            states = live.next_states(outputs[2:])
+
+    def median_ms(self, given: Array) -> float:
+        """Median milliseconds of one run on one thread."""
+        feeds = next(self.feeds(given))
+        times_s: list[float] = []
+        # The first run allocates.
+        while len(times_s) <= TIMED_RUNS and sum(times_s) < TIMED_S:
+            start_s = time.perf_counter()
+            self._session.run(None, feeds)
+            times_s.append(time.perf_counter() - start_s)
+        return round(float(np.median(times_s[1:] or times_s)) * 1e3, 4)
+
+
+def agreement_of(answer_N: Array, expected_N: Array) -> float:
+    """Share of answers with the expected likeliest entry along the last dimension."""
+    return float((answer_N.argmax(-1) == expected_N.argmax(-1)).mean())
+
+
+def measure(
+    network: PackedNetwork, file: str, golden: PackGolden, validation: Validation | None, *, labelled: bool
+) -> PackModel:
+    """Measure one graph of a pack.
+
+    Args:
+        network: The graph.
+        file: Its name in the pack.
+        golden: The bundle's answers.
+        validation: Validation examples, if there are any.
+        labelled: Whether the output has labels.
+    """
+    agreement = agreement_of(network.answers(golden.inputs), golden.outputs) if labelled else None
+    accuracy = None
+    if validation is not None and labelled:
+        accuracy = round(float((network.answers(validation.inputs).argmax(-1) == validation.targets).mean()), 4)
+    return PackModel(file=file, ms=network.median_ms(golden.inputs[0]), agreement=agreement, accuracy=accuracy)

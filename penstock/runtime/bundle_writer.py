@@ -1,0 +1,235 @@
+"""Writing of bundles: a network's weights, and its answers to the golden examples."""
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from penstock.core.application import Application, FoundApplication
+from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
+from penstock.core.golden import Golden
+from penstock.core.spec import Array, TensorSpec
+from penstock.runtime.load import as_found, check_streamed, network_of, preparing_of
+from penstock.runtime.prepare_session import PrepareSession, exported_prepare
+from penstock.runtime.torch_executor import TorchExecutor
+
+TOLERANCE_FP32 = 1e-4
+GOLDEN_EXAMPLES = 32
+# Bytes of all raw golden examples together.
+MAX_RAW_BYTES = 1 << 25
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """A trained network with its golden examples: the result of training, which serving and export read.
+
+    Args:
+        files: The verified folder.
+    """
+
+    files: BundleFiles
+
+    @property
+    def folder(self) -> Path:
+        """Its folder."""
+        return self.files.folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its manifest."""
+        return self.files.manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Open the bundle in a folder and verify every file.
+
+        Raises:
+            BundleError: There is none, or it is damaged.
+        """
+        return cls(files=read_bundle(folder))
+
+    @classmethod
+    def write(
+        cls,
+        application: Application | FoundApplication,
+        module: nn.Module,
+        examples: Any,
+        *,
+        to: str | Path,
+        metrics: Mapping[str, float] | None = None,
+        tolerance: float | None = None,
+    ) -> Self:
+        """Record a network's answers and write its bundle.
+
+        First, the weights are loaded into a new network of the application, which must give the same answers.
+
+        Args:
+            application: Its application.
+            module: The network with its weights, on the CPU; it is put into evaluation mode.
+            examples: Raw inputs `[N, *input.shape]`, N >= 1; for a live application whole signals, `[N, frames, ...]`;
+                with a `prepare` a list of raw arrays of several sizes. The first 32 become the golden examples.
+            to: The bundle's folder. An existing bundle is replaced.
+            metrics: Validation metrics by name.
+            tolerance: The largest difference on the examples that other executors may show; by default 1e-4 of the
+                largest recorded output, or 1e-4 where that is below 1.
+
+        Raises:
+            ApplicationError: The examples or the network's outputs do not have the declared specs, the application's
+                `model` makes another network than `module`, or its `prepare` cannot be exported.
+            BundleError: The folder holds something that is not a bundle, or cannot be written.
+        """
+        found = as_found(application) if isinstance(application, Application) else application
+        if not isinstance(found, FoundApplication):
+            raise ApplicationError(f"{application!r} is no Application; give the record, or find_application('name').")
+        declared = found.application
+        raws = _raw_examples(declared, examples)
+        prepare = None if declared.prepare is None else exported_prepare(found)
+        inputs = _examples(declared, _prepared(found, raws) if raws else examples)
+        module.eval()
+        tensors = _own_tensors(module)
+        outputs = _answers(declared, module, inputs)
+        if tolerance is None:
+            tolerance = TOLERANCE_FP32 * max(1.0, float(np.abs(outputs.astype(np.float64)).max()))
+        if not 0 <= tolerance < math.inf:
+            raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
+        golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance), raws=raws)
+        _check_reproduced(found, tensors, golden)
+        manifest = Manifest(
+            name=declared.name,
+            reference=found.reference,
+            sources=found.source_sha256() if found.reference else {},
+            input=declared.input,
+            output=declared.output,
+            files={},
+            tolerance=golden.tolerance,
+            metrics={name: float(value) for name, value in (metrics or {}).items()},
+            versions=library_versions(),
+            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            rate_hz=None if declared.live is None else float(declared.live.rate_hz),
+            raw=None if declared.prepare is None else declared.prepare.raw,
+        )
+        if prepare is not None and declared.prepare is not None:
+            golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input))
+        return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare))
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python, torch, NumPy and penstock."""
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "penstock"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "from source"
+    return versions
+
+
+def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
+    """Check the raw arrays that become golden examples; none where the application has no `prepare`."""
+    if application.prepare is None:
+        return ()
+    raw = application.prepare.raw
+    try:
+        raws = tuple(np.array(raw.check(np.asarray(example)), order="C") for example in examples[:GOLDEN_EXAMPLES])
+    except (TypeError, ValueError, RuntimeError, RequestError) as error:
+        raise ApplicationError(
+            f"the examples of {application.name!r} are not raw arrays ({error}); give a list of {raw.describe()} of "
+            f"several sizes."
+        ) from None
+    count = sum(array.nbytes for array in raws)
+    if not raws or count > MAX_RAW_BYTES:
+        raise ApplicationError(
+            f"the {len(raws)} examples of {application.name!r} have {count:,} bytes; give at least one raw array, and "
+            f"at most {MAX_RAW_BYTES:,} bytes of them: they are part of the bundle."
+        )
+    return raws
+
+
+def _prepared(found: FoundApplication, raws: tuple[Array, ...]) -> Array:
+    preparing = preparing_of(found)
+    assert preparing is not None, found.application.name
+    return np.stack([preparing(raw) for raw in raws])
+
+
+def _examples(application: Application, examples: Any) -> Array:
+    spec = application.input
+    fix = f"{application.name!r} needs at least one, {spec.dtype}[N{''.join(f', {size}' for size in spec.shape)}]"
+    try:
+        given = np.asarray(examples[:GOLDEN_EXAMPLES])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ApplicationError(f"the examples are not an array ({error}); {fix}.") from None
+    if application.live is not None:
+        fix += ", with any number of frames"
+    if len(given) == 0 or not _fits(application, spec, given):
+        raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)}; {fix}.")
+    try:
+        return np.array(spec.cast(given), order="C")
+    except InvalidInput as error:
+        raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)} ({error}); {fix}.") from None
+
+
+def _answers(application: Application, module: nn.Module, inputs: Array) -> Array:
+    predict = TorchExecutor(module, application.input, application.output).predict
+    try:
+        outputs = predict(inputs.copy())
+    except Exception as error:
+        # The application's network may raise anything.
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
+        raise ApplicationError(
+            f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
+            f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
+        ) from error
+    declared = outputs.dtype == application.output.numpy_dtype and len(outputs) == len(inputs)
+    if not declared or not _fits(application, application.output, outputs):
+        raise ApplicationError(
+            f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape)} for {len(inputs)} chunks, "
+            f"but its output is declared as {application.output.describe()}."
+        )
+    if not np.isfinite(outputs).all():
+        raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
+    return np.array(outputs, order="C")
+
+
+def _fits(application: Application, spec: TensorSpec, array: Array) -> bool:
+    # Whole signals of a live application have any length.
+    of_one = (*spec.shape[:1], *array.shape[2:]) if application.live is not None else array.shape[1:]
+    return array.ndim == 1 + len(spec.shape) and of_one == spec.shape and array.size > 0
+
+
+def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor], golden: Golden) -> None:
+    application = found.application
+    with torch.random.fork_rng(devices=[]):
+        fresh = network_of(found)
+    try:
+        fresh.load_state_dict(tensors)
+        golden.check(TorchExecutor(fresh, application.input, application.output).predict)
+        if application.live is not None:
+            check_streamed(application, fresh, golden)
+    except (RuntimeError, GoldenMismatch) as error:
+        cause = " ".join(str(error).split())[:300].rstrip(".")
+        raise ApplicationError(
+            f"a new network of {application.name!r} with these weights is not the one given ({cause}); give the "
+            f"network that its `model` makes, and keep what it learned in parameters and buffers."
+        ) from error
+
+
+def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copy the state dict; tied tensors are duplicated, since safetensors stores no sharing."""
+    state: dict[str, Any] = module.state_dict()
+    invalid = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if invalid:
+        raise ApplicationError(
+            f"the network's state holds {invalid[0]!r}, a {type(state[invalid[0]]).__name__}; a bundle carries tensors "
+            f"only, so keep it in a buffer or in the application."
+        )
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}

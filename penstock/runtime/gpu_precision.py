@@ -1,0 +1,113 @@
+"""Bundles on a GPU, in a precision that is checked against the golden examples."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from penstock.core.application import Application
+from penstock.core.errors import ApplicationError, ServeError
+from penstock.core.golden import Golden
+from penstock.core.spec import Array
+from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
+from penstock.runtime.executor import StepInput
+from penstock.runtime.load import Predictor, load, streaming_of
+from penstock.runtime.state_table import affordable_slots
+from penstock.runtime.whole_signals import run_in_chunks
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Tolerance of a reduced precision, relative to the largest golden output. Rounding errors are 2**-8 in bf16 and 2**-11
+# in fp16, and accumulate over the layers of a network.
+TOLERANCES = {"bf16": 0.05, "fp16": 0.01}
+MAX_ROWS = 4096
+# The only batch size with --exact.
+EXACT_ROWS = 256
+
+
+def gpu_executor(
+    bundle: Path,
+    *,
+    app: str | None,
+    accept_changed: bool,
+    device: str,
+    precision: str,
+    slots: int,
+    max_rows: int | None = None,
+    exact: bool = False,
+    sharing: int = 1,
+) -> tuple[Predictor, CudaGraphExecutor, int]:
+    """Verify a bundle on the CPU and on the GPU, and make its executor there.
+
+    Args:
+        bundle: Its folder.
+        app: Reference of the application, if it moved.
+        accept_changed: Accept an application whose sources changed, if the golden examples still agree.
+        device: `"cuda"` or `"cuda:N"`.
+        precision: `"fp32"`, `"bf16"` or `"fp16"`.
+        slots: The number of streams or requests.
+        max_rows: A limit of the batch; None for the GPU's own.
+        exact: Pad every batch to one size, see `StreamingExecutor`.
+        sharing: Engines on this GPU, which divide its free memory.
+
+    Returns:
+        The predictor, the executor, and the number of slots that fit into the GPU's memory.
+
+    Raises:
+        BundleError: The bundle is damaged, its application changed, or its answers differ too much.
+        ApplicationError: The network cannot be captured in CUDA graphs.
+        ServeError: There is no such GPU, or too little memory.
+    """
+    if not torch.cuda.is_available():
+        raise ServeError(f"--device is {device}, but this torch sees no GPU; leave it out, or repair the driver.")
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ServeError(f"--device is {device}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
+    # By default cuDNN's fp32 convolutions round to the 10 bits of TF32.
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    predictor = load(bundle, app=app, accept_changed=accept_changed)
+    golden = _loosened(predictor.files.golden, precision)
+    specs = predictor.application.input, predictor.application.output
+    dtype = None if precision == "fp32" else DTYPES[precision]
+    module = streaming_of(predictor.application, predictor.module)
+    rows = len(golden.inputs)
+    try:
+        checked = CudaGraphExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)
+        difference = golden.check(lambda inputs: _answers(predictor.application, checked, inputs))
+    except (RuntimeError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
+        raise ApplicationError(
+            f"the network of {predictor.application.name!r} cannot run in {precision} in CUDA graphs ({cause}); "
+            f"serve it with --device cpu."
+        ) from error
+    log.info(
+        "%s in %s on %s: the golden examples differ by %.3g, allowed is %.3g",
+        predictor.application.name,
+        precision,
+        torch.cuda.get_device_name(device),
+        difference,
+        golden.tolerance,
+    )
+    most = EXACT_ROWS if exact else min(max_rows or MAX_ROWS, MAX_ROWS)
+    slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0] // sharing)
+    executor = CudaGraphExecutor(module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=exact)
+    return predictor, executor, slots
+
+
+def _loosened(golden: Golden, precision: str) -> Golden:
+    if precision not in TOLERANCES:
+        return golden
+    largest = float(np.abs(golden.outputs.astype(np.float64)).max())
+    return replace(golden, tolerance=max(golden.tolerance, TOLERANCES[precision] * largest))
+
+
+def _answers(application: Application, executor: CudaGraphExecutor, inputs: Array) -> Array:
+    if application.live is not None:
+        return run_in_chunks(executor, inputs)
+    rows = len(inputs)
+    ones = np.ones(rows, np.int64)
+    return executor.step(
+        StepInput(slots_B=np.arange(rows), chunk_B=inputs, length_B=ones, fresh_B=ones > 0)
+    ).output_B.copy()

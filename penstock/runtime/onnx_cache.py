@@ -1,0 +1,103 @@
+"""The cache of exported graphs, which ONNX Runtime runs on a CPU.
+
+A graph is exported once and cached under the bundle's content hash. It is used only if it reproduces the golden
+examples, in batches of several sizes; otherwise the reason is logged once and torch runs the network.
+"""
+
+import logging
+import os
+import secrets
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.bundle import BundleFiles
+from penstock.core.errors import PenstockError
+from penstock.core.onnx_session import onnx_errors
+from penstock.core.spec import Array
+from penstock.runtime.exporter_process import run_exporter
+from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
+
+log = logging.getLogger(__name__)
+
+NEEDED = ("onnxruntime", "onnx", "onnxscript")
+
+
+def cached_graph(files: BundleFiles, cache: Path, options: list[str]) -> Path | str:
+    """Return the graph of a bundle, exported now if it is not cached.
+
+    Args:
+        files: The bundle.
+        cache: The folder of cached graphs.
+        options: Options of the exporter: `--app` and `--accept-changed-app`.
+
+    Returns:
+        The file; or the reason why there is none.
+    """
+    try:
+        made_by = "-".join(version(package) for package in ("torch", *NEEDED))
+    except PackageNotFoundError as error:
+        return f"the package {error.name} is not installed"
+    file = cache / f"{files.manifest.content_hash[:32]}-{made_by}.onnx"
+    refused = file.with_suffix(".refused")
+    try:
+        if file.is_file():
+            return file
+        if refused.is_file():
+            return refused.read_text()
+        cache.mkdir(parents=True, exist_ok=True)
+        log.warning("exporting the network once, to %s", file)
+        return _exported(files, file, refused, options)
+    except OSError as error:
+        return f"the cache {cache} cannot be used ({error.strerror}); name another one with --cache"
+
+
+def onnx_executor(files: BundleFiles, graph: Path, threads: int) -> OnnxExecutor | str:
+    """Open a graph and check it by the golden examples; returns the reason if it cannot be used."""
+    manifest = files.manifest
+    try:
+        executor = OnnxExecutor(graph, manifest.input, manifest.output, threads=threads)
+        for size in {1, 3, len(files.golden.inputs)}:
+            files.golden.check(lambda chunk_B, size=size: _in_batches(executor, chunk_B, size))
+    except PenstockError as error:
+        return str(error)
+    except onnx_errors() as error:
+        return f"{type(error).__name__}: {error}"
+    return executor
+
+
+def refuse_graph(graph: Path, reason: str) -> None:
+    """Mark a graph as unusable, so that it is not exported again at every start."""
+    try:
+        graph.unlink(missing_ok=True)
+        steady_graph(graph).unlink(missing_ok=True)
+        graph.with_suffix(".refused").write_text(reason)
+    except OSError as error:
+        log.warning("%s cannot be marked as unusable (%s)", graph, error.strerror)
+
+
+def _in_batches(executor: OnnxExecutor, chunk_B: Array, size: int) -> Array:
+    parts = [executor.predict(chunk_B[start : start + size]) for start in range(0, len(chunk_B), size)]
+    return np.concatenate(parts)
+
+
+def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str]) -> Path | str:
+    beside = file.with_name(f".{file.stem}-{secrets.token_hex(4)}.onnx")
+    try:
+        failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options)
+        if failure is None:
+            steady_graph(file).unlink(missing_ok=True)
+            if steady_graph(beside).is_file():
+                os.replace(steady_graph(beside), steady_graph(file))
+            # Last: its presence shows that the others are complete.
+            os.replace(beside, file)
+            return file
+        if not failure.not_exportable:
+            # The cause may be temporary, such as a lack of memory: the next start tries again.
+            return failure.reason
+    finally:
+        beside.unlink(missing_ok=True)
+        steady_graph(beside).unlink(missing_ok=True)
+    refused.write_text(failure.reason)
+    return failure.reason

@@ -1,0 +1,216 @@
+"""Export a bundle's network as an ONNX graph: `python -m penstock.runtime.onnx_export BUNDLE FILE`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.spec import TensorSpec
+from penstock.nn.streaming import Streaming, leaves, map_state
+from penstock.runtime.exporter_process import exporter_main, first_cause
+from penstock.runtime.load import Predictor, load, streaming_of
+from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.onnx_step import (
+    CHUNK,
+    COUNTS,
+    GIVEN,
+    LAST,
+    LENGTH,
+    OUTPUT,
+    OUTPUT_LENGTH,
+    next_name,
+    state_name,
+)
+from penstock.runtime.torch_executor import served_function
+
+# Two, because the exporter treats a batch of one as a constant.
+EXAMPLES = 2
+# Whole chunks after which the number of buffered frames in every layer is constant, or never.
+STEPS_TO_STEADY = 64
+
+
+@final
+class _ServedFunction(nn.Module):
+    """The served function of a network as a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, chunk_B: Tensor) -> Tensor:
+        return served_function(self.module)(chunk_B)
+
+
+@final
+class _FlatStep(nn.Module):
+    """One step of a streaming network, with its state as a list of leaves."""
+
+    def __init__(self, network: Streaming) -> None:
+        super().__init__()
+        self.network = network
+        self._state = network.initial_state(1)
+
+    def forward(self, chunk_BT: Tensor, length_B: Tensor, last_B: Tensor, state: list[Tensor]) -> list[Tensor]:
+        given = iter(state)
+        step = self.network.step(chunk_BT, length_B, map_state(lambda _: next(given), self._state), last_B)
+        return [step.output_BU, step.length_B, *leaves(step.state)]
+
+
+@final
+class _SteadyStep(nn.Module):
+    """One step of whole chunks with constant counts in the state; gives the output and the other leaves."""
+
+    def __init__(self, network: Streaming, frames: int, counts: dict[int, int]) -> None:
+        super().__init__()
+        self.network = network
+        self._frames = frames
+        self._counts = counts
+        self._state = network.initial_state(1)
+
+    def forward(self, chunk_BT: Tensor, state: list[Tensor]) -> list[Tensor]:
+        others = iter(state)
+        numbered = iter(range(len(leaves(self._state))))
+        # Counts are Python ints, so that layers can branch on them while they are traced.
+        known: Any = map_state(lambda _: self._leaf(next(numbered), others), self._state)
+        step = self.network.step(chunk_BT, torch.full(chunk_BT.shape[:1], self._frames), known)
+        return [step.output_BU, *(leaf for at, leaf in enumerate(leaves(step.state)) if at not in self._counts)]
+
+    def _leaf(self, at: int, others: Iterator[Tensor]) -> Any:
+        return self._counts[at] if at in self._counts else next(others)
+
+
+def export_graph(predictor: Predictor, file: Path) -> None:
+    """Export the network of a loaded bundle as an ONNX graph with a dynamic batch dimension."""
+    application = predictor.application
+    if application.live is None:
+        _export_served(predictor, file)
+    else:
+        export_step(streaming_of(application, predictor.module), application.input, file)
+
+
+def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
+    """Export one step of a network in evaluation mode, for `penstock.runtime.onnx_step`.
+
+    Args:
+        network: The network, on the CPU.
+        input: One raw chunk, frames first.
+        file: The ONNX file. The graph of steady batches, if any, goes beside it.
+    """
+    step_program(network, input).save(file)
+    with torch.inference_mode():
+        steady = _steady(network, input)
+    if steady is not None:
+        try:
+            _export_steady_step(network, input, *steady, steady_graph(file))
+        except torch.onnx.OnnxExporterError as error:
+            # A layer of the application may need its counts as tensors.
+            print(f"no graph for steady batches: {first_cause(error)}", file=sys.stderr)
+
+
+def step_program(network: Streaming, input: TensorSpec, rows: int | None = None) -> Any:
+    """Export one step of a network in evaluation mode, for a batch of `rows`, or of any size by default.
+
+    Returns:
+        The exporter's program. Its inputs are the chunk, its valid frames, the rows whose stream ends, and the leaves
+        of the state in order; its outputs are the output, its valid frames, and the leaves of the new state.
+    """
+    given = rows or EXAMPLES
+    state = [leaf.clone() for leaf in leaves(network.initial_state(given))]
+    length_B = torch.full((given,), input.shape[0])
+    chunk_BT = _zeros(input, given)
+    batch = {0: torch.export.Dim("batch")}
+    any_batch = {"chunk_BT": batch, "length_B": batch, "last_B": batch, "state": [batch] * len(state)}
+    program = torch.onnx.export(
+        _FlatStep(network).eval(),
+        (chunk_BT, length_B, length_B == 0, state),
+        input_names=[CHUNK, LENGTH, LAST, *map(state_name, range(len(state)))],
+        output_names=[OUTPUT, OUTPUT_LENGTH, *map(next_name, range(len(state)))],
+        dynamic_shapes=any_batch if rows is None else None,
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    return program
+
+
+def _export_steady_step(network: Streaming, input: TensorSpec, counts: dict[int, int], given: int, file: Path) -> None:
+    others = {at: leaf.clone() for at, leaf in enumerate(leaves(network.initial_state(EXAMPLES))) if at not in counts}
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.onnx.export(
+        _SteadyStep(network, input.shape[0], counts).eval(),
+        (_zeros(input, EXAMPLES), list(others.values())),
+        input_names=[CHUNK, *map(state_name, others)],
+        dynamic_shapes={"chunk_BT": batch, "state": [batch] * len(others)},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update({COUNTS: json.dumps(counts), GIVEN: str(given)})
+    program.save(file)
+
+
+def _steady(network: Streaming, input: TensorSpec) -> tuple[dict[int, int], int] | None:
+    """Find the counts of the state that stay constant over whole chunks, and the frames that each chunk gives."""
+    chunk_BT, state = _zeros(input, 1), network.initial_state(1)
+    length_B = torch.full((1,), input.shape[0])
+    before: dict[int, int] = {}
+    for _ in range(STEPS_TO_STEADY):
+        step = network.step(chunk_BT, length_B, state)
+        state = step.state
+        counts = {
+            at: int(leaf) for at, leaf in enumerate(leaves(state)) if leaf.dtype == torch.int64 and leaf.ndim == 1
+        }
+        if counts and counts == before:
+            return counts, int(step.length_B)
+        before = counts
+    return None
+
+
+def _zeros(input: TensorSpec, batch: int) -> Tensor:
+    return torch.zeros(batch, *input.shape, dtype=getattr(torch, input.dtype))
+
+
+def _export_served(predictor: Predictor, file: Path) -> None:
+    golden = predictor.files.golden.inputs
+    chunk_B = torch.from_numpy(golden[[0] * EXAMPLES].copy())
+    program = torch.onnx.export(
+        _ServedFunction(predictor.module).eval(),
+        (chunk_B,),
+        input_names=[predictor.application.input.name],
+        output_names=[predictor.application.output.name],
+        dynamic_shapes={"chunk_B": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(file)
+
+
+def strip_notes(model: Any) -> None:
+    """Remove the exporter's notes, such as source files and lines of each operation."""
+    graph = model.graph
+    del model.metadata_props[:]
+    del graph.metadata_props[:]
+    for entries in (graph.node, graph.input, graph.output, graph.value_info, graph.initializer):
+        for entry in entries:
+            entry.doc_string = ""
+            del entry.metadata_props[:]
+
+
+def read_bundle_of(given: argparse.Namespace) -> Predictor:
+    """Load the bundle that the command line names."""
+    return load(given.source, app=given.app, accept_changed=given.accept_changed_app)
+
+
+def main() -> None:
+    """Run the exporter process."""
+    exporter_main(__doc__, read_bundle_of, export_graph)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The loop that runs batches: one iteration after each poll of the event loop that brought something.
+
+In a single process an iteration runs one batch and answers it; the poll after it reads every socket that became
+readable meanwhile, and those requests are the next batch. There are no timers, no threads and no fixed waits. In a
+process of its own, an engine's iteration runs one batch and a front-end's hands out finished results.
+
+A poll can find a thousand readable sockets. `run_if_overdue` then runs batches in the middle of the poll, so that the
+requests that were read first do not wait for the last. Only the code that reads a socket calls it, before it handles
+what it read.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import final
+
+log = logging.getLogger(__name__)
+
+# Weight of the newest iteration in the moving averages.
+FOLLOW = 0.1
+
+
+@final
+class BatchLoop:
+    """Owner of a process's batches: nothing else runs them.
+
+    Args:
+        work: Does one iteration; returns how many rows or results it handled, 0 when the loop may rest.
+        call_soon: `call_soon` of the event loop: calls a function after the next poll.
+        clock_ns: The clock of deadlines.
+        max_read_ns: Reading time after which a batch is overdue.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], int],
+        *,
+        call_soon: Callable[[Callable[[], None]], object],
+        clock_ns: Callable[[], int],
+        max_read_ns: int = 1 << 62,
+    ) -> None:
+        self._work = work
+        self._call_soon = call_soon
+        self._clock_ns = clock_ns
+        self.max_read_ns = max_read_ns
+        self._scheduled = self._running = False
+        # Start of the poll that is being read, start of the poll before it, and when reading began or was resumed.
+        self._poll_ns: int | None = None
+        self._previous_poll_ns: int | None = None
+        self._reading_ns = 0
+        # Moving averages of the time spent reading and running.
+        self._read_ns = self._run_ns = 0.0
+
+    @property
+    def reading_share(self) -> float:
+        """Share of the busy time that reading took lately."""
+        return self._read_ns / (self._read_ns + self._run_ns + 1)
+
+    def wake(self) -> None:
+        """Schedule an iteration after this poll."""
+        if not self._scheduled:
+            self._scheduled = True
+            if self._poll_ns is None:
+                self._poll_ns = self._reading_ns = self._clock_ns()
+            self._call_soon(self._iterate)
+
+    def run_if_overdue(self, now_ns: int) -> bool:
+        """Run batches now if this poll has been read for longer than `max_read_ns`, for about as long.
+
+        Returns:
+            Whether any were run. Their results have been handed out; one that raised is in the log.
+        """
+        if not self._scheduled or self._running or now_ns - self._reading_ns <= self.max_read_ns:
+            return False
+        self._run(self.max_read_ns)
+        return True
+
+    def arrival_ns(self, now_ns: int) -> int:
+        """Earliest time at which a request that is read now can have arrived.
+
+        A socket that this poll found readable may have become so right after the previous poll. A deadline counted from
+        there is kept for the client as well.
+        """
+        if self._previous_poll_ns is not None:
+            return self._previous_poll_ns
+        return now_ns if self._poll_ns is None else self._poll_ns
+
+    def _iterate(self) -> None:
+        self._scheduled = False
+        poll_ns, self._poll_ns, self._previous_poll_ns = self._poll_ns, None, None
+        if self._run():
+            self._previous_poll_ns, self._poll_ns = poll_ns, self._reading_ns
+            # The next iteration runs what is left, or finds that the loop is idle again.
+            self.wake()
+
+    def _run(self, min_ns: int = 0) -> int:
+        self._running = True
+        start_ns = now_ns = self._clock_ns()
+        done = 0
+        try:
+            while (count := self._work()) > 0:
+                done += count
+                now_ns = self._clock_ns()
+                if now_ns - start_ns >= min_ns:
+                    break
+        except Exception:
+            # The top of an iteration: a failure belongs to its batch, never to the request that is being read.
+            log.exception("a batch failed")
+        finally:
+            self._running = False
+            self._read_ns += FOLLOW * (start_ns - self._reading_ns - self._read_ns)
+            self._run_ns += FOLLOW * (now_ns - start_ns - self._run_ns)
+            self._reading_ns = self._clock_ns()
+        return done

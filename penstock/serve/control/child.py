@@ -1,0 +1,205 @@
+"""A process that the supervisor starts, watches, and restarts when it dies."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import final
+
+from penstock.serve.channel import Channel, channel_pair
+from penstock.serve.messages import Message
+from penstock.serve.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# Time for a start, up to the first heartbeat.
+START_TIMEOUT_S = 300.0
+WATCH_INTERVAL_S = 1.0
+# A batch blocks the engine's loop, and the first run of a batch size may take the whole budget.
+BUDGETS_BLOCKED = 2
+# A process that dies within this time of its start, or before its first heartbeat, is restarted with backoff.
+EARLY_DEATH_S = 5.0
+MAX_BACKOFF_S = 10.0
+
+
+@final
+class Backoff:
+    """Exponential backoff of restarts."""
+
+    def __init__(self) -> None:
+        self._early_deaths = 0
+
+    def pause_s(self, lifetime_s: float, *, ready: bool) -> float:
+        """Count one more death and return the pause before the restart, in seconds.
+
+        Args:
+            lifetime_s: Lifetime of the process.
+            ready: Whether it ever sent a heartbeat.
+        """
+        early = not ready or lifetime_s < EARLY_DEATH_S
+        self._early_deaths = self._early_deaths + 1 if early else 0
+        return min(0.1 * 2**self._early_deaths, MAX_BACKOFF_S) if self._early_deaths > 1 else 0.0
+
+
+@final
+class ChildProcess:
+    """One engine or front-end: its current process, and the restarts of it.
+
+    Args:
+        name: `engine`, of several `engine N on DEVICE`, or `front-end N`.
+        index: Index among the engines or the front-ends.
+        settings: Settings of the server.
+        descriptors: Inherited descriptors, in the order that `child_main` expects.
+        on_message: Called with each message of the process and its descriptors.
+        on_exit: Called when the process is gone.
+        on_restart: Called when a new process was started in its place.
+
+    Attributes:
+        keep_running: Restart the process when it dies.
+        starts: Number of processes started so far.
+        ready: The current process has sent a heartbeat.
+        start_error: The process's own reason why it could not start; empty otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        settings: Settings,
+        descriptors: Sequence[int],
+        *,
+        on_message: "Callable[[ChildProcess, Message, list[int]], None]",
+        on_exit: "Callable[[ChildProcess], None]",
+        on_restart: "Callable[[ChildProcess], None]",
+    ) -> None:
+        self.name = name
+        self.index = index
+        self.keep_running = True
+        self.starts = 0
+        self.ready = False
+        self.start_error = ""
+        self._watchdog_s = settings.limits.watchdog_s + BUDGETS_BLOCKED * settings.batching.budget_ns / 1e9
+        self._settings = settings
+        self._descriptors = tuple(descriptors)
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._on_restart = on_restart
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._started_s = 0.0
+        self._heartbeat_s = 0.0
+        self._watched_s = 0.0
+        self._backoff = Backoff()
+        self._gone = asyncio.Event()
+
+    @property
+    def alive(self) -> bool:
+        """True while there is a process."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: The machine has no process, memory or descriptor left.
+        """
+        ours, theirs = channel_pair()
+        start = json.dumps([self.name, self.index, os.getpid(), theirs.fileno(), self._descriptors])
+        command = [sys.executable, "-m", "penstock.serve.control.child_main", start, self._settings.to_json()]
+        # A process group of its own: Ctrl-C in a terminal reaches the supervisor alone, which drains the children.
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(), *self._descriptors), process_group=0, stdin=subprocess.DEVNULL
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._gone.clear()
+        self.starts += 1
+        self.start_error = ""
+        self._started_s = self._watched_s = time.monotonic()
+        self._heartbeat_s = self._started_s + START_TIMEOUT_S - self._watchdog_s
+        loop = asyncio.get_running_loop()
+        self._channel = Channel(
+            ours, lambda message, descriptors: self._on_message(self, message, descriptors), lambda: None
+        )
+        exit_fd = os.pidfd_open(self._process.pid)
+        loop.add_reader(exit_fd, self._exited, exit_fd)
+        loop.call_later(WATCH_INTERVAL_S, self._watch, self._process)
+        log.info("%s started as process %d", self.name, self._process.pid)
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a message; it is dropped where there is no process."""
+        if self._channel is not None:
+            self._channel.send(message, descriptors)
+
+    def record_heartbeat(self) -> None:
+        """Restart the watchdog."""
+        self.ready = True
+        self._heartbeat_s = time.monotonic()
+
+    def close(self) -> None:
+        """Close the channel, after which the process ends itself."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def kill(self) -> None:
+        """Kill the process and reap it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def wait_exit(self) -> None:
+        """Wait until there is no process."""
+        if self._process is not None:
+            await self._gone.wait()
+
+    def _exited(self, exit_fd: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(exit_fd)
+        os.close(exit_fd)
+        process, self._process = self._process, None
+        assert process is not None, self.name
+        status = process.wait()
+        if self._channel is not None:
+            self._channel.drain()
+        self.close()
+        ready, self.ready = self.ready, False
+        self._gone.set()
+        self._on_exit(self)
+        if self.keep_running:
+            reason = self.start_error or f"ended with status {status}"
+            log.error("%s (process %d) %s; restarting it", self.name, process.pid, reason)
+            pause_s = self._backoff.pause_s(time.monotonic() - self._started_s, ready=ready)
+            loop.call_later(pause_s, self._restart)
+
+    def _restart(self) -> None:
+        if not self.keep_running:
+            return
+        try:
+            self.start()
+        except OSError as error:
+            log.error("%s cannot be started (%s); trying again in %g s", self.name, error, MAX_BACKOFF_S)
+            asyncio.get_running_loop().call_later(MAX_BACKOFF_S, self._restart)
+        else:
+            self._on_restart(self)
+
+    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        if process is not self._process:
+            return
+        now_s = time.monotonic()
+        # Time in which the supervisor itself was stopped does not count: it received no heartbeats.
+        self._heartbeat_s += max(0.0, now_s - self._watched_s - 2 * WATCH_INTERVAL_S)
+        self._watched_s = now_s
+        silent_s = now_s - self._heartbeat_s
+        if silent_s > self._watchdog_s:
+            log.error("%s (process %d) sent no heartbeat for %.0f s; killing it", self.name, process.pid, silent_s)
+            process.kill()
+        asyncio.get_running_loop().call_later(WATCH_INTERVAL_S, self._watch, process)

@@ -1,0 +1,236 @@
+"""Assembly of a front-end: models by name, their tables, routes, sockets, gRPC."""
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import final
+
+from penstock.core.errors import ServeError
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.access import Access, Keys
+from penstock.serve.exchange.request import MAX_HEAD_BYTES
+from penstock.serve.exchange.response import Handler, Handlers
+from penstock.serve.grpc.thread import GrpcThread
+from penstock.serve.http.listener import SWEEP_S, Listener
+from penstock.serve.http.routes import Routes
+from penstock.serve.messages import ModelLoaded
+from penstock.serve.observe.request_log import RequestLog
+from penstock.serve.registry.attachments import Attachments
+from penstock.serve.registry.model_registry import ModelRegistry, Repository
+from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
+from penstock.serve.table.slots import SlotTable
+from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
+
+# Poll interval of a drain.
+POLL_S = 0.01
+# Allocations between garbage collections.
+GARBAGE_AFTER = 20_000
+
+log = logging.getLogger(__name__)
+
+
+@final
+class FrontEnd:
+    """All parts of a front-end between the sockets and the tables.
+
+    Args:
+        settings: How to serve.
+        listener: The socket that clients connect to.
+        repository: Loads and unloads models when a client asks.
+        index: Index of this front-end.
+        wakes: For each engine, called when there is new work for it.
+        batch_loop: Runs the batches of this process.
+
+    Raises:
+        ServeError: The API keys or TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        repository: Repository,
+        *,
+        index: int,
+        wakes: Sequence[Callable[[], None]],
+        batch_loop: BatchLoop,
+    ) -> None:
+        self._settings = settings
+        self.models = ModelRegistry(repository, loading=settings.models.directory is not None)
+        self.attachments = Attachments(
+            self.models,
+            budget_ns=settings.batching.budget_ns,
+            idle_ns=int(settings.limits.idle_timeout_s * 1e9),
+            # On average half of the longest read lies between a prediction and the next batch.
+            margin_ns=settings.batching.max_read_ns // 2,
+            index=index,
+            wakes=wakes,
+            batch_loop=batch_loop,
+            now_ns=time.monotonic_ns,
+        )
+        started_s = time.monotonic()
+        self._access = access_of(settings.access)
+        self._batch_loop = batch_loop
+        self._grpc: GrpcThread | None = None
+        routes = Routes(
+            self.models,
+            self._access,
+            uptime_s=lambda: time.monotonic() - started_s,
+            open_stream=partial(upgrade_to_stream, models=self.models, access=self._access),
+            refuse_stream=partial(reject_page, access=self._access),
+        )
+        handle, refuse = routes.handle, routes.refuse
+        # Traces and the request log need to see every request.
+        telemetry = settings.telemetry
+        reject_early = None if telemetry.otlp_endpoint or telemetry.log_requests else routes.reject_early
+        self._sweeper: asyncio.Task[None] | None = None
+        self._end_traces: Callable[[], None] | None = None
+        if telemetry.otlp_endpoint is not None:
+            scheme = "http" if settings.network.tls_certificate is None else "https"
+            endpoint, share = telemetry.otlp_endpoint, telemetry.trace_share
+            handle, self._end_traces = _traced(handle, self.models, scheme, endpoint, share)
+        if telemetry.log_requests:
+            request_log = RequestLog(handle, refuse, self._access)
+            handle, refuse = request_log.handle, request_log.refuse
+        network, limits = settings.network, settings.limits
+        handlers = Handlers(handle=handle, refuse=refuse, reject_early=reject_early)
+        self._http = Listener(network, limits, listener, handlers, batch_loop, self._max_body_bytes)
+
+    def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
+        """Serve a model under its name, see `Attachments.attach`."""
+        self.attachments.attach(loaded, memory)
+        self._http.forget_heads()
+
+    async def retire(self, key: int) -> None:
+        """Detach a table, see `Attachments.retire`."""
+        await self.attachments.retire(key)
+        # Cached routes hold references to the table.
+        self._http.forget_heads()
+
+    def lose_engine(self, engine: int) -> None:
+        """Fail the requests of a lost engine, see `Attachments.lose_engine`."""
+        self.attachments.lose_engine(engine)
+        self._http.forget_heads()
+
+    async def listen(self) -> None:
+        """Start to accept connections.
+
+        Raises:
+            ServeError: The port of gRPC is taken.
+        """
+        # Existing objects stay: without this, each full collection scans all modules, for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        # Thousands of waiting requests are not garbage; the default threshold would scan them often.
+        gc.set_threshold(GARBAGE_AFTER)
+        self._http.listen()
+        self._sweeper = asyncio.create_task(self._sweep())
+        port = self._settings.network.grpc_port
+        if port is None:
+            return
+        # Imported here: the packages of penstock[grpc] are optional.
+        from penstock.serve.grpc.service import grpc_server
+
+        home = asyncio.get_running_loop()
+        certificate, key = self._settings.network.tls_certificate, self._settings.network.tls_key
+        tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
+        thread = GrpcThread(
+            lambda: grpc_server(
+                self.models,
+                batch_loop=self._batch_loop,
+                host=self._settings.network.host,
+                port=port,
+                max_message_bytes=self._max_body_bytes() + MAX_HEAD_BYTES,
+                authorise=self._access.check_key,
+                tls=tls,
+                home=home,
+            )
+        )
+        await thread.start()
+        self._grpc = thread
+
+    def stand_in(self, index: int, listener: socket.socket) -> None:
+        """Accept the connections of another front-end too, until `stand_back`."""
+        listener.setblocking(False)
+        self._http.stand_in(index, listener)
+
+    def stand_back(self, index: int) -> None:
+        """Stop accepting for another front-end."""
+        self._http.stand_back(index)
+
+    def refuse_more(self) -> None:
+        """Become not ready, and close each connection after its next answer."""
+        self.models.draining = True
+        self.attachments.close_sequences()
+        self._http.close_after_next()
+
+    async def drain(self, hurry: Callable[[], bool]) -> None:
+        """Answer the accepted requests, then close every connection."""
+        self.refuse_more()
+        log.info("draining: %d requests are being answered", self.attachments.in_use)
+        seconds = self._settings.limits.drain_timeout_s
+        calls = asyncio.create_task(self._grpc.drain(seconds)) if self._grpc else None
+        await self._http.drain(seconds, hurry)
+        if self._grpc is not None and calls is not None:
+            while not calls.done() and not hurry():
+                await asyncio.sleep(POLL_S)
+            await self._grpc.close()
+            await asyncio.wait([calls])
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._end_traces is not None:
+            self._end_traces()
+        log.info("drained; %d requests were answered in all", self.attachments.answered)
+
+    def abort(self) -> None:
+        """Close every connection at once and cancel its requests."""
+        self._http.abort()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.attachments.sweep()
+
+    def _max_body_bytes(self) -> int:
+        return max((served.application.max_body_bytes for served in self.models), default=0)
+
+
+def check_telemetry(telemetry: TelemetrySettings) -> None:
+    """Check that the packages for `--otlp-endpoint` are installed.
+
+    Raises:
+        ServeError: They are not.
+    """
+    if telemetry.otlp_endpoint is None:
+        return
+    try:
+        import_module("penstock.serve.observe.tracing")
+    except ModuleNotFoundError as error:
+        raise ServeError(
+            f"--otlp-endpoint needs the package {error.name}; pip install 'penstock[telemetry]'."
+        ) from None
+
+
+def _traced(
+    handle: Handler, models: ModelRegistry, scheme: str, endpoint: str, share: float
+) -> tuple[Handler, Callable[[], None]]:
+    # Imported only where traces are wanted: it brings an HTTP client of its own.
+    from penstock.serve.observe.tracing import Traces, exporting
+
+    traces = Traces(handle, exporting(endpoint), models, share, scheme)
+    return traces.handle, traces.shut_down
+
+
+def access_of(access: AccessSettings) -> Access:
+    """Read the API keys and the CORS settings.
+
+    Raises:
+        ServeError: The file of the API keys cannot be used.
+    """
+    keys = None if access.api_keys is None else Keys.read(access.api_keys)
+    return Access(keys, access.cors)

@@ -1,0 +1,165 @@
+"""A front-end in a process of its own: it attaches the tables that the supervisor sends, and wakes the engines."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from functools import partial
+from typing import final
+
+from penstock.core.errors import InvalidInput, Overloaded, PenstockError, RequestError, UnknownRoute
+from penstock.serve.background import BackgroundTasks
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.channel import Channel, send_heartbeats
+from penstock.serve.control.front_end import FrontEnd
+from penstock.serve.messages import (
+    RESTART_S,
+    ChangeModel,
+    CommandDone,
+    CommandFailed,
+    Drain,
+    DropEngine,
+    Message,
+    ModelLoaded,
+    ModelStates,
+    ReleaseListener,
+    RetireTable,
+    StartListening,
+    TableRetired,
+    TakeOverListener,
+)
+from penstock.serve.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@final
+class FrontendProcess:
+    """Answers requests until the supervisor drains it.
+
+    Args:
+        settings: Settings of the server.
+        end: The socket to the supervisor.
+        index: Index of this front-end.
+        own: The eventfd that wakes this process.
+        engines: The eventfds that wake the engines.
+        listener: The listening socket.
+    """
+
+    def __init__(
+        self, settings: Settings, end: socket.socket, index: int, own: int, engines: list[int], listener: socket.socket
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._own = own
+        # The eventfds of the engines that have new rows.
+        self._to_wake: set[int] = set()
+        self._batch_loop = BatchLoop(
+            self._work,
+            call_soon=loop.call_soon,
+            clock_ns=time.monotonic_ns,
+            max_read_ns=settings.batching.max_read_ns,
+        )
+        wakes = [partial(self._wake_engine, engine) for engine in engines]
+        self._front = FrontEnd(settings, listener, self, index=index, wakes=wakes, batch_loop=self._batch_loop)
+        self._changes: dict[int, asyncio.Future[None]] = {}
+        self._tokens = itertools.count()
+        self._tasks = BackgroundTasks()
+        self._drained = asyncio.Event()
+        self._channel = Channel(end, self._receive, self._drained.set)
+        loop.add_reader(own, self._woken)
+
+    async def run(self) -> None:
+        """Serve until drained, or until the supervisor is gone."""
+        await send_heartbeats(self._channel, self._drained)
+
+    async def load(self, name: str) -> None:
+        """Have the supervisor load a model."""
+        await self._change(name, unload=False)
+
+    async def unload(self, name: str) -> None:
+        """Have the supervisor unload a model."""
+        await self._change(name, unload=True)
+
+    async def _change(self, name: str, *, unload: bool) -> None:
+        token = next(self._tokens)
+        future = self._changes[token] = asyncio.get_running_loop().create_future()
+        self._channel.send(ChangeModel(token=token, name=name, unload=unload))
+        try:
+            await future
+        finally:
+            del self._changes[token]
+
+    def _wake_engine(self, engine: int) -> None:
+        self._to_wake.add(engine)
+        self._batch_loop.wake()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._own)
+        self._batch_loop.wake()
+
+    def _work(self) -> int:
+        # Each engine is woken once for all requests of this poll.
+        woken = len(self._to_wake)
+        while self._to_wake:
+            os.eventfd_write(self._to_wake.pop(), 1)
+        return woken + self._front.attachments.collect()
+
+    def _receive(self, message: Message, descriptors: list[int]) -> None:
+        front = self._front
+        match message:
+            case ModelLoaded():
+                self._attach(message, descriptors[0])
+            case RetireTable(key=key):
+                self._tasks.start(self._retire(key))
+            case DropEngine(engine=engine):
+                front.lose_engine(engine)
+            case ModelStates(models=models):
+                front.models.tell(models)
+            case StartListening():
+                self._tasks.start(front.listen())
+            case TakeOverListener(index=index):
+                front.stand_in(index, socket.socket(fileno=descriptors[0]))
+            case ReleaseListener(index=index):
+                front.stand_back(index)
+            case Drain():
+                self._tasks.start(self._drain())
+            case CommandDone(key=token):
+                self._changes[token].set_result(None)
+            case CommandFailed(key=token):
+                self._changes[token].set_exception(_request_error(message))
+            case _:
+                raise AssertionError(message)
+
+    def _attach(self, loaded: ModelLoaded, descriptor: int) -> None:
+        key = loaded.command.key
+        try:
+            self._front.attach(loaded, descriptor)
+        except Exception as error:
+            # Attaching imports the application, which may raise anything; the other models go on.
+            if not isinstance(error, PenstockError):
+                log.exception("%s cannot be attached", loaded.command.bundle)
+            self._channel.send(CommandFailed(key=key, error=str(error)))
+        else:
+            self._channel.send(CommandDone(key=key))
+        finally:
+            os.close(descriptor)
+
+    async def _retire(self, key: int) -> None:
+        await self._front.retire(key)
+        self._channel.send(TableRetired(key=key))
+
+    async def _drain(self) -> None:
+        await self._front.drain(lambda: False)
+        self._drained.set()
+
+
+def _request_error(failed: CommandFailed) -> RequestError:
+    match failed.status:
+        case UnknownRoute.status:
+            return UnknownRoute(failed.error)
+        case Overloaded.status:
+            return Overloaded(failed.error, RESTART_S)
+        case _:
+            return InvalidInput(failed.error)

@@ -1,0 +1,24 @@
+"""Start and stop of a server, in one process or under a supervisor."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterable
+
+from penstock.serve.http.listener import url_of
+from penstock.serve.settings import NetworkSettings
+
+
+def on_stop_signal(stop: Callable[[], None]) -> None:
+    """Call `stop` at each SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+def announce(models: Iterable[str], listener: socket.socket, network: NetworkSettings) -> None:
+    """Print which models are served, and where."""
+    names = ", ".join(dict.fromkeys(models))
+    print(f"Serving {names} at {url_of(listener, network.tls_certificate is not None)}", flush=True)
+    if network.grpc_port is not None:
+        print(f"Serving {names} by gRPC on port {network.grpc_port}", flush=True)

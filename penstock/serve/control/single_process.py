@@ -1,0 +1,100 @@
+"""One process that serves: engine and front-end share an event loop, and tables are in private memory."""
+
+import asyncio
+import socket
+import time
+from typing import final
+
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.control.front_end import FrontEnd
+from penstock.serve.control.lifecycle import announce, on_stop_signal
+from penstock.serve.control.repository import ModelRepository, TableMemory
+from penstock.serve.engine.model_loader import ModelLoader
+from penstock.serve.messages import LoadModel, ModelLoaded, ModelState
+from penstock.serve.settings import Settings
+
+
+async def serve_single(settings: Settings, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
+    """
+    await _SingleProcess(settings, listener).run()
+
+
+@final
+class _SingleProcess:
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._listener = listener
+        self._loader = ModelLoader(settings, shared=False)
+        self._batch_loop = BatchLoop(
+            self._work,
+            call_soon=loop.call_soon,
+            clock_ns=time.monotonic_ns,
+            max_read_ns=settings.batching.max_read_ns,
+        )
+        self._repository = ModelRepository(settings.models, self, self)
+        self._front = FrontEnd(
+            settings,
+            listener,
+            self._repository,
+            index=0,
+            wakes=[self._batch_loop.wake],
+            batch_loop=self._batch_loop,
+        )
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> None:
+        on_stop_signal(self._signalled)
+        await self._repository.load_all()
+        await self._front.listen()
+        announce((served.name for served in self._front.models), self._listener, self._settings.network)
+        await self._stop.wait()
+        await self._front.drain(lambda: self._signals > 1)
+
+    def _work(self) -> int:
+        ran = self._loader.tick()
+        if ran is None:
+            return 0
+        key, batch = ran
+        rows = batch.run.size + batch.expire.size
+        writer = self._front.attachments.writer(key)
+        if not rows or writer is None:
+            return rows
+        start_ns = time.monotonic_ns()
+        writer.collect()
+        # Replies are written in the engine's own time here, so a batch takes that much longer.
+        self._loader.engines[key].observe_handling((time.monotonic_ns() - start_ns) / rows)
+        writer.refresh(self._batch_loop.reading_share)
+        return rows
+
+    @property
+    def engines(self) -> tuple[int, ...]:
+        return (0,)
+
+    async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
+        loaded, table, _ = await self._loader.load(command)
+        return loaded, table
+
+    async def unload(self, key: int) -> None:
+        self._loader.unload(key)
+
+    async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
+        self._front.attach(loaded, memory)
+
+    async def retire(self, key: int) -> None:
+        await self._front.retire(key)
+
+    def publish_states(self, states: tuple[ModelState, ...]) -> None:
+        self._front.models.tell(states)
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._front.refuse_more()
+        if self._signals > 1:
+            self._front.abort()
+        self._stop.set()

@@ -1,0 +1,343 @@
+"""The supervisor: it starts engines and front-ends, restarts those that die, and drains at the end. It loads no torch.
+
+    supervisor ── socket pair ── engines         torch, the networks, the tables' engine columns
+        └──────── socket pair ── front-ends      sockets, parsing, decode, reply
+    engines ══ slot tables in shared memory, and an eventfd for each ══ front-ends
+
+The supervisor owns the listening sockets, so that connections in their backlog survive a front-end. The kernel kills
+the children when the supervisor ends, and shared memory is freed with the last process that maps it.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable
+from typing import final
+
+from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
+from penstock.serve.background import BackgroundTasks
+from penstock.serve.control.child import ChildProcess
+from penstock.serve.control.lifecycle import announce, on_stop_signal
+from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository, TableMemory
+from penstock.serve.http.listener import BACKLOG
+from penstock.serve.messages import (
+    RESTARTING,
+    ChangeModel,
+    CommandDone,
+    CommandFailed,
+    Drain,
+    DropEngine,
+    Heartbeat,
+    LoadModel,
+    Message,
+    ModelLoaded,
+    ModelState,
+    ModelStates,
+    ReleaseListener,
+    RetireTable,
+    StartFailed,
+    StartListening,
+    TableRetired,
+    TakeOverListener,
+    UnloadModel,
+)
+from penstock.serve.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# A front-end ends itself when it has drained; it is killed this long after its drain timeout.
+FRONTEND_GRACE_S = 2.0
+ENGINE_GRACE_S = 3.0
+
+Reply = tuple[Message, list[int]]
+
+
+async def supervise(settings: Settings, sockets: list[socket.socket]) -> None:
+    """Serve until SIGTERM or SIGINT, with a front-end process for each socket.
+
+    Raises:
+        PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
+    """
+    supervisor = _Supervisor(settings, sockets)
+    try:
+        await supervisor.run()
+    finally:
+        supervisor.kill()
+
+
+@final
+class _Supervisor:
+    def __init__(self, settings: Settings, sockets: list[socket.socket]) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        devices = settings.execution.devices
+        # Made here, so that an eventfd outlives the process that it wakes.
+        engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
+        self._repository = ModelRepository(settings.models, self, self)
+        self._stop = asyncio.Event()
+        self._start_error = ""
+        self._signals = 0
+        # Commands without a reply, by child, type and key.
+        self._pending: dict[tuple[ChildProcess, type[Message], int], asyncio.Future[Reply]] = {}
+        self._tasks = BackgroundTasks()
+        self._listening = False
+        # The front-end that accepts the connections of a dead one, by the index of the dead one.
+        self._takeovers: dict[int, ChildProcess] = {}
+        self._tables: dict[int, tuple[ModelLoaded, int]] = {}
+        # Keys of the tables that front-ends attach.
+        self._attached: set[int] = set()
+        self._engines = [
+            ChildProcess(
+                name,
+                index,
+                settings,
+                [engine_wakes[index], *frontend_wakes],
+                on_message=self._receive,
+                on_exit=self._engine_exited,
+                on_restart=lambda child: None,
+            )
+            for index, name in enumerate(engine_names(devices))
+        ]
+        self._frontends = [
+            ChildProcess(
+                f"front-end {index}",
+                index,
+                settings,
+                [*engine_wakes, frontend_wakes[index], sockets[index].fileno()],
+                on_message=self._receive,
+                on_exit=self._frontend_exited,
+                on_restart=self._frontend_restarted,
+            )
+            for index in range(len(sockets))
+        ]
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        on_stop_signal(self._signalled)
+        for child in (*self._engines, *self._frontends):
+            child.start()
+        loading = loop.create_task(self._first_load())
+        stopping = loop.create_task(self._stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not self._start_error and loading.done():
+            loading.result()
+        await stopping
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        if self._start_error:
+            raise ServeError(self._start_error)
+        await self._drain()
+
+    async def _first_load(self) -> None:
+        await self._repository.load_all()
+        self._listening = True
+        for listener in self._sockets:
+            # Connections that arrive before the front-ends accept stay in the backlog.
+            listener.listen(BACKLOG)
+        for child in self._frontends:
+            child.send(StartListening())
+        names = (loaded.command.name for loaded, _ in self._repository.loaded)
+        announce(names, self._sockets[0], self._settings.network)
+
+    async def _drain(self) -> None:
+        # The kernel would still give connections to a listening socket that nobody accepts from.
+        for listener in self._sockets:
+            listener.close()
+        for child in (*self._engines, *self._frontends):
+            child.keep_running = False
+        for child in self._frontends:
+            child.send(Drain())
+        hurry = asyncio.create_task(self._second_signal())
+        await _wait_exits(self._frontends, hurry, self._settings.limits.drain_timeout_s + FRONTEND_GRACE_S)
+        for engine in self._engines:
+            engine.close()
+        await _wait_exits(self._engines, hurry, ENGINE_GRACE_S)
+
+    async def _second_signal(self) -> None:
+        while self._signals < 2:
+            await asyncio.sleep(0.02)
+
+    def kill(self) -> None:
+        for child in (*self._frontends, *self._engines):
+            child.keep_running = False
+            child.kill()
+
+    @property
+    def engines(self) -> tuple[int, ...]:
+        # The first start waits for all engines; later, an engine that never becomes ready must not block a load.
+        return tuple(child.index for child in self._engines if child.alive and (child.ready or child.starts == 1))
+
+    async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
+        child = self._engines[engine]
+        if not child.alive:
+            raise EngineLost(f"{RESTARTING}.")
+        starts = child.starts
+        loaded, descriptors = await self._command(child, command, command.key)
+        assert isinstance(loaded, ModelLoaded), loaded
+        if not child.alive or child.starts != starts:
+            os.close(descriptors[0])
+            raise EngineLost(DIED_AFTER_LOAD)
+        self._tables[command.key] = loaded, descriptors[0]
+        return loaded, descriptors[0]
+
+    async def unload(self, key: int) -> None:
+        self._attached.discard(key)
+        if key in self._tables:
+            loaded, memory = self._tables.pop(key)
+            self._engines[loaded.engine].send(UnloadModel(key=key))
+            os.close(memory)
+
+    async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
+        assert isinstance(memory, int), memory
+        key = loaded.command.key
+        if key in self._tables:
+            self._attached.add(key)
+            replies = [self._command(child, loaded, key, (memory,)) for child in self._frontends if child.alive]
+            await asyncio.gather(*replies)
+        if key not in self._tables:
+            raise EngineLost(DIED_AFTER_LOAD)
+
+    async def retire(self, key: int) -> None:
+        self._attached.discard(key)
+        retire = RetireTable(key=key)
+        await asyncio.gather(*(self._command(child, retire, key) for child in self._frontends if child.alive))
+
+    def publish_states(self, states: tuple[ModelState, ...]) -> None:
+        for child in self._frontends:
+            child.send(ModelStates(models=states))
+
+    def _command(
+        self, child: ChildProcess, message: Message, key: int, descriptors: tuple[int, ...] = ()
+    ) -> Awaitable[Reply]:
+        # Sent at the call and not at the await: a child must receive messages in the order of events.
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._pending[child, type(message), key] = future
+        child.send(message, descriptors)
+        return future
+
+    def _receive(self, child: ChildProcess, message: Message, descriptors: list[int]) -> None:
+        match message:
+            case Heartbeat():
+                first_after_restart = not child.ready and child.starts > 1
+                child.record_heartbeat()
+                self._arrange_takeovers()
+                if first_after_restart and child in self._engines:
+                    self._tasks.start(self._repository.restore(child.index))
+            case ModelLoaded(command=command):
+                self._resolve(child, LoadModel, command.key, message, descriptors)
+            case CommandDone(key=key):
+                self._resolve(child, ModelLoaded, key, message, [])
+            case TableRetired(key=key):
+                self._resolve(child, RetireTable, key, message, [])
+            case CommandFailed(key=key, error=error):
+                self._fail_command(child, key, error)
+            case ChangeModel():
+                self._tasks.start(self._change(child, message))
+            case StartFailed(error=error):
+                child.start_error = error
+            case _:
+                raise AssertionError(message)
+
+    def _resolve(
+        self, child: ChildProcess, kind: type[Message], key: int, reply: Message, descriptors: list[int]
+    ) -> None:
+        future = self._pending.pop((child, kind, key), None)
+        if future is not None and not future.done():
+            future.set_result((reply, descriptors))
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _fail_command(self, child: ChildProcess, key: int, error: str) -> None:
+        kind = LoadModel if child in self._engines else ModelLoaded
+        future = self._pending.pop((child, kind, key), None)
+        if future is None or future.done():
+            log.error("%s does not serve a model: %s", child.name, error)
+        else:
+            prefix = f"{child.name}: " if len(self._engines) > 1 and kind is LoadModel else ""
+            future.set_exception(ServeError(prefix + error))
+
+    async def _change(self, child: ChildProcess, change: ChangeModel) -> None:
+        do = self._repository.unload if change.unload else self._repository.load
+        starts = child.starts
+        reply: Message = CommandDone(key=change.token)
+        try:
+            await do(change.name)
+        except (PenstockError, OSError) as error:
+            status = error.status if isinstance(error, RequestError) else RequestError.status
+            reply = CommandFailed(key=change.token, error=str(error), status=status)
+        # A process that was restarted meanwhile has no such token.
+        if child.starts == starts:
+            child.send(reply)
+
+    def _frontend_exited(self, child: ChildProcess) -> None:
+        # Its commands count as done: the next process starts with all tables.
+        for key, future in self._take_pending(child):
+            future.set_result((CommandDone(key=key), []))
+        self._fail_start(child)
+        self._takeovers = {index: other for index, other in self._takeovers.items() if other is not child}
+        self._arrange_takeovers()
+
+    def _engine_exited(self, child: ChildProcess) -> None:
+        for frontend in self._frontends:
+            frontend.send(DropEngine(engine=child.index))
+        for _, future in self._take_pending(child):
+            future.set_exception(EngineLost("the engine's process ended while it loaded; its log says why."))
+        for key, (loaded, memory) in list(self._tables.items()):
+            if loaded.engine == child.index:
+                os.close(memory)
+                del self._tables[key]
+                self._attached.discard(key)
+        self._repository.drop_engine(child.index)
+        self._fail_start(child)
+
+    def _take_pending(self, child: ChildProcess) -> list[tuple[int, asyncio.Future[Reply]]]:
+        taken = [(entry[2], self._pending.pop(entry)) for entry in list(self._pending) if entry[0] is child]
+        return [(key, future) for key, future in taken if not future.done()]
+
+    def _fail_start(self, child: ChildProcess) -> None:
+        if not self._listening and child.keep_running:
+            child.keep_running = False
+            default = f"the process of {child.name} ended while the server started; its log says why."
+            self._start_error = self._start_error or child.start_error or default
+            self._stop.set()
+
+    def _arrange_takeovers(self) -> None:
+        ready = [child for child in self._frontends if child.ready]
+        if not self._listening or self._stop.is_set() or not ready:
+            return
+        for index, child in enumerate(self._frontends):
+            acting = self._takeovers.get(index)
+            if child.ready and acting is not None:
+                acting.send(ReleaseListener(index=index))
+                del self._takeovers[index]
+            elif not child.ready and acting is None:
+                ready[0].send(TakeOverListener(index=index), (self._sockets[index].fileno(),))
+                self._takeovers[index] = ready[0]
+
+    def _frontend_restarted(self, child: ChildProcess) -> None:
+        # Sent at once, before any later event: a child must receive messages in the order of events.
+        child.send(ModelStates(models=self._repository.states))
+        for key, (loaded, memory) in self._tables.items():
+            if key in self._attached:
+                child.send(loaded, (memory,))
+        child.send(StartListening())
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._stop.set()
+
+
+async def _wait_exits(children: list[ChildProcess], hurry: asyncio.Task[None], timeout_s: float) -> None:
+    exits = asyncio.gather(*(child.wait_exit() for child in children))
+    await asyncio.wait((exits, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def engine_names(devices: tuple[str, ...]) -> list[str]:
+    """Names of the engines in process lists and logs."""
+    return ["engine"] if len(devices) == 1 else [f"engine {index} on {name}" for index, name in enumerate(devices)]
+
+
+def _eventfds(count: int) -> list[int]:
+    return [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]

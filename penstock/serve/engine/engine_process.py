@@ -1,0 +1,88 @@
+"""An engine in a process of its own: tables in shared memory, and an eventfd to wake it and each front-end."""
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from typing import final
+
+import numpy as np
+
+from penstock.core.errors import PenstockError
+from penstock.serve.background import BackgroundTasks
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.channel import Channel, send_heartbeats
+from penstock.serve.engine.model_loader import ModelLoader
+from penstock.serve.messages import CommandFailed, LoadModel, Message, UnloadModel
+from penstock.serve.settings import Settings
+from penstock.serve.table.slots import SlotTable
+
+
+@final
+class EngineProcess:
+    """Runs batches while rows are ready, and loads the models that the supervisor orders.
+
+    Args:
+        settings: Settings of the server.
+        end: The socket to the supervisor.
+        index: Index of this engine.
+        own: The eventfd that wakes this process.
+        frontends: The eventfds that wake the front-ends, in their order.
+    """
+
+    def __init__(self, settings: Settings, end: socket.socket, index: int, own: int, frontends: list[int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._own = own
+        self._frontends = frontends
+        self._loader = ModelLoader(settings, shared=True, index=index)
+        self._tables: dict[int, SlotTable] = {}
+        self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
+        self._end = asyncio.Event()
+        self._tasks = BackgroundTasks()
+        self._channel = Channel(end, self._receive, self._end.set)
+        loop.add_reader(own, self._woken)
+
+    async def run(self) -> None:
+        """Serve until the supervisor is gone."""
+        await send_heartbeats(self._channel, self._end)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._own)
+        self._batch_loop.wake()
+
+    def _work(self) -> int:
+        ran = self._loader.tick()
+        if ran is None:
+            return 0
+        key, batch = ran
+        rows = batch.run.size + batch.expire.size
+        if rows:
+            slots_each = self._tables[key].layout.slots_each
+            owners = np.unique(np.concatenate([batch.run, batch.expire]) // slots_each)
+            for index in owners.tolist():
+                os.eventfd_write(self._frontends[index], 1)
+        return rows
+
+    def _receive(self, message: Message, descriptors: list[int]) -> None:
+        match message:
+            case LoadModel():
+                self._tasks.start(self._load(message))
+            case UnloadModel(key=key):
+                self._loader.unload(key)
+                self._tables.pop(key, None)
+            case _:
+                raise AssertionError(message)
+
+    async def _load(self, command: LoadModel) -> None:
+        try:
+            loaded, table, descriptor = await self._loader.load(command)
+        except PenstockError as error:
+            self._channel.send(CommandFailed(key=command.key, error=str(error)))
+            return
+        self._tables[command.key] = table
+        # Loaded models are long-lived: take them out of the garbage collector's reach.
+        gc.collect()
+        gc.freeze()
+        self._channel.send(loaded, (descriptor,))
+        os.close(descriptor)

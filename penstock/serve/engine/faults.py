@@ -1,0 +1,82 @@
+"""Isolation of errors that the application's network raises: only the request that causes one fails."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.runtime.executor import Executor, StepInput, StepOutput
+
+# B rows of the batch
+
+log = logging.getLogger(__name__)
+
+FailedRows = npt.NDArray[np.bool_] | None
+
+
+def begin_isolated(executor: Executor, batch: StepInput, *, adopted: bool) -> tuple[Any, FailedRows]:
+    """Begin a step; where the network raises, bisect the batch for the requests that it raises on.
+
+    Args:
+        executor: The network.
+        batch: The batch to run.
+        adopted: The executor adopted the table. Its CUDA graphs run no code of the application, so that an error is a
+            failure of the GPU, and is raised.
+
+    Returns:
+        The argument of the executor's `finish`, and the rows that failed; None where none did.
+    """
+    rows = batch.slots_B.size
+    try:
+        return executor.begin(batch), None
+    except Exception:
+        # The network is the application's code, which may raise anything; the other requests go on.
+        if adopted:
+            raise
+        if rows == 1:
+            log.exception("the network raised on one request; that request alone fails")
+        else:
+            log.warning("the network raised on a batch of %d; bisecting for the request that it raised on", rows)
+    if rows > 1:
+        halves = (begin_isolated(executor, half, adopted=False) for half in _halves(batch))
+        return _join([_finish_copy(executor, *half) for half in halves])
+    spec = executor.output
+    return StepOutput(output_B=np.zeros((1, *spec.shape), spec.numpy_dtype)), np.ones(1, np.bool_)
+
+
+def _halves(batch: StepInput) -> list[StepInput]:
+    middle = batch.slots_B.size // 2
+    return [
+        StepInput(
+            slots_B=batch.slots_B[part],
+            chunk_B=batch.chunk_B[part],
+            length_B=batch.length_B[part],
+            fresh_B=batch.fresh_B[part],
+            last_B=None if batch.last_B is None else batch.last_B[part],
+        )
+        for part in (slice(middle), slice(middle, None))
+    ]
+
+
+def _finish_copy(executor: Executor, begun: Any, failed_B: FailedRows) -> tuple[StepOutput, FailedRows]:
+    result = executor.finish(begun)
+    # The next step may overwrite this output.
+    return replace(result, output_B=result.output_B.copy()), failed_B
+
+
+def _join(halves: list[tuple[StepOutput, FailedRows]]) -> tuple[StepOutput, FailedRows]:
+    results = [result for result, _ in halves]
+    sizes = [len(result.output_B) for result in results]
+
+    def joined(parts: list[Any], dtype: type) -> Any:
+        filled = [np.zeros(size, dtype) if part is None else part for size, part in zip(sizes, parts, strict=True)]
+        return None if all(part is None for part in parts) else np.concatenate(filled)
+
+    whole = StepOutput(
+        output_B=np.concatenate([result.output_B for result in results]),
+        length_B=joined([result.length_B for result in results], np.int64),
+        busy_B=joined([result.busy_B for result in results], np.bool_),
+    )
+    return whole, joined([failed_B for _, failed_B in halves], np.bool_)

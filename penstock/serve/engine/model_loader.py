@@ -1,0 +1,194 @@
+"""Models of one device: loading bundles, making their tables, measuring their batch costs."""
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from penstock.core.application import Application
+from penstock.core.errors import DeviceLost, PenstockError, ServeError
+from penstock.runtime.executor_choice import (
+    Execution,
+    Runnable,
+    first_chunk,
+    make_runnable,
+    parse_executor_choice,
+    resolved_device,
+)
+from penstock.serve.engine.engine import Engine
+from penstock.serve.engine.multiplex import Multiplexer
+from penstock.serve.engine.scheduler import Schedule
+from penstock.serve.messages import LoadModel, ModelLoaded
+from penstock.serve.settings import Settings
+from penstock.serve.table.slots import SlotTable, TableLayout
+
+log = logging.getLogger(__name__)
+
+MAX_TABLE_BYTES = 512 << 20
+MAX_SLOTS = 4096
+# Live streams, each with a state of its own on the device.
+MAX_STREAMS_GPU, MAX_STREAMS_CPU = 32_768, 4096
+# Exit status of a process whose GPU failed.
+DEVICE_LOST = 70
+
+
+def engines_on(device: str, devices: tuple[str, ...]) -> int:
+    """Count the engines on a device; `cuda` and `cuda:0` are the same one.
+
+    Args:
+        device: Device of one engine.
+        devices: Devices of all engines.
+    """
+    return [_numbered(each) for each in devices].count(_numbered(device))
+
+
+def _numbered(device: str) -> str:
+    return "cuda:0" if device == "cuda" else device
+
+
+@final
+class ModelLoader:
+    """Loads the models of one engine process and runs their batches.
+
+    Args:
+        settings: Settings of the server.
+        shared: Front-ends are separate processes, so that tables must be in shared memory.
+        index: Index of this engine.
+    """
+
+    def __init__(self, settings: Settings, *, shared: bool, index: int = 0) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._index = index
+        execution = settings.execution
+        device = execution.devices[index]
+        self._device = resolved_device(device, parse_executor_choice(execution.executor))
+        # Engines on the same device, usually the CPU, divide its cores and memory.
+        self._sharing = engines_on(device, execution.devices)
+        self._multiplexer = Multiplexer(time.monotonic_ns)
+        self.engines: dict[int, Engine] = {}
+
+    def tick(self) -> tuple[int, Schedule] | None:
+        """Run the next batch of all models, see `Multiplexer.tick`; a failed GPU ends the process."""
+        try:
+            return self._multiplexer.tick()
+        except DeviceLost as error:
+            # A process cannot recover its CUDA context: the supervisor, or the service manager, starts another one.
+            log.critical("%s", error)
+            os._exit(DEVICE_LOST)
+
+    async def load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
+        """Load a model while the others are served.
+
+        Returns:
+            The message for the front-ends, the table, and the descriptor of its memory (-1 where it is private).
+
+        Raises:
+            PenstockError: The bundle cannot be loaded, or the network is slower than the budget.
+        """
+        try:
+            return await self._load(command)
+        except PenstockError:
+            raise
+        except Exception as error:
+            # Loading and measuring run the application's network, which may raise anything; other models go on.
+            log.exception("%s cannot be loaded", command.bundle)
+            raise ServeError(f"{command.bundle}: {type(error).__name__}: {error}") from error
+
+    async def _load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
+        if self.engines or self._shared:
+            runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command)
+        else:
+            runnable, table, descriptor, engine = self._build(command)
+        layout = table.layout
+        for _ in engine.measuring(first_chunk(runnable.application, runnable.files.golden.inputs)):
+            await asyncio.sleep(0)
+        name = command.name or runnable.application.name
+        log.info(
+            "%s measured: 1 row %.2f ms, %d rows %.2f ms, the largest batch within %g ms",
+            name,
+            engine.costs.of(1) / 1e6,
+            engine.costs.largest,
+            engine.costs.of(engine.costs.largest) / 1e6,
+            self._settings.batching.latency_ms,
+        )
+        self.engines[command.key] = engine
+        self._multiplexer.add(command.key, engine)
+        manifest = runnable.files.manifest
+        loaded = ModelLoaded(
+            command=replace(command, name=name),
+            engine=self._index,
+            device=self._device,
+            slots=layout.slots,
+            frontends=layout.frontends,
+            bundle_hash=manifest.content_hash,
+            application=self._settings.models.app or manifest.reference,
+        )
+        return loaded, table, descriptor
+
+    def unload(self, key: int) -> None:
+        """Unload a model; no request may wait for it any more."""
+        if self.engines.pop(key, None) is not None:
+            self._multiplexer.remove(key)
+
+    def _build(self, command: LoadModel) -> tuple[Runnable, SlotTable, int, Engine]:
+        settings = self._settings
+        runnable = self._runnable(command)
+        layout = self._layout(runnable.application, runnable.slots)
+        table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
+        engine = Engine(
+            runnable.executor,
+            table,
+            budget_ns=settings.batching.budget_ns,
+            clock_ns=time.monotonic_ns,
+            max_rows=settings.batching.max_batch,
+            traced=settings.telemetry.otlp_endpoint is not None,
+        )
+        return runnable, table, descriptor, engine
+
+    def _runnable(self, command: LoadModel) -> Runnable:
+        models, execution = self._settings.models, self._settings.execution
+        return make_runnable(
+            Path(command.bundle),
+            app=models.app,
+            accept_changed=models.accept_changed_app,
+            how=Execution(
+                cache=execution.cache,
+                cores=max(1, len(os.sched_getaffinity(0)) // self._sharing),
+                sharing=self._sharing,
+                choice=parse_executor_choice(execution.executor),
+                device=self._device,
+                precision=execution.precision,
+                max_rows=self._settings.batching.max_batch,
+                exact=execution.exact,
+            ),
+            slots=lambda application: self._layout(application).slots,
+        )
+
+    def _layout(self, application: Application, states: int | None = None) -> TableLayout:
+        frontends = self._settings.frontend_processes or 1
+        most = MAX_SLOTS
+        if application.live is not None:
+            most = MAX_STREAMS_CPU if self._device == "cpu" else MAX_STREAMS_GPU
+        if states is not None and states < frontends:
+            raise ServeError(
+                f"the device has memory for the states of {states} streams, fewer than {frontends} front-ends; lower "
+                f"--frontends."
+            )
+        chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
+        each = min(most, states or most, MAX_TABLE_BYTES // chunk_bytes) // frontends
+        if each < 1:
+            raise ServeError(
+                f"one chunk of {application.input.describe()} takes {chunk_bytes / 1e6:,.0f} MB, more than the slot "
+                f"table of {frontends} front-ends may have ({MAX_TABLE_BYTES >> 20} MB)."
+            )
+        return TableLayout(
+            slots=each * frontends,
+            chunks=application.chunks,
+            input=application.input,
+            output=application.output,
+            frontends=frontends,
+        )

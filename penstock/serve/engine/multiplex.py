@@ -1,0 +1,86 @@
+"""Several tables on one device: the choice of the next batch.
+
+Each table has an engine of its own, and all engines share one CPU or GPU. While there is time for all, the table whose
+most urgent row must start soonest goes first. Where one batch would make another table's rows late, the table with the
+least device time goes first, so that an overloaded application does not take the time of the others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from penstock.serve.engine.engine import Engine
+from penstock.serve.engine.scheduler import Schedule
+
+# Half-life of the device time that counts as a table's use.
+HALF_LIFE_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Share:
+    engine: Engine
+    used_ns: float = 0.0
+
+
+@final
+class Multiplexer:
+    """Runs one batch a tick, of the table that needs it most.
+
+    Args:
+        clock_ns: The clock of the deadlines.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._shares: dict[int, _Share] = {}
+        self._halved_ns = clock_ns()
+
+    def add(self, key: int, engine: Engine) -> None:
+        """Serve another table, under a key of the caller's."""
+        least = min((share.used_ns for share in self._shares.values()), default=0.0)
+        self._shares[key] = _Share(engine, least)
+
+    def remove(self, key: int) -> None:
+        """Stop serving a table."""
+        del self._shares[key]
+        if len(self._shares) == 1:
+            next(iter(self._shares.values())).engine.publish_rivals(0, 0.0)
+
+    def tick(self) -> tuple[int, Schedule] | None:
+        """Run the next batch.
+
+        Returns:
+            The key of its table and the rows that ran and expired; None where nothing is ready.
+        """
+        start_ns = self._clock_ns()
+        key = self._next(start_ns)
+        if key is None:
+            return None
+        share = self._shares[key]
+        batch = share.engine.tick(start_ns)
+        share.used_ns += self._clock_ns() - start_ns
+        if start_ns - self._halved_ns > HALF_LIFE_NS:
+            self._halved_ns = start_ns
+            for each in self._shares.values():
+                each.used_ns /= 2
+        return key, batch
+
+    def _next(self, now_ns: int) -> int | None:
+        if len(self._shares) == 1:
+            return next(iter(self._shares))
+        backlogs = {key: share.engine.backlog(now_ns) for key, share in self._shares.items()}
+        used_ns = sum(share.used_ns for share in self._shares.values()) or 1.0
+        for key, share in self._shares.items():
+            rivals_ns = sum(each.work_ns for other, each in backlogs.items() if other != key)
+            share.engine.publish_rivals(rivals_ns, 1 - share.used_ns / used_ns)
+        ready = {key: each for key, each in backlogs.items() if each.rows}
+        if not ready:
+            return None
+        late = [
+            key
+            for key, each in ready.items()
+            if each.slack_ns < max((other.batch_ns for rival, other in ready.items() if rival != key), default=0)
+        ]
+        if late:
+            return min(late, key=lambda key: self._shares[key].used_ns)
+        return min(ready, key=lambda key: ready[key].slack_ns)

@@ -1,0 +1,213 @@
+"""Access control: API keys for clients, and CORS for pages of other sites."""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote
+
+from penstock.core.errors import Forbidden, ServeError, Unauthorized
+from penstock.serve.exchange.request import Head
+
+# Open to load balancers and probes without a key; the page's own files hold no secret.
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/")
+OPEN_PREFIX = "/page/"
+ADMIN = "admin"
+MIN_CHARACTERS = 16
+PREFLIGHT_S = 600
+SUBPROTOCOLS = "sec-websocket-protocol"
+# Prefix of an offered subprotocol that carries the client's key, percent-encoded.
+KEY_PREFIX = "key."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """A client's key, as its digest.
+
+    Args:
+        name: Name of the client, for the log.
+        digest: SHA-256 of the key.
+        admin: Whether the client may load and unload models.
+    """
+
+    name: str
+    digest: bytes
+    admin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of all clients.
+
+    Args:
+        keys: One for each client.
+    """
+
+    keys: tuple[Key, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a file with a line for each client: its name, its key, and `admin` if it may load models.
+
+        Raises:
+            ServeError: The file cannot be read, or a line is malformed.
+        """
+        try:
+            lines = file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServeError(f"the API keys in {file} cannot be read ({error}).") from None
+        keys: list[Key] = []
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) not in (2, 3) or words[2:] not in ([], [ADMIN]):
+                raise ServeError(f"line {number} of {file} is not 'NAME KEY' or 'NAME KEY admin'.")
+            if len(words[1]) < MIN_CHARACTERS:
+                raise ServeError(
+                    f"the key of {words[0]!r} in {file} has {len(words[1])} characters, fewer than {MIN_CHARACTERS}; "
+                    f"'openssl rand -hex 24' makes a good one."
+                )
+            if not words[1].isascii():
+                raise ServeError(
+                    f"the key of {words[0]!r} in {file} has characters that a header cannot carry; use ASCII alone."
+                )
+            keys.append(Key(name=words[0], digest=_digest(words[1]), admin=len(words) == 3))
+        if not keys:
+            raise ServeError(f"{file} has no keys; write a line 'NAME KEY' for each client.")
+        owners: dict[bytes, str] = {}
+        for key in keys:
+            if key.digest in owners:
+                both = f"{owners[key.digest]!r} and {key.name!r}"
+                raise ServeError(f"{both} in {file} have the same key; give each client its own.")
+            owners[key.digest] = key.name
+        return cls(tuple(keys))
+
+    def check(self, authorization: str | None, *, admin: bool) -> str:
+        """Check a key; return the name of its client.
+
+        Args:
+            authorization: `Bearer KEY`.
+            admin: Whether the request is for admins only.
+
+        Raises:
+            Unauthorized: There is no key, or an unknown one.
+            Forbidden: The client is no admin.
+        """
+        found = self.whose(authorization)
+        if found is None:
+            raise Unauthorized("This server wants an API key; send 'Authorization: Bearer KEY'.")
+        if admin and not found.admin:
+            raise Forbidden(f"The key of {found.name!r} may not load or unload models; use an admin's.")
+        return found.name
+
+    def whose(self, authorization: str | None) -> Key | None:
+        """Find the key in `Bearer KEY`; None if it is unknown."""
+        scheme, _, given = (authorization or "").partition(" ")
+        digest = _digest(given.strip()) if scheme.lower() == "bearer" else b""
+        # All keys are compared, each in constant time, so that the duration reveals nothing about a guess.
+        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Access rules of a server.
+
+    Args:
+        keys: The accepted keys; None if no key is needed.
+        origins: Sites whose pages may send requests; `"*"` for all.
+    """
+
+    keys: Keys | None = None
+    origins: tuple[str, ...] = ()
+
+    def check(self, head: Head, *, admin: bool = False) -> str:
+        """Check a request; return the name of the client, empty if no key is needed.
+
+        Raises:
+            Unauthorized: It needs a key and has no known one.
+            Forbidden: Its key does not suffice.
+        """
+        if head.path in OPEN_PATHS or head.path.startswith(OPEN_PREFIX):
+            return ""
+        return self.check_key(_given(head), admin)
+
+    def check_key(self, authorization: str | None, admin: bool) -> str:
+        """Check `Bearer KEY`; return the name of the client, empty if no key is needed.
+
+        Raises:
+            Unauthorized: A key is needed, and this is not a known one.
+            Forbidden: The key does not suffice.
+        """
+        return "" if self.keys is None else self.keys.check(authorization, admin=admin)
+
+    def check_origin(self, head: Head) -> None:
+        """Check that a page may open a stream: this server's own, those of listed sites, and clients that are no page.
+
+        Browsers do not apply CORS to WebSocket, so the server checks the origin.
+
+        Raises:
+            Forbidden: The page is of another site.
+        """
+        origin = head.headers.get("origin")
+        if origin is None or "*" in self.origins or origin in self.origins:
+            return
+        # The header may hold anything, so it is compared and not parsed.
+        host = head.headers.get("host")
+        if not host or origin.partition("://")[2] != host:
+            raise Forbidden(f"Pages of {origin[:200]!r} may not open streams here; the server's --cors lists who may.")
+
+    def client(self, head: Head) -> str | None:
+        """Name of the client of a request; None without a known key."""
+        key = None if self.keys is None else self.keys.whose(_given(head))
+        return None if key is None else key.name
+
+    def cors(self, head: Head) -> tuple[tuple[str, str], ...]:
+        """Headers that let a browser show the answer to a page of another site."""
+        if not self.origins:
+            return ()
+        origin = head.headers.get("origin")
+        if "*" in self.origins:
+            return () if origin is None else (("Access-Control-Allow-Origin", "*"), *_EXPOSED)
+        if origin not in self.origins:
+            # A cache must not serve this answer, which lacks the header, to a listed site.
+            return _VARY
+        return (("Access-Control-Allow-Origin", origin), *_VARY, *_EXPOSED)
+
+    def preflight(self, head: Head) -> tuple[tuple[str, str], ...] | None:
+        """Headers that answer a CORS preflight; None if the head is no preflight, or the site is not listed."""
+        if head.method != "OPTIONS" or "access-control-request-method" not in head.headers:
+            return None
+        allowed = self.cors(head)
+        if not any(name == "Access-Control-Allow-Origin" for name, _ in allowed):
+            return None
+        wanted = head.headers.get("access-control-request-headers", "content-type")
+        return (
+            *allowed,
+            ("Access-Control-Allow-Methods", "GET, HEAD, POST"),
+            ("Access-Control-Allow-Headers", wanted),
+            ("Access-Control-Max-Age", str(PREFLIGHT_S)),
+        )
+
+
+_VARY = (("Vary", "Origin"),)
+_EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Content-Length"),)
+
+
+def _given(head: Head) -> str | None:
+    authorization = head.headers.get("authorization")
+    if authorization is None and SUBPROTOCOLS in head.headers:
+        # A browser can set no other header of a WebSocket.
+        for offered in head.headers[SUBPROTOCOLS].split(","):
+            if offered.strip().startswith(KEY_PREFIX):
+                return f"Bearer {unquote(offered.strip().removeprefix(KEY_PREFIX))}"
+    # A proxy may add an Authorization of its own, for example `Basic`; X-Api-Key is then used.
+    if "x-api-key" in head.headers and (authorization or "").partition(" ")[0].lower() != "bearer":
+        return f"Bearer {head.headers['x-api-key']}"
+    return authorization
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,38 @@
+"""Latency budget and priority of a request, from its headers."""
+
+from penstock.core.errors import InvalidInput
+
+BUDGET_HEADER = "penstock-latency-ms"
+PRIORITY_HEADER = "penstock-priority"
+PRIORITIES = ("interactive", "background")
+MAX_BUDGET_MS = 600_000
+
+
+def budget_ns_of(text: str | None) -> int | None:
+    """Parse the latency budget of a request into nanoseconds.
+
+    Raises:
+        InvalidInput: The text is not a number of milliseconds above 0.
+    """
+    if text is None:
+        return None
+    try:
+        budget_ms = float(text)
+    except ValueError:
+        budget_ms = -1.0
+    if not 0 < budget_ms <= MAX_BUDGET_MS:
+        raise InvalidInput(f"Penstock-Latency-Ms is {text!r}; it must be a number from 0 to {MAX_BUDGET_MS:,}.")
+    return int(budget_ms * 1e6)
+
+
+def is_low_priority(text: str | None) -> bool:
+    """Parse the priority of a request.
+
+    Raises:
+        InvalidInput: There is no such priority.
+    """
+    if text is None:
+        return False
+    if text.lower() not in PRIORITIES:
+        raise InvalidInput(f"Penstock-Priority is {text!r}; it must be {' or '.join(PRIORITIES)}.")
+    return text.lower() == "background"

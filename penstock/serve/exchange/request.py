@@ -1,0 +1,57 @@
+"""One request: its head and its body."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_HEAD_BYTES = 16_384
+
+
+@dataclass(slots=True)
+class Head:
+    """The head of a request.
+
+    Args:
+        method: For example `"POST"`.
+        path: The path, percent-decoded, without the query.
+        headers: Values by lower-case name; the last value of a repeated header.
+        keep_alive: Whether the connection stays open after the answer.
+        route: Cache of the routes: how to answer requests with this head.
+        nbytes: Size of a known head, with the empty line.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    keep_alive: bool = True
+    route: Any = None
+    nbytes: int = field(default=0, compare=False)
+
+
+@dataclass(slots=True)
+class Request:
+    """One whole request.
+
+    Args:
+        head: The head; requests with equal heads share it, so it is never written.
+        body: The body, decompressed.
+        arrival_ns: Earliest time at which it can have arrived, on the clock of deadlines.
+    """
+
+    head: Head
+    body: bytes
+    arrival_ns: int = field(default=0, compare=False)
+
+    @property
+    def method(self) -> str:
+        """`head.method`."""
+        return self.head.method
+
+    @property
+    def path(self) -> str:
+        """`head.path`."""
+        return self.head.path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`head.headers`."""
+        return self.head.headers

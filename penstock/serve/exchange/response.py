@@ -1,0 +1,89 @@
+"""Responses, refusals, and the functions that answer requests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod, WrongVersion
+from penstock.serve.exchange.peer import Take
+from penstock.serve.exchange.request import Head, Request
+
+
+@dataclass(slots=True)
+class Response:
+    """An HTTP response.
+
+    Args:
+        status: The HTTP status.
+        body: The body's bytes.
+        content_type: The body's media type.
+        headers: Further headers as names and values, without line ends.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Answer = Callable[[Response], None]
+Cancel = Callable[[], None]
+Handler = Callable[[Request, Answer], Cancel | None]
+Refuser = Callable[[RequestError, Head], "Response"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handlers:
+    """Functions that answer the requests of a server.
+
+    Args:
+        handle: Answers a request, now or later, exactly once; returns a function that cancels it, if it can be.
+        refuse: Makes the response to a request that could not be read to its end, from as much of the head as was read.
+        reject_early: Given a head and the arrival time, returns the bytes of a rejection if the request is certain to
+            be rejected whatever its body is; None otherwise.
+    """
+
+    handle: Handler
+    refuse: Refuser
+    reject_early: Callable[[Head, int], bytes | None] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Refusal(Response):
+    """A response that gives the reason why a request has no result.
+
+    Args:
+        error: The reason.
+    """
+
+    error: RequestError
+
+
+@dataclass(slots=True, kw_only=True)
+class Switched(Response):
+    """The last HTTP response of a connection that changes protocol.
+
+    The client receives status 101; `status` is for logs and traces.
+
+    Args:
+        take: Takes the connection over.
+        error: The reason of a refusal, if the new protocol only carries a refusal.
+    """
+
+    take: Take
+    error: RequestError | None = None
+
+
+def refused(error: RequestError) -> Refusal:
+    """Make the response to a request that is refused."""
+    headers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded):
+        headers = (("Retry-After", str(max(1, round(error.retry_after_s)))),)
+    elif isinstance(error, WrongMethod):
+        headers = (("Allow", error.allowed),)
+    elif isinstance(error, Unauthorized):
+        headers = (("WWW-Authenticate", "Bearer"),)
+    elif isinstance(error, WrongVersion):
+        headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Version", error.supported))
+    return Refusal(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)

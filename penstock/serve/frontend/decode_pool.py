@@ -1,0 +1,120 @@
+"""Threads that decode bodies and prepare raw arrays, so that a large picture does not block the event loop.
+
+Pillow and ONNX Runtime both release the interpreter's lock while they work.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import final
+
+from penstock.core.application import Decode
+from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
+from penstock.core.spec import Array
+
+log = logging.getLogger(__name__)
+
+# For each model in each front-end: one large picture does not block all small ones, and memory stays bounded.
+THREADS = 2
+# Maximum jobs that wait or run.
+MAX_WAITING = 64
+# Weight of the newest job in the moving average of the time.
+FOLLOW = 0.1
+
+# `done(chunk, own_ns)`: the chunk or the error, and the time spent on it.
+DecodeDone = Callable[[Array | RequestError, int], None]
+
+
+@dataclass(slots=True, eq=False)
+class DecodeJob:
+    """A body to make a chunk from.
+
+    Args:
+        body: The body.
+        content_type: Its media type.
+        arrival_ns: Arrival time of the request.
+        budget_ns: Maximum time that it may wait.
+        done: Called in the event loop; None once the client is gone.
+    """
+
+    body: bytes
+    content_type: str
+    arrival_ns: int
+    budget_ns: int
+    done: DecodeDone | None
+
+    def cancel(self) -> None:
+        """Skip the job if it has not begun."""
+        self.done = None
+
+
+@final
+class DecodePool:
+    """Decoding threads of one model in one front-end.
+
+    Args:
+        name: Name of the model, for the log.
+        decode: The application's `decode`: bytes to one raw array.
+        prepare: Makes one chunk from a raw array.
+        now_ns: The clock of deadlines.
+
+    Attributes:
+        waiting: Number of unfinished jobs.
+    """
+
+    def __init__(self, name: str, decode: Decode, prepare: Callable[[Array], Array], now_ns: Callable[[], int]) -> None:
+        self._name = name
+        self._decode = decode
+        self._prepare = prepare
+        self._now_ns = now_ns
+        self._pool = ThreadPoolExecutor(THREADS, "prepare")
+        self._usual_ns = 0.0
+        self.waiting = 0
+
+    def submit(self, job: DecodeJob) -> None:
+        """Make a chunk from a body; call its `done` in the calling event loop.
+
+        Raises:
+            Overloaded: The predicted wait is longer than the budget.
+        """
+        rounds = max(0, self.waiting - THREADS + 1) / THREADS
+        wait_ns = rounds * self._usual_ns
+        if wait_ns > job.budget_ns or self.waiting >= MAX_WAITING:
+            raise Overloaded(
+                f"{self.waiting} others are prepared before, in about {wait_ns / 1e6:,.0f} ms; come back later.",
+                max(0.1, wait_ns / 1e9),
+            )
+        self.waiting += 1
+        self._pool.submit(self._work, job, asyncio.get_running_loop())
+
+    def close(self) -> None:
+        """Start no further jobs; those that began are finished."""
+        self._pool.shutdown(wait=False)
+
+    def _work(self, job: DecodeJob, loop: asyncio.AbstractEventLoop) -> None:
+        start_ns = self._now_ns()
+        try:
+            found = self._make(job, start_ns)
+        except RequestError as error:
+            found = error
+        except Exception:
+            log.exception("the decode of %r raised; that request alone fails", self._name)
+            found = ComputeFailed("The application's decode failed on this body; the server's log says how.")
+        # The event loop may be closed by now.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._finished, job, found, self._now_ns() - start_ns)
+
+    def _make(self, job: DecodeJob, start_ns: int) -> Array | RequestError:
+        if job.done is None or start_ns - job.arrival_ns > job.budget_ns:
+            return TooLate(f"It was not prepared within {job.budget_ns / 1e6:g} ms; come back later.")
+        return self._prepare(self._decode(job.body, job.content_type))
+
+    def _finished(self, job: DecodeJob, found: Array | RequestError, own_ns: int) -> None:
+        self.waiting -= 1
+        if not isinstance(found, TooLate):
+            self._usual_ns += (own_ns - self._usual_ns) * (FOLLOW if self._usual_ns else 1.0)
+        if job.done is not None:
+            job.done(found, own_ns)

@@ -1,0 +1,172 @@
+"""The Open Inference Protocol's gRPC messages: requests to arrays and arrays to responses, as pure functions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from grpc import StatusCode
+
+from penstock.core.errors import (
+    DeadlineImpossible,
+    Forbidden,
+    InvalidInput,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    TooLate,
+    Unauthorized,
+    UnknownRoute,
+)
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.exchange.budget import MAX_BUDGET_MS
+from penstock.serve.grpc import oip_v2_pb2 as pb
+from penstock.serve.oip.inference import (
+    Count,
+    Infer,
+    check_input,
+    check_output,
+    chunks_of,
+    place_of,
+    priority_of,
+    rows_of,
+    timeout_ns_of,
+)
+
+# gRPC status of each error: the entry of its class, or of the nearest class above it.
+STATUS: dict[type[RequestError], StatusCode] = {
+    RequestError: StatusCode.INTERNAL,
+    InvalidInput: StatusCode.INVALID_ARGUMENT,
+    TooLarge: StatusCode.INVALID_ARGUMENT,
+    Unauthorized: StatusCode.UNAUTHENTICATED,
+    Forbidden: StatusCode.PERMISSION_DENIED,
+    UnknownRoute: StatusCode.NOT_FOUND,
+    Overloaded: StatusCode.RESOURCE_EXHAUSTED,
+    TooLate: StatusCode.DEADLINE_EXCEEDED,
+    DeadlineImpossible: StatusCode.DEADLINE_EXCEEDED,
+}
+
+# Field of InferTensorContents that holds a dtype's numbers, and the field's own dtype.
+CONTENTS = {
+    "bool": ("bool_contents", np.bool_),
+    "int8": ("int_contents", np.int32),
+    "int16": ("int_contents", np.int32),
+    "int32": ("int_contents", np.int32),
+    "int64": ("int64_contents", np.int64),
+    "uint8": ("uint_contents", np.uint32),
+    "uint16": ("uint_contents", np.uint32),
+    "uint32": ("uint_contents", np.uint32),
+    "uint64": ("uint64_contents", np.uint64),
+    "float32": ("fp32_contents", np.float32),
+    "float64": ("fp64_contents", np.float64),
+}
+
+
+def status_of(error: RequestError) -> StatusCode:
+    """The gRPC status of an error."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def retry_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:
+    """The trailing metadata of an error: `retry-after-ms` if a retry helps."""
+    return (("retry-after-ms", f"{error.retry_after_s * 1e3:.0f}"),) if isinstance(error, Overloaded) else ()
+
+
+def parse_infer(
+    request: pb.ModelInferRequest,
+    input: TensorSpec,
+    output: TensorSpec,
+    max_rows: int,
+    left_s: float | None = None,
+    count: Count = rows_of,
+) -> Infer:
+    """Read an inference request.
+
+    Args:
+        request: The message.
+        input: Spec of one row of the input.
+        output: Spec of the output.
+        max_rows: Maximum number of rows in one request.
+        left_s: Seconds until the deadline of the RPC; None if it has none.
+        count: Counts the rows: `rows_of`, or `frames_of` where they are the frames of one chunk.
+
+    Raises:
+        InvalidInput: The message violates the protocol or the specs.
+        TooLarge: Too many rows.
+    """
+    parameters = _values(request.parameters)
+    if len(request.inputs) != 1:
+        raise InvalidInput(f"The request has {len(request.inputs)} inputs; it must have exactly one, {input.name!r}.")
+    tensor = request.inputs[0]
+    rows, batched = count(tensor.name, tensor.datatype, tuple(tensor.shape), input, max_rows)
+    check_input(_values(tensor.parameters))
+    for wanted in request.outputs:
+        check_output(wanted.name, _values(wanted.parameters), output)
+    return Infer(
+        id=request.id or None,
+        chunks=_chunks(request, tensor, rows, input),
+        batched=batched,
+        # The response has the form of the request; raw if the protocol has no other form for the dtype.
+        binary=bool(request.raw_input_contents) or output.dtype not in CONTENTS,
+        wanted=True,
+        budget_ns=_shorter(timeout_ns_of(parameters), left_s),
+        priority=priority_of(parameters),
+        place=place_of(parameters),
+    )
+
+
+def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: TensorSpec) -> pb.ModelInferResponse:
+    """The response to an inference request: `outputs` is `[n, *spec.shape]`."""
+    outputs = outputs if infer.batched else outputs[0]
+    response = pb.ModelInferResponse(model_name=name, model_version=version, id=infer.id or "")
+    tensor = response.outputs.add(name=spec.name, datatype=spec.protocol_datatype, shape=outputs.shape)
+    if infer.binary:
+        response.raw_output_contents.append(outputs.tobytes())
+    else:
+        getattr(tensor.contents, CONTENTS[spec.dtype][0]).extend(outputs.ravel().tolist())
+    return response
+
+
+def _chunks(
+    request: pb.ModelInferRequest, tensor: pb.ModelInferRequest.InferInputTensor, rows: int, spec: TensorSpec
+) -> Array:
+    raw = request.raw_input_contents
+    filled = [field.name for field, _ in tensor.contents.ListFields()]
+    if raw and filled:
+        raise InvalidInput(f"{spec.name!r} has both contents and raw_input_contents; send one of them.")
+    if raw:
+        expected = rows * spec.nbytes
+        if len(raw) != 1 or len(raw[0]) != expected:
+            raise InvalidInput(
+                f"raw_input_contents has {' + '.join(f'{len(part):,}' for part in raw)} bytes; {rows} x "
+                f"{spec.describe()} is one entry of {expected:,}."
+            )
+        return chunks_of(raw[0], rows, spec)
+    if spec.dtype not in CONTENTS:
+        raise InvalidInput(f"{spec.protocol_datatype} has no typed contents; send its bytes in raw_input_contents.")
+    field, wide = CONTENTS[spec.dtype]
+    numbers = getattr(tensor.contents, field)
+    if filled != [field] * bool(rows) or len(numbers) != rows * spec.size:
+        raise InvalidInput(
+            f"{spec.name!r} has {len(numbers):,} {field}{_and_others(filled, field)}; {rows} x {spec.describe()} is "
+            f"{rows * spec.size:,} numbers there, or its bytes in raw_input_contents."
+        )
+    return spec.cast(np.fromiter(numbers, wide, len(numbers))).reshape(rows, *spec.shape)
+
+
+def _and_others(filled: list[str], field: str) -> str:
+    others = [name for name in filled if name != field]
+    return f" and also {', '.join(others)}" if others else ""
+
+
+def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    return {
+        key: getattr(value, value.WhichOneof("parameter_choice") or "int64_param") for key, value in parameters.items()
+    }
+
+
+def _shorter(budget_ns: int | None, left_s: float | None) -> int | None:
+    if left_s is None:
+        return budget_ns
+    # A deadline that has just passed is the shortest budget, not the absence of one.
+    left_ns = max(1, int(min(left_s, MAX_BUDGET_MS / 1e3) * 1e9))
+    return left_ns if budget_ns is None else min(budget_ns, left_ns)

@@ -1,0 +1,344 @@
+"""The Open Inference Protocol, version 2, over gRPC.
+
+gRPC may run in another loop than the models: everything that touches a model runs in the models' loop, the home loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from importlib.metadata import version
+from operator import methodcaller
+from typing import Any, NoReturn, TypeVar, final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from penstock.core.errors import InvalidInput, RequestError, ServeError
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.grpc import oip_v2_pb2 as pb
+from penstock.serve.grpc.call import GrpcInference, internal_error
+from penstock.serve.grpc.conversion import retry_metadata, status_of
+from penstock.serve.observe.metrics import model_statistics
+from penstock.serve.oip.metadata import model_config, model_metadata
+from penstock.serve.registry.model_registry import ModelRegistry
+
+log = logging.getLogger(__name__)
+
+SERVICE = "inference.GRPCInferenceService"
+EXTENSIONS = ["model_configuration", "model_repository", "sequence", "statistics"]
+# Unanswered requests of one stream; the stream is read no further at this number.
+STREAM_IN_FLIGHT = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+# Takes the metadata `authorization` of a call and whether it needs an admin; returns the owner of the key, and raises
+# if the call is not allowed.
+Authorise = Callable[[str | None, bool], str]
+ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
+Answer = Callable[[Any], Coroutine[Any, Any, Message]]
+M = TypeVar("M", bound=Message)
+
+
+def grpc_server(
+    models: ModelRegistry,
+    *,
+    batch_loop: BatchLoop,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    authorise: Authorise | None = None,
+    tls: tuple[bytes, bytes] | None = None,
+    home: asyncio.AbstractEventLoop | None = None,
+) -> "GrpcServer":
+    """Make a gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
+
+    Args:
+        models: The models of the server.
+        batch_loop: Runs the batches.
+        host: The address to listen on.
+        port: The port; 0 takes a free one. Other processes may listen on the same one and share its connections.
+        max_message_bytes: Largest message that is accepted.
+        authorise: Checks the key of a call; liveness and readiness need none.
+        tls: The private key and the certificate chain, PEM; None for no TLS.
+        home: The loop of the models, if it is not the running one.
+
+    Raises:
+        ServeError: The port is taken.
+    """
+    options = (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 1),
+    )
+    server = grpc.aio.server(options=options)
+    service = _Service(models, batch_loop, authorise=authorise, home=home)
+    server.add_generic_rpc_handlers((service.handlers(),))
+    try:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if tls is None:
+            taken = server.add_insecure_port(address)
+        else:
+            taken = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
+    except RuntimeError:
+        raise ServeError(f"cannot listen for gRPC on {host}:{port}; choose another --host or --grpc-port.") from None
+    return GrpcServer(server, service, taken)
+
+
+@final
+class GrpcServer:
+    """A gRPC server and its streams.
+
+    Attributes:
+        port: The port that it listens on.
+    """
+
+    def __init__(self, server: grpc.aio.Server, service: "_Service", port: int) -> None:
+        self._server = server
+        self._service = service
+        self.port = port
+
+    async def start(self) -> None:
+        """Accept calls."""
+        await self._server.start()
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Refuse new calls, answer the accepted ones, and end streams when their last request is answered.
+
+        A second call with a shorter time shortens it.
+
+        Args:
+            grace_s: Seconds after which the remaining calls are cancelled; None for at once.
+        """
+        self._service.end_streams()
+        await self._server.stop(grace_s)
+
+
+@final
+class _Service:
+    def __init__(
+        self,
+        models: ModelRegistry,
+        batch_loop: BatchLoop,
+        *,
+        authorise: Authorise | None,
+        home: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._models = models
+        self._batch_loop = batch_loop
+        self._authorise = authorise
+        self._home = home
+        self._reading: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The handler of each method; messages come as bytes, so that a damaged one gets an error of our own."""
+        keyed: dict[str, tuple[type[Message], Answer]] = {
+            "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
+            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
+            "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": (pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
+            "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
+            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
+        }
+        health: dict[str, tuple[type[Message], Answer]] = {
+            "ServerLive": (pb.ServerLiveRequest, self._server_live),
+            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
+        }
+        unary = {name: self._answering(*entry, self._authorise, admin=name in ADMINS) for name, entry in keyed.items()}
+        unary |= {name: self._answering(*entry, None) for name, entry in health.items()}
+        unary["ModelInfer"] = self._answering(pb.ModelInferRequest, None, self._authorise)
+        serialise = methodcaller("SerializeToString")
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(answer, response_serializer=serialise)
+            for name, answer in unary.items()
+        }
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._model_stream_infer, response_serializer=serialise
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def end_streams(self) -> None:
+        """Stop reading every stream; each ends when its last request is answered."""
+        for reading in self._reading:
+            reading.cancel()
+
+    def _answering(
+        self,
+        request_type: type[Message],
+        answer_at_home: Answer | None,
+        authorise: Authorise | None,
+        *,
+        admin: bool = False,
+    ) -> Callable[[bytes, Context], Awaitable[Message]]:
+        async def answer(raw: bytes, context: Context) -> Message:
+            try:
+                owner = _check_key(authorise, context, admin=admin)
+                request = _parsed(request_type, raw)
+                if answer_at_home is not None:
+                    return await self._at_home(answer_at_home(request))
+                assert isinstance(request, pb.ModelInferRequest), request
+                return await self._infer(request, context.time_remaining(), owner)
+            except RequestError as error:
+                refusal = error
+            except Exception:
+                log.exception("%s failed", request_type.__name__)
+                refusal = internal_error()
+            return await _refuse(context, refusal)
+
+        return answer
+
+    async def _at_home(self, answer: Coroutine[Any, Any, Message]) -> Message:
+        if self._home is None:
+            return await answer
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._home))
+
+    async def _server_live(self, request: pb.ServerLiveRequest) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: pb.ServerReadyRequest) -> Message:
+        try:
+            self._models.refuse_unready()
+        except RequestError:
+            return pb.ServerReadyResponse(ready=False)
+        return pb.ServerReadyResponse(ready=True)
+
+    async def _server_metadata(self, request: pb.ServerMetadataRequest) -> Message:
+        return pb.ServerMetadataResponse(name="penstock", version=version("penstock"), extensions=EXTENSIONS)
+
+    async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
+        ready = any(
+            name == request.name and request.version in ("", number) and state == "READY"
+            for name, number, state, _ in self._models.index()
+        )
+        return pb.ModelReadyResponse(ready=ready and not self._models.draining)
+
+    async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
+        return pb.ModelMetadataResponse(**model_metadata(self._models.named(request.name, request.version)))
+
+    async def _model_config(self, request: pb.ModelConfigRequest) -> Message:
+        config = model_config(self._models.named(request.name, request.version))
+        return pb.ModelConfigResponse(config=pb.ModelConfig(**config))
+
+    async def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
+        wanted = [(request.name, request.version)]
+        if not request.name:
+            wanted = [(name, number) for name, number, state, _ in self._models.index() if state == "READY"]
+        entries = [model_statistics(self._models.named(*model)) for model in wanted]
+        return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
+
+    async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
+        _check_repository(request.repository_name)
+        fields = ("name", "version", "state", "reason")
+        models = [dict(zip(fields, model, strict=True)) for model in self._models.index()]
+        if request.ready:
+            models = [model for model in models if model["state"] == "READY"]
+        return pb.RepositoryIndexResponse(models=models)
+
+    async def _load(self, request: pb.RepositoryModelLoadRequest) -> Message:
+        _check_repository(request.repository_name)
+        if request.parameters:
+            raise InvalidInput(
+                f"Loading takes no parameters here, and {', '.join(sorted(request.parameters))} came; "
+                "change the bundle and load it anew."
+            )
+        await self._models.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
+        # Clients send one parameter, unload_dependents; no model here depends on another one.
+        _check_repository(request.repository_name)
+        await self._models.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def _infer(self, request: pb.ModelInferRequest, left_s: float | None, owner: str) -> pb.ModelInferResponse:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[pb.ModelInferResponse] = loop.create_future()
+
+        def resolve(result: pb.ModelInferResponse | RequestError) -> None:
+            # A cancelled call cancels its rows only when it runs again.
+            if answer.done():
+                return
+            if isinstance(result, RequestError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        home = self._home
+        done = resolve if home is None else lambda result: loop.call_soon_threadsafe(resolve, result)
+        inference = GrpcInference(self._models, self._batch_loop, request, left_s, owner, done)
+        inference.submit() if home is None else home.call_soon_threadsafe(inference.submit)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # The client is gone: its rows need not run.
+            inference.cancel() if home is None else home.call_soon_threadsafe(inference.cancel)
+            raise
+
+    async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
+        try:
+            owner = _check_key(self._authorise, context, admin=False)
+        except RequestError as error:
+            await _refuse(context, error)
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read(requests, context, group, owner))
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+        if reading.cancelled():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is going down; open a stream to another one.")
+
+    async def _read(
+        self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, owner: str
+    ) -> None:
+        room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
+
+        async def answer(raw: bytes) -> None:
+            response = await self._stream_answer(raw, owner)
+            async with writing:
+                await context.write(response)
+            room.release()
+
+        async for raw in requests:
+            await room.acquire()
+            group.create_task(answer(raw))
+
+    async def _stream_answer(self, raw: bytes, owner: str) -> pb.ModelStreamInferResponse:
+        request = pb.ModelInferRequest()
+        try:
+            request = _parsed(pb.ModelInferRequest, raw)
+            # The deadline of the RPC belongs to the whole stream, not to this request.
+            response = await self._infer(request, None, owner)
+            response.parameters["triton_final_response"].bool_param = True
+            return pb.ModelStreamInferResponse(infer_response=response)
+        except RequestError as error:
+            refusal = error
+        except Exception:
+            log.exception("a request of a stream failed")
+            refusal = internal_error()
+        return pb.ModelStreamInferResponse(
+            error_message=str(refusal), infer_response=pb.ModelInferResponse(id=request.id)
+        )
+
+
+def _parsed(kind: type[M], raw: bytes) -> M:
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise InvalidInput(f"{len(raw):,} bytes are not a {kind.__name__}; send that message, as protobuf.") from None
+
+
+def _check_key(authorise: Authorise | None, context: Context, *, admin: bool) -> str:
+    if authorise is None:
+        return ""
+    keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+    # Only metadata whose name ends in -bin holds bytes.
+    return authorise(str(keys[0]) if keys else None, admin)
+
+
+async def _refuse(context: Context, error: RequestError) -> NoReturn:
+    await context.abort(status_of(error), str(error), retry_metadata(error))
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidInput(f"There is one repository, and it has no name; {name!r} came.")

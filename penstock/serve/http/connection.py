@@ -1,0 +1,317 @@
+"""One client's connection: requests in order, answers in order, and nothing kept for a client that is gone."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import cast, final
+
+from penstock.core.errors import RequestError, TooSlow
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
+from penstock.serve.exchange.request import Request
+from penstock.serve.exchange.response import Handlers, Response, Switched
+from penstock.serve.http.encoding import serialize, serialize_upgrade
+from penstock.serve.http.parser import RequestParser
+from penstock.serve.http.request_age import RequestAge
+
+# How long a refused client may go on sending, unread, before the connection closes: it needs time to read the refusal.
+LINGER_S = 2.0
+# The kernel is asked for the age of a request whose arrival is known no better than this.
+VAGUE_NS = 5_000_000
+
+
+@final
+class Connection(asyncio.Protocol):
+    """HTTP/1.1 with one client.
+
+    Args:
+        handlers: Answer requests.
+        open_connections: The connections of the server; this one adds and removes itself.
+        parser: Makes requests from the client's bytes.
+        batch_loop: Runs batches; knows when what is read now can have arrived.
+        clock_ns: A monotonic clock.
+        draining: Whether the server is going down.
+        age: Age of the newest bytes in the socket.
+    """
+
+    # Fewer cache lines per connection matter with thousands of them.
+    __slots__ = (
+        "_age",
+        "_batch_loop",
+        "_cancel",
+        "_clock_ns",
+        "_closing",
+        "_continued",
+        "_current",
+        "_draining",
+        "_ended",
+        "_handle",
+        "_inside",
+        "_open",
+        "_parser",
+        "_paused",
+        "_refusal",
+        "_refuse",
+        "_reject_early",
+        "_transport",
+        "_unread",
+        "_unread_bytes",
+        "_unwanted",
+        "_waiting",
+        "last_active_ns",
+        "lingering_since_ns",
+    )
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        open_connections: set[Peer],
+        parser: RequestParser,
+        batch_loop: BatchLoop,
+        clock_ns: Callable[[], int],
+        draining: Callable[[], bool],
+        age: RequestAge | None = None,
+    ) -> None:
+        self._handle = handlers.handle
+        self._refuse = handlers.refuse
+        self._reject_early = handlers.reject_early
+        self._open = open_connections
+        self._parser = parser
+        self._batch_loop = batch_loop
+        self._clock_ns = clock_ns
+        self._draining = draining
+        self._age = age
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[Request] = deque()
+        self._current: Request | None = None
+        self._cancel: Callable[[], None] | None = None
+        self._refusal: RequestError | None = None
+        self._paused = self._closing = False
+        self._inside = False  # within `_handle`, which may answer at once
+        self._ended = False  # the client sent EOF
+        self._unwanted = False  # no further request is accepted
+        self._unread = False  # the client does not read its answers
+        self._continued = False
+        self._unread_bytes = 0
+        self.last_active_ns = clock_ns()
+        self.lingering_since_ns: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True if no request is partly read, waiting or being answered."""
+        return self._current is None and not self._waiting and not self._parser.begun and self._refusal is None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Join the open connections."""
+        # uvloop's transports have asyncio's methods without being of its class.
+        self._transport = cast(asyncio.Transport, transport)
+        # With a limit of 0 uvloop writes at once, not after all readable sockets have been read. TLS gathers records,
+        # so there a limit of 0 would mark every client as one that does not read.
+        encrypted = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(UNREAD_BYTES if encrypted else 0)
+        self._open.add(self)
+        # A drain may have begun between accept and here.
+        self._closing = self._draining()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client."""
+        now_ns = self.last_active_ns = self._clock_ns()
+        if self._batch_loop.run_if_overdue(now_ns) and (self._transport is None or self._transport.is_closing()):
+            return  # the batch answered this connection's last request
+        if self._refusal is not None:
+            return  # drop what follows a refusal; the client still has to read it
+        free = self._current is None and not self._waiting and not self._unread
+        if free and (head := self._parser.known(data)) is not None:
+            # The common case: one whole request on its own, with a head that was parsed before.
+            arrival_ns = self._arrival_ns(now_ns)
+            if self._reject_early is not None and not self._closing:
+                rejection = self._reject_early(head, arrival_ns)
+                if rejection is not None:
+                    self._write(rejection)
+                    return
+            self._start(Request(head, data[head.nbytes :], arrival_ns))
+            if self._current is None:
+                self._proceed()
+            return
+        requests, refusal = self._parser.feed(data)
+        if requests:
+            self._waiting.extend(requests)
+        if refusal is not None:
+            self._refusal = refusal
+        elif len(self._waiting) > PIPELINED:
+            self._pause()
+        elif self._parser.expects_continue and not self._continued and self._current is None and not self._waiting:
+            self._continued = True
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._proceed()
+
+    def eof_received(self) -> bool:
+        """Close once all is answered; until then the client can read."""
+        self._ended = True
+        if self.lingering_since_ns is not None and self._transport is not None:
+            self._transport.close()
+        self._proceed()
+        # TLS has no half-closed connections.
+        return self._transport is not None and self._transport.can_write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the current request."""
+        self._open.discard(self)
+        self._transport = None
+        self._waiting.clear()
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def pause_writing(self) -> None:
+        """Stop reading from a client that does not read its answers."""
+        self._unread = True
+        self._pause()
+
+    def resume_writing(self) -> None:
+        """Read from the client again."""
+        self._unread = False
+        self._proceed()
+
+    def allow(self, max_body_bytes: int) -> None:
+        """Set the limit of a body, see `Peer`."""
+        self._parser.max_body_bytes = max_body_bytes
+
+    def close_after_next(self) -> None:
+        """Close after the next answer, see `Peer`."""
+        self._closing = True
+
+    def close_when_idle(self) -> None:
+        """Close once all is answered, see `Peer`."""
+        self._closing = self._unwanted = True
+        self._proceed()
+
+    def silent_s(self, now_s: float) -> float:
+        """Time since the client last sent bytes or read an answer, in seconds; accurate when called regularly."""
+        unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unread != self._unread_bytes:
+            self._unread_bytes, self.last_active_ns = unread, int(now_s * 1e9)
+        return now_s - self.last_active_ns / 1e9
+
+    def let_go(self) -> None:
+        """Close an inactive connection, without waiting for the client to read its answers."""
+        if self._unread_bytes:
+            self.abort()
+        else:
+            self.close_when_idle()
+
+    def sweep(self, now_s: float, idle_timeout_s: float, request_timeout_s: float) -> None:
+        """Enforce the timeouts, see `Peer`."""
+        silent_s = self.silent_s(now_s)
+        if self.lingering_since_ns is not None:
+            if now_s - self.lingering_since_ns / 1e9 > LINGER_S:
+                self.abort()
+        elif self.idle or self._unread:
+            if silent_s > idle_timeout_s:
+                self.let_go()
+        elif self._current is None and not self._waiting and silent_s > request_timeout_s:
+            self.refuse(TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go."))
+
+    def abort(self) -> None:
+        """Close at once, see `Peer`."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def refuse(self, error: RequestError) -> None:
+        """End the connection with a refusal, unless a request is being answered."""
+        if self._refusal is None and self._current is None:
+            self._waiting.clear()
+            self._refusal = error
+            self._proceed()
+
+    def _proceed(self) -> None:
+        if self._waiting:
+            # Immediate answers to pipelined requests loop here instead of recursing. The loop is bounded, for fairness
+            # to other connections, and stops when the client does not read.
+            for _ in range(PIPELINED):
+                if self._current is not None or not self._waiting or self._transport is None or self._unread:
+                    break
+                request = self._waiting.popleft()
+                # A pipelined request arrives, for its deadline, when the one before it is answered.
+                request.arrival_ns = self._arrival_ns(self._clock_ns())
+                self._start(request)
+            else:
+                asyncio.get_running_loop().call_soon(self._proceed)
+                return
+        if self._transport is None or self._current is not None or self._waiting:
+            return
+        if self._refusal is not None:
+            self._linger(self._refusal)
+        elif self._ended or (self._unwanted and not self._parser.begun):
+            self._transport.close()
+        elif self._paused and not self._unread:
+            self._resume()
+
+    def _start(self, request: Request) -> None:
+        self._current = request
+        self._continued = False
+        self._inside = True
+        cancel = self._handle(request, self._answer)
+        self._inside = False
+        if cancel is not None and self._is_answering():
+            self._cancel = cancel
+
+    def _is_answering(self) -> bool:
+        return self._current is not None
+
+    def _arrival_ns(self, now_ns: int) -> int:
+        arrival_ns = self._batch_loop.arrival_ns(now_ns)
+        if now_ns - arrival_ns > VAGUE_NS and self._age is not None:
+            return max(arrival_ns, self._clock_ns() - self._age())
+        return arrival_ns
+
+    def _answer(self, response: Response) -> None:
+        request = self._current
+        assert request is not None, response
+        self._cancel = self._current = None
+        transport = self._transport
+        if transport is None:
+            return
+        close = not request.head.keep_alive or (self._closing and not self._waiting)
+        if close and isinstance(response, Switched):
+            self._switch(transport, response, request)
+            return
+        transport.write(serialize(response, request, close=close))
+        if close:
+            self._waiting.clear()
+            transport.close()
+        elif not self._inside:
+            self._proceed()
+
+    def _switch(self, transport: asyncio.Transport, response: Switched, request: Request) -> None:
+        self._resume()
+        self._transport = None
+        self._open.discard(self)
+        transport.write(serialize_upgrade(response))
+        response.take(transport, self._parser.rest or b"", self._open)
+
+    def _linger(self, refusal: RequestError) -> None:
+        # Closing with unread bytes would reset the connection, and the client would never read the refusal.
+        if self.lingering_since_ns is None and self._transport is not None:
+            self.lingering_since_ns = self._clock_ns()
+            self._write(serialize(self._refuse(refusal, self._parser.head), None, close=True))
+            if self._ended:
+                self._transport.close()
+                return
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._resume()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()

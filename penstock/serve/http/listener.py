@@ -1,0 +1,279 @@
+"""The listening side of a front-end: accepts connections, closes inactive ones, drains."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import final
+
+from penstock.core.errors import ServeError
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.peer import Peer
+from penstock.serve.exchange.request import MAX_HEAD_BYTES
+from penstock.serve.exchange.response import Handlers
+from penstock.serve.http.connection import LINGER_S, Connection
+from penstock.serve.http.parser import KnownHeads, RequestParser
+from penstock.serve.http.request_age import request_age
+from penstock.serve.settings import LimitSettings, NetworkSettings
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+# A drained server waits this long for requests that are already in its sockets.
+GRACE_S = 0.25
+BACKLOG = 1024
+RETRY_S = 0.1
+
+
+@final
+class Listener:
+    """The connections of one front-end.
+
+    Args:
+        network: TLS.
+        limits: Limits and timeouts.
+        listener: The socket that clients connect to.
+        handlers: Answer the requests.
+        batch_loop: Runs the batches.
+        max_body_bytes: Returns the size of the largest body that any model takes now.
+
+    Raises:
+        ServeError: The TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        network: NetworkSettings,
+        limits: LimitSettings,
+        listener: socket.socket,
+        handlers: Handlers,
+        batch_loop: BatchLoop,
+        max_body_bytes: Callable[[], int],
+    ) -> None:
+        self._limits = limits
+        self._listener = listener
+        self._handlers = handlers
+        self._batch_loop = batch_loop
+        self._max_body_bytes = max_body_bytes
+        self._tls = tls_of(network)
+        self._known = KnownHeads()
+        self._connections: set[Peer] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._others: dict[int, socket.socket] = {}
+        self._draining = False
+
+    def forget_heads(self) -> None:
+        """Drop cached routes, after the models behind names have changed."""
+        self._known.clear()
+        for connection in self._connections:
+            connection.allow(self._max_body_bytes() + MAX_HEAD_BYTES)
+
+    def listen(self) -> None:
+        """Start to accept connections."""
+        loop = asyncio.get_running_loop()
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
+        loop.add_reader(self._listener, self._accept, self._listener)
+        self._sweeper = loop.create_task(self._sweep())
+
+    def stand_in(self, index: int, listener: socket.socket) -> None:
+        """Accept the connections of another front-end too, from its own socket."""
+        self._others[index] = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def stand_back(self, index: int) -> None:
+        """Stop accepting for another front-end."""
+        listener = self._others.pop(index, None)
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+
+    def close_after_next(self) -> None:
+        """Close every connection after its next answer."""
+        self._draining = True
+        for connection in list(self._connections):
+            connection.close_after_next()
+
+    async def drain(self, seconds: float, hurry: Callable[[], bool]) -> None:
+        """Answer the requests that were accepted and those still in the sockets, then close every connection.
+
+        Args:
+            seconds: Maximum duration.
+            hurry: Returns whether to end at once.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = time.monotonic() + seconds
+        self.close_after_next()
+        # Balancers see that the server is not ready; clients that go on see `Connection: close`.
+        await asyncio.sleep(min(GRACE_S, seconds))
+        # Closing a listening socket resets the connections in its backlog: accept them first.
+        if self._sweeper is not None:
+            self._accept(self._listener)
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        for index, listener in list(self._others.items()):
+            self._accept(listener)
+            self.stand_back(index)
+        await asyncio.sleep(min(GRACE_S, seconds))
+        for connection in list(self._connections):
+            connection.close_when_idle()
+        while self._connections and time.monotonic() < end_s and not hurry():
+            await asyncio.sleep(0.005)
+        self.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    def abort(self) -> None:
+        """Close every connection at once."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _accept(self, listener: socket.socket) -> None:
+        # All waiting connections, not one per iteration: many may arrive while a batch runs.
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                waiting, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.
+                log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
+                loop.remove_reader(listener)
+                loop.call_later(RETRY_S, self._accept_again, listener)
+                return
+            if len(self._connections) + len(self._connecting) >= self._limits.max_connections:
+                waiting.close()
+                continue
+            task = loop.create_task(self._connected(waiting))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    async def _connected(self, waiting: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made = partial(self._connection, waiting)
+        try:
+            if self._tls is None:
+                await loop.connect_accepted_socket(made, waiting)
+            else:
+                await loop.connect_accepted_socket(
+                    made,
+                    waiting,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=self._limits.request_timeout_s,
+                    # A client that does not close TLS must not delay a drain.
+                    ssl_shutdown_timeout=LINGER_S,
+                )
+        except (OSError, ssl.SSLError) as error:
+            log.info("a client was gone before it was accepted: %s", error)
+            waiting.close()
+
+    def _connection(self, client: socket.socket) -> Connection:
+        # The parser keeps a body only up to the largest that any route takes.
+        max_bytes = self._max_body_bytes() + MAX_HEAD_BYTES
+        parser = RequestParser(max_bytes, self._known, max_headers=self._limits.max_headers)
+        return Connection(
+            self._handlers,
+            self._connections,
+            parser,
+            self._batch_loop,
+            time.monotonic_ns,
+            lambda: self._draining,
+            request_age(client),
+        )
+
+    async def _sweep(self) -> None:
+        limits = self._limits
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for connection in list(self._connections):
+                connection.sweep(now, limits.idle_timeout_s, limits.request_timeout_s)
+
+
+def listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """Bind a socket for each front-end; the kernel distributes connections over those that listen.
+
+    Raises:
+        ServeError: The address is not available.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        first = _bound(family, host, port, shared=False)
+        if count == 1:
+            return [first]
+        # Bound without SO_REUSEPORT first, which would silently share the port of another server.
+        port = first.getsockname()[1]
+        first.close()
+        return [_bound(family, host, port, shared=True) for _ in range(count)]
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port."
+        ) from None
+
+
+def free_grpc_port(network: NetworkSettings) -> int | None:
+    """Choose the port of gRPC, which all front-ends share.
+
+    Raises:
+        ServeError: It is taken. gRPC shares its port with whoever has it, so that this is found here and only here.
+    """
+    if network.grpc_port is None:
+        return None
+    try:
+        family = socket.getaddrinfo(network.host, network.grpc_port, type=socket.SOCK_STREAM)[0][0]
+        with _bound(family, network.host, network.grpc_port, shared=False) as probe:
+            return probe.getsockname()[1]
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen for gRPC on {network.host}:{network.grpc_port} ({error.strerror}); choose another --host "
+            f"or --grpc-port."
+        ) from None
+
+
+def url_of(listener: socket.socket, tls: bool) -> str:
+    """URL of the server for a client on this machine."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}/"
+
+
+def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
+    """Make the TLS context; None without TLS.
+
+    Raises:
+        ServeError: The TLS files cannot be used.
+    """
+    if network.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        context.load_cert_chain(network.tls_certificate, network.tls_key, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ServeError(
+            f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({error})."
+        ) from None
+    return context

@@ -1,0 +1,237 @@
+"""The Open Inference Protocol, version 2, over HTTP: conversion of requests and responses, as pure functions.
+
+The binary tensor data extension is supported: `Inference-Header-Content-Length` is the length of the JSON head, and the
+raw little-endian tensors follow it in the order of the head.
+"""
+
+import re
+from dataclasses import dataclass
+from reprlib import repr as shown
+from typing import Any, cast
+
+import orjson
+
+from penstock.core.errors import InvalidInput, RequestError
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Cancel, Response, refused
+from penstock.serve.http.plain import json_of
+from penstock.serve.oip.inference import (
+    Count,
+    Infer,
+    check_input,
+    check_output,
+    chunks_of,
+    frames_of,
+    place_of,
+    priority_of,
+    rows_of,
+    submit,
+    terms_of,
+    timeout_ns_of,
+)
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.table.slots import ANSWERED
+
+HEAD_LENGTH = "inference-header-content-length"
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class OipCall:
+    """Answers the inference requests with one head.
+
+    Args:
+        served: The model.
+        budget_ns: Latency budget of the request, or None for the server's.
+        low_priority: Whether it runs after the others.
+        owner: Name of the client, by its API key.
+    """
+
+    served: ServedModel
+    budget_ns: int | None
+    low_priority: bool
+    owner: str
+
+    @classmethod
+    def of(cls, served: ServedModel, head: Head, owner: str) -> "OipCall":
+        """Read a head.
+
+        Raises:
+            InvalidInput: The budget or the priority is malformed.
+        """
+        headers = head.headers
+        budget_ns = budget_ns_of(headers.get(BUDGET_HEADER))
+        return cls(served, budget_ns, is_low_priority(headers.get(PRIORITY_HEADER)), owner)
+
+    def handle(self, request: Request, answer: Answer) -> Cancel:
+        """Submit the rows, and answer when all their results have come; returns a function that cancels them.
+
+        Raises:
+            RequestError: The request is malformed, does not fit the model, or is rejected.
+        """
+        served = self.served
+        infer = parse_infer(request, *terms_of(served))
+
+        def finished(result: Array | RequestError) -> None:
+            if isinstance(result, RequestError):
+                served.count_refusal(result)
+                answer(refused(result))
+                return
+            served.counts[ANSWERED] += 1
+            answer(infer_response(infer, result, served.name, served.version, served.application.output))
+
+        return submit(
+            served,
+            infer,
+            finished,
+            arrival_ns=request.arrival_ns,
+            owner=self.owner,
+            budget_ns=infer.budget_ns or self.budget_ns,
+            low_priority=self.low_priority,
+        )
+
+
+def parse_infer(
+    request: Request, input: TensorSpec, output: TensorSpec, max_rows: int, count: Count = rows_of
+) -> Infer:
+    """Read an inference request.
+
+    Args:
+        request: The HTTP request.
+        input: The spec of a row of the one input.
+        output: The one output's spec.
+        most_rows: The most rows taken in one request.
+        count: Counts them: `rows_of`, or `frames_of` for the frames of one chunk.
+
+    Raises:
+        InvalidInput: It is malformed, or does not fit the specs.
+        TooLarge: Too many rows.
+    """
+    head, tail = _head_and_tail(request)
+    parameters = _dictionary(head.get("parameters", {}), "parameters")
+    inputs = head.get("inputs")
+    if not isinstance(inputs, list) or len(cast(list[Any], inputs)) != 1:
+        raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
+    tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
+    shape = _shape(tensor.get("shape"))
+    rows, batched = count(tensor.get("name"), tensor.get("datatype"), shape, input, max_rows)
+    if batched and count is frames_of:
+        tensor = tensor | _of_the_only(tensor.get("data"))
+    wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
+    return Infer(
+        id=_id(head.get("id")),
+        chunks=_chunks(tensor, tail, input, rows),
+        batched=batched,
+        binary=binary,
+        wanted=wanted,
+        budget_ns=timeout_ns_of(parameters),
+        priority=priority_of(parameters),
+        place=place_of(parameters),
+    )
+
+
+def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: TensorSpec) -> Response:
+    """Make the response to an inference request from `outputs`, `[n, *spec.shape]`."""
+    head: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
+    if infer.id is not None:
+        head["id"] = infer.id
+    if not infer.wanted:
+        return Response(200, orjson.dumps(head))
+    outputs = outputs if infer.batched else outputs[0]
+    tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.protocol_datatype, "shape": list(outputs.shape)}
+    head["outputs"].append(tensor)
+    if not infer.binary:
+        tensor["data"] = outputs.ravel().tolist()
+        return Response(200, orjson.dumps(head))
+    raw = outputs.tobytes()
+    tensor["parameters"] = {"binary_data_size": len(raw)}
+    start = orjson.dumps(head)
+    return Response(
+        200, start + raw, "application/octet-stream", (("Inference-Header-Content-Length", str(len(start))),)
+    )
+
+
+def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
+    body = request.body
+    text = request.headers.get(HEAD_LENGTH)
+    if text is None:
+        return _dictionary(json_of(body), "the body"), memoryview(b"")
+    length = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
+    if not 0 <= length <= len(body):
+        raise InvalidInput(f"Inference-Header-Content-Length is {shown(text)}, but the body has {len(body):,} bytes.")
+    return _dictionary(json_of(body[:length]), "the head"), memoryview(body)[length:]
+
+
+def _id(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise InvalidInput(f"The id is {shown(value)}; it must be a string.")
+    return value or None
+
+
+def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
+    parameters = _dictionary(tensor.get("parameters", {}), "inputs[0].parameters")
+    check_input(parameters)
+    size = parameters.get("binary_data_size")
+    if size is None:
+        if len(tail):
+            raise InvalidInput(f"{len(tail):,} bytes follow the JSON head, but no input has a binary_data_size.")
+        if "data" not in tensor:
+            raise InvalidInput(f"{spec.name!r} has no 'data'; send its {rows * spec.size:,} numbers, flat or nested.")
+        return spec.from_rows(tensor["data"], rows)
+    if "data" in tensor:
+        raise InvalidInput(f"{spec.name!r} has both 'data' and binary_data_size; send one of them.")
+    expected = rows * spec.nbytes
+    if size != expected or len(tail) != expected:
+        raise InvalidInput(
+            f"binary_data_size is {shown(size)} and {len(tail):,} bytes follow the head; "
+            f"{rows} x {spec.describe()} has {expected:,}."
+        )
+    return chunks_of(tail, rows, spec)
+
+
+def _of_the_only(data: Any) -> dict[str, Any]:
+    # Nested lists with the batch dimension; flat ones have none.
+    nested = isinstance(data, list) and len(cast(list[Any], data)) == 1 and isinstance(data[0], list)
+    return {"data": data[0]} if nested else {}
+
+
+def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
+    if outputs is None:
+        return True, binary
+    if not isinstance(outputs, list):
+        raise InvalidInput("'outputs' must be a list.")
+    wanted = False
+    for entry in cast(list[Any], outputs):
+        tensor = _dictionary(entry, "outputs[0]")
+        parameters = _dictionary(tensor.get("parameters", {}), "outputs[0].parameters")
+        check_output(tensor.get("name"), parameters, spec)
+        wanted, binary = True, bool(parameters.get("binary_data", binary))
+    return wanted or not outputs, binary
+
+
+def refuse_overrides(body: bytes) -> None:
+    """Read the body of a request to load or unload a model.
+
+    Raises:
+        InvalidInput: It is malformed, or overrides the configuration or files of the model.
+    """
+    head = _dictionary(json_of(body), "the body") if body.strip() else {}
+    parameters = _dictionary(head.get("parameters", {}), "parameters")
+    unknown = sorted(parameters.keys() - {"unload_dependents"})
+    if unknown:
+        raise InvalidInput(f"The parameter {unknown[0]!r} is not taken; a model is loaded as its bundle says.")
+
+
+def _dictionary(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{what} must be a JSON object.")
+    return cast(dict[str, Any], value)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    sizes = cast(list[Any], value) if isinstance(value, list) else []
+    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+        raise InvalidInput(f"The shape is {shown(value)}; it must be a list of whole numbers.")
+    return tuple(sizes)

@@ -1,0 +1,250 @@
+"""HTTP/1.1 without sockets: bytes in, whole requests out, or one refusal that ends the connection."""
+
+from dataclasses import dataclass, field
+from typing import Any, final
+from urllib.parse import unquote
+
+import httptools
+
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
+
+MAX_HEADERS = 64
+
+# With one of these headers, the end of the body is not known from Content-Length alone.
+_DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
+
+
+@final
+class KnownHeads:
+    """Cache of parsed heads, by their bytes: most requests of a client differ only in their bodies.
+
+    Only heads with a plain Content-Length are kept: nothing chunked, compressed or upgraded.
+    """
+
+    MAX_HEADS = 1024
+    MAX_BYTES = 2048
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, tuple[Head, int]] = {}
+
+    def head(self, data: bytes) -> Head | None:
+        """Return the cached head if the bytes are exactly one request with it; None otherwise."""
+        known = self._heads.get(data[: data.find(b"\r\n\r\n") + 4])
+        return known[0] if known is not None and known[1] == len(data) else None
+
+    def clear(self) -> None:
+        """Forget all heads, with the routes cached on them."""
+        self._heads.clear()
+
+    def learn(self, data: bytes, request: Request) -> None:
+        """Cache the head of a request that was parsed from exactly these bytes."""
+        end = data.find(b"\r\n\r\n") + 4
+        headers = request.headers
+        length = len(data) - end
+        sure = not headers.keys() & _DOUBTFUL and headers.get("content-length", "0") == str(length)
+        if sure and request.head.keep_alive and 4 <= end <= self.MAX_BYTES:
+            if len(self._heads) >= self.MAX_HEADS:
+                self._heads.clear()
+            request.head.nbytes = end
+            self._heads[data[:end]] = request.head, len(data)
+
+
+@dataclass(slots=True)
+class _Pending:
+    method: str = ""
+    path: str = ""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    body: bytes | bytearray = b""
+    head_bytes: int = 0
+    count: int = 0
+
+
+# Initial value of a connection; never written, because each message begins with a new one.
+_NOTHING = _Pending()
+
+
+@final
+class RequestParser:
+    """Parses requests from the bytes of one connection.
+
+    Args:
+        max_body_bytes: Maximum size of a body.
+        known: Cache of heads, shared by all connections.
+        max_headers: Maximum number of headers.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_head_is_whole",
+        "_known",
+        "_max_headers",
+        "_now",
+        "_parser",
+        "_refusal",
+        "_silent_bytes",
+        "begun",
+        "expects_continue",
+        "max_body_bytes",
+        "rest",
+    )
+
+    def __init__(self, max_body_bytes: int, known: KnownHeads | None = None, *, max_headers: int = MAX_HEADERS) -> None:
+        self.max_body_bytes = max_body_bytes
+        self._known = known or KnownHeads()
+        self._max_headers = max_headers
+        # Made for the first unknown head; most connections never need it.
+        self._parser: Any = None
+        self._now = _NOTHING
+        self._complete: list[Request] = []
+        self._refusal: RequestError | None = None
+        self._head_is_whole = True
+        self._silent_bytes = 0
+        self.expects_continue = False
+        self.begun = False
+        # Bytes after a request to upgrade; None without one.
+        self.rest: bytes | None = None
+
+    def known(self, data: bytes) -> Head | None:
+        """Return the cached head if the bytes are exactly one request and nothing is left over; None otherwise."""
+        if self.begun or self._refusal is not None or self.rest is not None:
+            return None
+        return self._known.head(data)
+
+    def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
+        """Parse bytes.
+
+        Returns:
+            The requests that are complete now, in order, and the refusal that ends the connection, or None.
+        """
+        if self.rest is not None:
+            self._keep(data)
+            return [], self._refusal
+        # At the start of a request.
+        fresh = not self.begun and self._refusal is None
+        if self._refusal is None:
+            self.begun = True
+            self._silent_bytes += len(data)
+            if self._parser is None:
+                self._parser = httptools.HttpRequestParser(self)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._refusal is None:
+                    self.rest = b""
+                    self._keep(data[upgrade.args[0] :])
+            except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
+                self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
+            # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
+            if self._silent_bytes > MAX_HEAD_BYTES:
+                self._refuse(_head_too_large())
+        complete, self._complete = self._complete, []
+        if fresh and len(complete) == 1 and not self.begun and self._refusal is None:
+            self._known.learn(data, complete[0])
+        return complete, self._refusal
+
+    @property
+    def head(self) -> Head:
+        """The part of the last head that was parsed, for a refusal."""
+        now = self._now
+        return Head(now.method, now.path.partition("?")[0], now.headers, keep_alive=False)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._now = _Pending()
+        self._silent_bytes = 0
+        self._head_is_whole = False
+        self.begun = True
+
+    def on_url(self, url: bytes) -> None:
+        """Append to the target."""
+        self._silent_bytes = 0
+        self._now.path += url.decode("ascii")
+        self._grow_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header."""
+        now = self._now
+        now.count += 1
+        self._silent_bytes = 0
+        self._grow_head(len(name) + len(value) + 4)
+        if now.count > self._max_headers:
+            self._refuse(TooLarge(f"The request has more than {self._max_headers} headers; send fewer."))
+            return
+        if self._head_is_whole:
+            return  # a trailer: it comes after what it could change (RFC 9110, section 6.5.1)
+        now.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        """Check the complete head."""
+        now = self._now
+        self._head_is_whole = True
+        self._silent_bytes = 0
+        now.method = self._parser.get_method().decode("ascii")
+        if self._parser.should_upgrade() and not _is_websocket(now):
+            self._refuse(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
+        length = now.headers.get("content-length")
+        if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
+            self._refuse(self._body_too_large(int(length)))
+        self.expects_continue = now.headers.get("expect", "").lower() == "100-continue"
+
+    def on_body(self, part: bytes) -> None:
+        """Append to the body."""
+        now = self._now
+        self._silent_bytes = 0
+        if self._refusal is not None:
+            return
+        if len(now.body) + len(part) > self.max_body_bytes:
+            self._refuse(self._body_too_large(len(now.body) + len(part)))
+            now.body = b""
+        elif not now.body:
+            now.body = part
+        else:
+            # Not a list of parts: a part of one byte would take a hundred.
+            if isinstance(now.body, bytes):
+                now.body = bytearray(now.body)
+            now.body += part
+
+    def on_message_complete(self) -> None:
+        """Finish a request."""
+        self.expects_continue = self.begun = False
+        self._silent_bytes = 0
+        if self._refusal is not None:
+            return
+        now = self._now
+        path = now.path.partition("?")[0]
+        if "%" in path:
+            path = unquote(path)
+        # After an upgrade no other request can follow.
+        keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        head = Head(now.method, path, now.headers, keep_alive)
+        self._complete.append(Request(head, bytes(now.body)))
+
+    def _keep(self, data: bytes) -> None:
+        assert self.rest is not None
+        if len(self.rest) + len(data) > MAX_HEAD_BYTES:
+            self._refuse(TooLarge("Too much came before the upgrade was answered; wait for the answer."))
+        elif self._refusal is None:
+            self.rest += data
+
+    def _grow_head(self, count: int) -> None:
+        self._now.head_bytes += count
+        if self._now.head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+
+    def _body_too_large(self, count: int) -> TooLarge:
+        return TooLarge(f"The body has {count:,} bytes or more; at most {self.max_body_bytes:,} are taken.")
+
+    def _refuse(self, error: RequestError) -> None:
+        if self._refusal is None:
+            self._refusal = error
+
+
+def _is_websocket(now: _Pending) -> bool:
+    headers = now.headers
+    bodied = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    return now.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
+
+
+def _head_too_large() -> TooLarge:
+    return TooLarge(f"The request's head is larger than {MAX_HEAD_BYTES:,} bytes; send fewer headers.")

@@ -1,0 +1,197 @@
+"""`POST /v1/apps/{name}`: a picture, a JSON array or raw bytes in; JSON or raw bytes out."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import orjson
+
+from penstock.core.application import Application
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
+from penstock.core.spec import Array
+from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Cancel, Response, refused
+from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
+from penstock.serve.frontend.table_writer import SlotHandle
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.table.slots import ANSWERED, BROKEN, OK
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/apps/"
+RAW = "application/octet-stream"
+# Content types that clients send by default; the type is then found from the body.
+UNSPECIFIED = ("", "application/x-www-form-urlencoded")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall:
+    """Answers the requests with one head.
+
+    Args:
+        served: The model.
+        content_type: Media type of the body, in lower case, without parameters.
+        raw_bytes: Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
+        raw_reply: Whether the output is wanted as raw bytes.
+        budget_ns: Latency budget of the request, or None for the server's.
+        low_priority: Whether it runs after the others.
+    """
+
+    served: ServedModel
+    content_type: str
+    raw_bytes: int
+    raw_reply: bool
+    budget_ns: int | None
+    low_priority: bool
+
+    @classmethod
+    def of(cls, served: ServedModel, head: Head) -> "PlainCall":
+        """Read a head.
+
+        Raises:
+            InvalidInput: The budget or the priority is malformed.
+        """
+        content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+        spec = served.application.input
+        return cls(
+            served,
+            content_type,
+            spec.nbytes if content_type == RAW and spec.takes_any_bytes else -1,
+            RAW in head.headers.get("accept", ""),
+            budget_ns_of(head.headers.get(BUDGET_HEADER)),
+            is_low_priority(head.headers.get(PRIORITY_HEADER)),
+        )
+
+    def handle(self, request: Request, answer: Answer) -> Cancel:
+        """Decode the body, submit the chunk, and answer when its result comes; returns a function that cancels it.
+
+        Raises:
+            RequestError: The body is not an input of the application, or the request is rejected.
+        """
+        served, body = self.served, request.body
+        if served.decode_pool is not None and _is_decoded(served.application, self.content_type, body):
+            return _PreparedCall(self, served.decode_pool, request, answer).cancel
+        chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
+        # `partial` is the cheapest callback.
+        done = partial(self.finish, answer)
+        handle = served.submit(chunk, done, request.arrival_ns, self.budget_ns, self.low_priority)
+        return partial(handle.writer.cancel, handle)
+
+    def finish(self, answer: Answer, status: int, output: Array, last: bool) -> None:
+        """Answer with a result."""
+        served = self.served
+        if status != OK:
+            error = served.error_of(status, self.budget_ns)
+            served.count_refusal(error)
+            answer(refused(error))
+        elif self.raw_reply:
+            served.counts[ANSWERED] += 1
+            answer(Response(200, output.tobytes(), RAW))
+        else:
+            answer(_reply(served, output))
+
+
+@final
+class _PreparedCall:
+    """A request whose body is decoded and prepared in a thread before its chunk is submitted."""
+
+    def __init__(self, call: PlainCall, pool: DecodePool, request: Request, answer: Answer) -> None:
+        served = call.served
+        served.refuse_lost()
+        self._call = call
+        self._answer = answer
+        self._slot: SlotHandle | None = None
+        self._arrival_ns = request.arrival_ns
+        budget_ns = served.budget_ns if call.budget_ns is None else call.budget_ns
+        self._job = DecodeJob(request.body, call.content_type, self._arrival_ns, budget_ns, self._submit)
+        pool.submit(self._job)
+
+    def cancel(self) -> None:
+        self._job.cancel()
+        if self._slot is not None:
+            self._slot.writer.cancel(self._slot)
+
+    def _submit(self, chunk: Array | RequestError, own_ns: int) -> None:
+        call = self._call
+        try:
+            if isinstance(chunk, RequestError):
+                raise chunk
+            # The time spent on this body alone depends on its size, so it does not count against the budget.
+            arrival_ns = self._arrival_ns + own_ns
+            done = partial(call.finish, self._answer)
+            self._slot = call.served.submit(chunk, done, arrival_ns, call.budget_ns, call.low_priority)
+        except RequestError as error:
+            call.served.count_refusal(error)
+            self._answer(refused(error))
+
+
+def _reply(served: ServedModel, output: Array) -> Response:
+    try:
+        body = orjson.dumps(served.reply(output.reshape(served.application.output.shape)))
+    except Exception:
+        log.exception("the reply of %r raised; that request alone fails", served.name)
+        served.counts[BROKEN] += 1
+        return refused(ComputeFailed("The application's reply failed on this output; the server's log says how."))
+    served.counts[ANSWERED] += 1
+    return Response(200, body)
+
+
+def chunk_of(served: ServedModel, content_type: str, body: bytes) -> Array | bytes:
+    """Make the chunk of a request's body.
+
+    Raises:
+        RequestError: The body is not an input of the application.
+    """
+    application = served.application
+    if _is_decoded(application, content_type, body):
+        return _decoded(served, body, content_type)
+    if content_type == RAW:
+        return application.input.from_bytes(body)
+    if _is_list(body) and (content_type == "application/json" or content_type in UNSPECIFIED):
+        return application.input.from_numbers(json_of(body))
+    if content_type == "application/json" and "application/json" not in application.accepts:
+        found = json_of(body)
+        if not application.input.shape:
+            return application.input.from_numbers(found)
+        raise InvalidInput(f"The body is JSON but not an array; send {application.input.describe()} as nested arrays.")
+    taken = ", ".join(dict.fromkeys((*application.accepts, "application/json", RAW)))
+    raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
+
+
+def _is_decoded(application: Application, content_type: str, body: bytes) -> bool:
+    # Arrays and raw bytes need no decoding.
+    if application.decode is None or content_type == RAW:
+        return False
+    if content_type in UNSPECIFIED or content_type == "application/json":
+        return not _is_list(body) and (content_type in UNSPECIFIED or content_type in application.accepts)
+    return content_type in application.accepts
+
+
+def _is_list(body: bytes) -> bool:
+    return body.lstrip()[:1] == b"["
+
+
+def json_of(body: bytes) -> object:
+    """Parse a JSON body.
+
+    Raises:
+        InvalidInput: The body is malformed, too deep, or has NaN.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"The body is not JSON that can be read ({error}).") from None
+
+
+def _decoded(served: ServedModel, body: bytes, content_type: str) -> Array:
+    application = served.application
+    assert application.decode is not None
+    try:
+        return application.input.check(application.decode(body, content_type))
+    except RequestError:
+        raise
+    except Exception:
+        log.exception("the decode of %r raised; that request alone fails", served.name)
+        raise ComputeFailed("The application's decode failed on this body; the server's log says how.") from None

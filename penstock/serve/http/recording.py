@@ -1,0 +1,177 @@
+"""`POST /v1/apps/{name}` of a live application: a whole recording in, its events out.
+
+It goes through the slot table as a live stream does, a chunk at a time, as fast as there is room and as nobody who is
+live is delayed.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedContent
+from penstock.core.live import WAV, is_sound
+from penstock.core.sound import SoundDecoder, sound_decoder
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Response, refused
+from penstock.serve.http.plain import RAW, UNSPECIFIED
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.streams.actions import PushChunk
+from penstock.serve.streams.events import EventEncoder
+from penstock.serve.streams.slot_feed import SlotFeed
+from penstock.serve.streams.streams import Streams
+from penstock.serve.table.slots import ANSWERED, OK
+
+# Of a recording so much is decoded at a time: less than a millisecond of work.
+PIECE_BYTES = 1 << 16
+
+Chunks = Iterator[PushChunk]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingCall:
+    """Answers the requests with one head.
+
+    Args:
+        served: The model.
+        content_type: Media type of the body, in lower case, without parameters.
+    """
+
+    served: ServedModel
+    content_type: str
+
+    @classmethod
+    def of(cls, served: ServedModel, head: Head) -> "RecordingCall":
+        """Read a head.
+
+        Raises:
+            InvalidInput: The budget or the priority, which have no effect here, is malformed.
+        """
+        budget_ns_of(head.headers.get(BUDGET_HEADER))
+        is_low_priority(head.headers.get(PRIORITY_HEADER))
+        return cls(served, head.headers.get("content-type", "").partition(";")[0].strip().lower())
+
+    def handle(self, request: Request, answer: Answer) -> Callable[[], None]:
+        """Start to feed the recording, and answer when its end is processed; returns a function that cancels it.
+
+        Raises:
+            RequestError: The body is no input of the application, or the request is rejected.
+        """
+        served, streams = self.served, self.served.streams
+        assert streams is not None, served.name
+        # The server reads bodies as long as any of its applications takes.
+        if len(request.body) > (most := served.application.max_body_bytes):
+            raise TooLarge(f"The body has {len(request.body):,} bytes; {served.name!r} takes {most:,} at most.")
+        chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
+        first = next(chunks)
+        served.refuse_lost()
+        recording = streams.take_in(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
+        recording.begin(first)
+        return recording.leave
+
+    def _decoder(self, body: bytes) -> SoundDecoder | None:
+        application, content_type = self.served.application, self.content_type
+        live = application.live
+        assert live is not None, application
+        sound = is_sound(application.input)
+        if content_type == RAW:
+            return None
+        if sound and (content_type in WAV or (content_type in UNSPECIFIED and body.startswith(b"RIFF"))):
+            return sound_decoder("wav", None, live.rate_hz)
+        taken = f"a WAV as {WAV[0]}, or samples as {RAW}" if sound else f"frames as {RAW}"
+        raise UnsupportedContent(
+            f"Content-Type {content_type!r} is not taken by {self.served.name!r}; send {taken}, or a live stream to "
+            f"/v1/apps/{self.served.name}/stream."
+        )
+
+
+def chunks_of(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Chunks:
+    """The chunks of a recording, all as long as they may be but the last, decoded as they are asked for.
+
+    Args:
+        decoder: Makes samples of the body; None where it is raw frames.
+        body: The recording.
+        spec: One chunk.
+
+    Raises:
+        InvalidInput: It is not of the encoding, or ends within a frame.
+    """
+    frame_bytes = spec.nbytes // spec.shape[0]
+    if decoder is None and len(body) % frame_bytes:
+        raise InvalidInput(f"The body has {len(body):,} bytes; {spec.describe()} takes whole frames of {frame_bytes}.")
+    held = b""
+    # Of raw frames whole chunks: a piece may not end within a number.
+    step = PIECE_BYTES if decoder is not None else spec.nbytes * max(1, PIECE_BYTES // spec.nbytes)
+    for at in range(0, len(body), step):
+        piece = memoryview(body)[at : at + step]
+        if decoder is None and not spec.takes_any_bytes:
+            spec.check_raw(piece)
+        held += piece if decoder is None else decoder.feed(piece).tobytes()
+        # What could be the last chunk waits.
+        whole = max(0, len(held) - 1) // spec.nbytes * spec.nbytes
+        for begin in range(0, whole, spec.nbytes):
+            yield PushChunk(held[begin : begin + spec.nbytes], spec.shape[0], False)
+        held = held[whole:]
+    if decoder is not None:
+        held += decoder.flush().tobytes()
+    while len(held) > spec.nbytes:
+        yield PushChunk(held[: spec.nbytes], spec.shape[0], False)
+        held = held[spec.nbytes :]
+    yield PushChunk(held, len(held) // frame_bytes, True)
+
+
+@final
+class _Recording:
+    """One recording on its way.
+
+    Args:
+        streams: The model's, where it was taken in.
+        served: The model.
+        chunks: What is left of it after the first chunk.
+        answer: Takes the response.
+
+    Raises:
+        Overloaded: No slot is free.
+    """
+
+    def __init__(self, streams: Streams, served: ServedModel, chunks: Chunks, answer: Answer) -> None:
+        self._streams, self._served, self._chunks, self._answer = streams, served, chunks, answer
+        self._events = EventEncoder(served.name, streams.live, served.application.output)
+        self._said: list[bytes] = []
+        self._feed = SlotFeed(streams.frontend, self._done, background=True)
+
+    def begin(self, first: PushChunk) -> None:
+        """Put the first chunk in; the others follow as results come."""
+        self._put(first)
+
+    def leave(self, *, broken: bool = True) -> None:
+        """Nobody waits for the answer any more, or it is given."""
+        self._feed.leave()
+        self._streams.left(self, broken=broken)
+
+    def finish(self, code: int, reason: str) -> None:
+        """`Member`'s: a request that was accepted is answered."""
+
+    def _put(self, chunk: PushChunk) -> None:
+        now_ns = self._streams.now_ns()
+        self._feed.put(chunk, now_ns, now_ns + self._streams.budget_ns)
+
+    def _done(self, status: int, output: Array, last: bool) -> None:
+        try:
+            if status != OK:
+                raise self._streams.why(status, None)
+            event = self._events.encode(output, last)
+            if event != b"null":
+                self._said.append(event)
+            while self._feed.room and (chunk := next(self._chunks, None)) is not None:
+                self._put(chunk)
+        except RequestError as error:
+            self._served.count_refusal(error)
+            self.leave()
+            self._answer(refused(error))
+            return
+        if last:
+            self._served.counts[ANSWERED] += 1
+            self.leave(broken=False)
+            self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))

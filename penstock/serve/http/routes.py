@@ -1,0 +1,328 @@
+"""Paths and what answers them. Handlers raise a `RequestError` to refuse; any other exception is the server's fault."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+import orjson
+
+from penstock.core.application import describe
+from penstock.core.errors import ComputeFailed, RequestError, UnknownRoute, WrongMethod
+from penstock.serve.exchange.access import Access
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
+from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, refused
+from penstock.serve.http import oip_http, plain, recording
+from penstock.serve.http.encoding import decompress, serialize
+from penstock.serve.observe import metrics
+from penstock.serve.oip.metadata import model_config, model_metadata
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parents[1] / "page"
+STREAM = "/stream"
+FAILED = "The server failed on this request; its log says how."
+_PAGE_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PAGE_HEADERS = (
+    ("Content-Security-Policy", "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Route:
+    """Cached answer path of the requests with one head.
+
+    Args:
+        handle: Answers them.
+        served: The model that counts their refusals.
+        rejects_early: Whether a cached rejection answers them: they have the default budget and priority.
+        headers: Added to every response.
+        epoch: The registry's epoch when the route was made.
+    """
+
+    handle: Handler
+    served: ServedModel | None = None
+    rejects_early: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    epoch: int = -1
+
+
+@final
+class Routes:
+    """Answers every HTTP request of a front-end.
+
+    Args:
+        models: The models, by name.
+        access: API keys and CORS.
+        uptime_s: Seconds since the start.
+        open_stream: Answers a request to open a live stream.
+        refuse_stream: Makes the response to a refused WebSocket of a page; None for other requests.
+    """
+
+    def __init__(
+        self,
+        models: ModelRegistry,
+        access: Access,
+        *,
+        uptime_s: Callable[[], float],
+        open_stream: Callable[[ServedModel, Request, Answer], None],
+        refuse_stream: Callable[[RequestError, Request], Switched | None],
+    ) -> None:
+        self._models = models
+        self._access = access
+        self._uptime_s = uptime_s
+        self._open_stream = open_stream
+        self._refuse_stream = refuse_stream
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
+        if "/page/index.html" in self._page:
+            self._page["/"] = self._page["/page/index.html"]
+
+    def handle(self, request: Request, answer: Answer) -> Cancel | None:
+        """Answer a request, now or later, exactly once; returns a function that cancels it."""
+        route: _Route | None = request.head.route
+        try:
+            if route is None or route.epoch != self._models.epoch:
+                route = request.head.route = self._route(request.head)
+            return route.handle(request, answer)
+        except RequestError as error:
+            if route is not None and route.served is not None:
+                route.served.count_refusal(error)
+            refusal = self._refuse_stream(error, request) or refused(error)
+        except Exception:
+            log.exception("%s %r failed", request.method, request.path)
+            refusal = refused(ComputeFailed(FAILED))
+        answer(refusal if route is None else _add_to(route.headers, refusal))
+        return None
+
+    def reject_early(self, head: Head, arrival_ns: int) -> bytes | None:
+        """Return the bytes of a rejection if a request with this head is certain to be rejected; None otherwise."""
+        route: _Route | None = head.route
+        if route is None or not route.rejects_early or route.epoch != self._models.epoch:
+            return None
+        assert route.served is not None, route
+        if not route.served.writer.refusing:
+            return None
+        error = route.served.cached_rejection(arrival_ns)
+        return None if error is None else _rejection(error)
+
+    def refuse(self, error: RequestError, head: Head) -> Response:
+        """Make the response to a request that could not be read to its end."""
+        return _add_to(self._access.cors(head), refused(error))
+
+    def _route(self, head: Head) -> _Route:
+        epoch = self._models.epoch
+        preflight = self._access.preflight(head)
+        if preflight is not None:
+            return _Route(handle=_reply(Response(204, b"", headers=preflight)), epoch=epoch)
+        try:
+            owner = self._access.check(head)
+            route = self._find(head, owner)
+        except RequestError as error:
+            route = _Route(handle=_refusing(error))
+        if "content-encoding" in head.headers:
+            route = replace(route, handle=partial(self._decompress, route.handle), rejects_early=False)
+        cors = self._access.cors(head)
+        if cors:
+            route = replace(route, handle=partial(_add_headers, route.handle, cors), headers=cors, rejects_early=False)
+        return replace(route, epoch=epoch)
+
+    def _decompress(self, handle: Handler, request: Request, answer: Answer) -> Cancel | None:
+        # The same limit as for the compressed body: a body of the protocol has a head of its own.
+        max_bytes = MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self._models), default=0)
+        request.body = decompress(request.body, request.headers["content-encoding"], max_bytes)
+        return handle(request, answer)
+
+    def _find(self, head: Head, owner: str) -> _Route:
+        path = head.path
+        if path.startswith(plain.PATH) and path.endswith(STREAM):
+            served = self._models.named(path.removeprefix(plain.PATH).removesuffix(STREAM))
+            _need(head, "GET")
+            return _Route(handle=partial(self._open_stream, served), served=served)
+        if path.startswith(plain.PATH):
+            served = self._models.named(path.removeprefix(plain.PATH))
+            _need(head, "POST")
+            return _plain(served, head)
+        if path == "/v2" or path.startswith("/v2/"):
+            return self._version_two(head, owner)
+        _need(head, "GET, HEAD")
+        if path == "/v1/stats":
+            return _json(self._stats)
+        if path == "/v1/apps":
+            return _json(lambda: {"apps": [described(served) for served in self._models]})
+        if path == "/metrics":
+            return _Route(handle=self._metrics)
+        if path in self._page:
+            return _Route(handle=_reply(self._page[path]))
+        raise UnknownRoute(
+            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream, /v1/stats, /v2 and "
+            f"/metrics."
+        )
+
+    def _version_two(self, head: Head, owner: str) -> _Route:
+        match head.path.rstrip("/").split("/")[2:]:
+            case []:
+                about = {"name": "penstock", "version": version("penstock"), "extensions": oip_http.EXTENSIONS}
+                return _get(head, lambda: about)
+            case ["health", "live"]:
+                return _get(head, lambda: {"live": True})
+            case ["health", "ready"]:
+                return _get(head, self._readiness)
+            case ["repository", "index"]:
+                _need(head, "POST")
+                return _json(self._index)
+            case ["repository", "models", name, "load" | "unload" as change]:
+                _need(head, "POST")
+                return self._changing(head, name, change)
+            case ["models", name, "versions", number, *rest]:
+                return self._model(self._models.named(name, number), rest, head, owner)
+            case ["models", name, *rest]:
+                return self._model(self._models.named(name), rest, head, owner)
+            case _:
+                raise UnknownRoute(f"There is no {head.path!r} in the Open Inference Protocol's paths that are served.")
+
+    def _model(self, served: ServedModel, rest: list[str], head: Head, owner: str) -> _Route:
+        if rest == ["infer"]:
+            _need(head, "POST")
+            return _oip_infer(served, head, owner)
+        _need(head, "GET, HEAD")
+        match rest:
+            case []:
+                return _json(lambda: model_metadata(served))
+            case ["ready"]:
+                return _json(self._readiness)
+            case ["config"]:
+                return _json(lambda: model_config(served))
+            case ["stats"]:
+                return _json(lambda: {"model_stats": [metrics.model_statistics(served)]})
+            case _:
+                raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
+
+    def _changing(self, head: Head, name: str, change_name: str) -> _Route:
+        self._access.check(head, admin=True)
+        change = self._models.load if change_name == "load" else self._models.unload
+
+        async def apply(answer: Answer) -> None:
+            try:
+                await change(name)
+                response = Response(200)
+            except RequestError as error:
+                response = refused(error)
+            except Exception:
+                log.exception("%r could not be changed", name)
+                response = refused(ComputeFailed(FAILED))
+            answer(response)
+
+        def handle(request: Request, answer: Answer) -> None:
+            self._models.refuse_change()
+            oip_http.refuse_overrides(request.body)
+            task = asyncio.get_running_loop().create_task(apply(answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return _Route(handle=handle)
+
+    def _readiness(self) -> dict[str, Any]:
+        self._models.refuse_unready()
+        return {"ready": True}
+
+    def _index(self) -> list[dict[str, str]]:
+        return [
+            {"name": name, "version": number, "state": state, "reason": reason}
+            for name, number, state, reason in self._models.index()
+        ]
+
+    def _stats(self) -> dict[str, Any]:
+        models = {served.name: metrics.stats(served, self._uptime_s()) for served in self._models}
+        # The page draws the first model; `models` has all of them by name.
+        return (next(iter(models.values())) if models else {}) | {"models": models}
+
+    def _metrics(self, request: Request, answer: Answer) -> None:
+        answer(Response(200, metrics.exposition(list(self._models)), metrics.CONTENT_TYPE))
+
+
+def described(served: ServedModel) -> dict[str, Any]:
+    """The public description of a model, as JSON values."""
+    return describe(served.application) | {
+        "name": served.name,
+        "version": served.version,
+        "latency_ms": served.budget_ns / 1e6,
+        "bundle": served.manifest.content_hash,
+        "metrics": served.manifest.metrics,
+    }
+
+
+def _plain(served: ServedModel, head: Head) -> _Route:
+    try:
+        if served.streams is not None:
+            return _Route(handle=recording.RecordingCall.of(served, head).handle, served=served)
+        call = plain.PlainCall.of(served, head)
+    except RequestError as error:
+        return _Route(handle=_refusing(error), served=served)
+    return _Route(handle=call.handle, served=served, rejects_early=call.budget_ns is None)
+
+
+def _oip_infer(served: ServedModel, head: Head, owner: str) -> _Route:
+    try:
+        return _Route(handle=oip_http.OipCall.of(served, head, owner).handle, served=served)
+    except RequestError as error:
+        return _Route(handle=_refusing(error), served=served)
+
+
+@lru_cache(64)
+def _rejection(error: RequestError) -> bytes:
+    return serialize(refused(error), None, close=False)
+
+
+def _refusing(error: RequestError) -> Handler:
+    def handle(request: Request, answer: Answer) -> None:
+        # One error object for all requests: without this, its traceback would grow with each.
+        raise error.with_traceback(None)
+
+    return handle
+
+
+def _reply(response: Response) -> Handler:
+    return lambda request, answer: answer(response)
+
+
+def _json(value: Callable[[], Any]) -> _Route:
+    return _Route(handle=lambda request, answer: answer(Response(200, orjson.dumps(value()))))
+
+
+def _get(head: Head, value: Callable[[], Any]) -> _Route:
+    _need(head, "GET, HEAD")
+    return _json(value)
+
+
+def _add_headers(
+    handle: Handler, headers: tuple[tuple[str, str], ...], request: Request, answer: Answer
+) -> Cancel | None:
+    return handle(request, lambda response: answer(_add_to(headers, response)))
+
+
+def _add_to(headers: tuple[tuple[str, str], ...], response: Response) -> Response:
+    return replace(response, headers=response.headers + headers) if headers else response
+
+
+def _need(head: Head, allowed: str) -> None:
+    if head.method not in allowed.split(", "):
+        raise WrongMethod(f"{head.path} takes {allowed}, not {head.method}.", allowed)
+
+
+def _static(file: Path) -> Response:
+    return Response(200, file.read_bytes(), _PAGE_TYPES[file.suffix], _PAGE_HEADERS)

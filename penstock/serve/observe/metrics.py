@@ -1,0 +1,198 @@
+"""Metrics of the server: `/metrics` for Prometheus, `/v1/stats` for the page.
+
+Both read the histogram columns of the tables, which the engines update once per batch; nothing is recorded per request.
+"""
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from penstock.serve.registry.served_model import Replica, ServedModel
+from penstock.serve.table.slots import (
+    ANSWERED,
+    BATCH_EDGES,
+    BROKEN,
+    CHUNKS,
+    INVALID,
+    REFUSED,
+    RESULTS,
+    STREAMS,
+    STREAMS_BROKEN,
+    STREAMS_OPEN,
+    STREAMS_REFUSED,
+    TIME_EDGES_NS,
+    TOO_LATE,
+)
+
+Counts = npt.NDArray[np.int64]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OUTCOMES = {"answered": ANSWERED, "refused": REFUSED, "expired": TOO_LATE, "failed": BROKEN, "invalid": INVALID}
+# Counts of live streams, in the order of the output; all but the first are counters.
+STREAM_COUNTS = {
+    "open": (STREAMS_OPEN, "Live streams that are open."),
+    "opened": (STREAMS, "Live streams that were admitted."),
+    "refused": (STREAMS_REFUSED, "Live streams refused by admission control."),
+    "broken": (STREAMS_BROKEN, "Live streams that were aborted."),
+    "chunks": (CHUNKS, "Input chunks of live streams."),
+    "results": (RESULTS, "Results of live streams."),
+}
+# Every fourth edge, a factor of two, is fine enough for Prometheus.
+_EDGE_STEP = 4
+
+
+def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
+    """Collect the counts for the page, cumulative since the start: of all engines together, then of each."""
+    upper_ms = [*(TIME_EDGES_NS / 1e6).round(4).tolist(), None]
+    engines = [_of_engine(replica) for replica in served.replicas]
+
+    def counts(column: str) -> list[int]:
+        return _summed(served, column).tolist()
+
+    return {
+        "uptime_s": uptime_s,
+        "latency_ms": served.budget_ns / 1e6,
+        "slots": {key: sum(engine["slots"][key] for engine in engines) for key in ("total", "in_use")},
+        **{outcome: served.total(column) for outcome, column in OUTCOMES.items()},
+        **({} if served.streams is None else {"streams": _streams(served)}),
+        "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": counts("batch_counts")},
+        "latency": {"upper_ms": upper_ms, "counts": counts("latency_counts")},
+        "queue": {"upper_ms": upper_ms, "counts": counts("queue_counts")},
+        "compute": {"upper_ms": upper_ms, "counts": counts("compute_counts")},
+        "costs": engines[0]["costs"],
+        "engines": engines,
+    }
+
+
+def _of_engine(replica: Replica) -> dict[str, Any]:
+    table = replica.table
+    streams = {} if replica.streams is None else {"streams_open": replica.streams.open_everywhere}
+    return {
+        "engine": replica.engine,
+        "device": replica.device,
+        "slots": {"total": table.slots, "in_use": int(table.held.sum())},
+        **streams,
+        "rows": int(table.sums[0]),
+        "batches": int(table.batch_counts.sum()),
+        "costs": {
+            "rows": _nonzero(table.cost_rows),
+            "ms": [ns / 1e6 for ns in _nonzero(table.cost_ns)],
+            "handling_us": int(table.handling_ns[0]) / 1e3,
+        },
+    }
+
+
+def _streams(served: ServedModel) -> dict[str, int]:
+    return {name: served.total(column) for name, (column, _) in STREAM_COUNTS.items()}
+
+
+def model_statistics(served: ServedModel) -> dict[str, Any]:
+    """A model's entry of the Open Inference Protocol's statistics."""
+    rows, queue_ns, compute_ns, latency_ns = _summed(served, "sums").tolist()
+
+    def entry(ns: int) -> dict[str, int]:
+        return {"count": rows, "ns": ns}
+
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "name": served.name,
+        "version": served.version,
+        "inference_count": rows,
+        "execution_count": int(_summed(served, "batch_counts").sum()),
+        "inference_stats": {
+            "success": entry(latency_ns),
+            "fail": {"count": served.total(BROKEN), "ns": 0},
+            "queue": entry(queue_ns),
+            "compute_input": nothing,
+            "compute_infer": entry(compute_ns),
+            "compute_output": nothing,
+        },
+    }
+
+
+def exposition(applications: Iterable[ServedModel]) -> bytes:
+    """Prometheus's text of every application's metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_TableCollector(list(applications)))
+    return generate_latest(registry)
+
+
+@final
+class _TableCollector(Collector):
+    def __init__(self, applications: list[ServedModel]) -> None:
+        self._applications = applications
+
+    def collect(self) -> Iterable[Metric]:
+        """Collect every metric.
+
+        Counts of the front-ends have one series per application: they survive an engine while another one serves it.
+        Counts of the engines have one series per engine.
+        """
+        return [*self._of_applications(), *self._of_engines()]
+
+    def _of_applications(self) -> list[Metric]:
+        requests = CounterMetricFamily("penstock_requests", "Requests by outcome.", labels=["app", "outcome"])
+        engines = GaugeMetricFamily("penstock_engines", "Engines that serve the application.", labels=["app"])
+        budget = GaugeMetricFamily("penstock_latency_budget_seconds", "Latency budget by default.", labels=["app"])
+        streams = {
+            name: CounterMetricFamily(f"penstock_streams_{name}", what, labels=["app"])
+            for name, (_, what) in STREAM_COUNTS.items()
+            if name != "open"
+        }
+        for served in self._applications:
+            for outcome, column in OUTCOMES.items():
+                requests.add_metric([served.name, outcome], served.total(column))
+            engines.add_metric([served.name], 0 if served.engine_lost else len(served.replicas))
+            budget.add_metric([served.name], served.budget_ns / 1e9)
+            if served.streams is not None:
+                for name, family in streams.items():
+                    family.add_metric([served.name], served.total(STREAM_COUNTS[name][0]))
+        return [requests, engines, budget, *(family for family in streams.values() if family.samples)]
+
+    def _of_engines(self) -> list[Metric]:
+        each = ["app", "engine"]
+        misses = CounterMetricFamily("penstock_deadline_misses", "Answered, but after the deadline.", labels=each)
+        slots = GaugeMetricFamily("penstock_slots_in_use", "Slots in use.", labels=each)
+        total = GaugeMetricFamily("penstock_slots", "All slots.", labels=each)
+        streams = GaugeMetricFamily("penstock_streams_open", STREAM_COUNTS["open"][1], labels=each)
+        batch = HistogramMetricFamily("penstock_batch_rows", "Rows of each batch.", labels=each)
+        queue = HistogramMetricFamily("penstock_queue_seconds", "Time from arrival to its batch.", labels=each)
+        compute = HistogramMetricFamily("penstock_compute_seconds", "Time of the batch of each request.", labels=each)
+        latency = HistogramMetricFamily("penstock_latency_seconds", "Time from arrival to the result.", labels=each)
+        for app, replica in [(served.name, replica) for served in self._applications for replica in served.replicas]:
+            name, table = [app, str(replica.engine)], replica.table
+            misses.add_metric(name, int(table.outcomes[4]))
+            slots.add_metric(name, int(table.held.sum()))
+            total.add_metric(name, table.slots)
+            if replica.streams is not None:
+                streams.add_metric(name, replica.streams.open_everywhere)
+            rows, queue_ns, compute_ns, latency_ns = table.sums.tolist()
+            batch.add_metric(name, _buckets(BATCH_EDGES.tolist(), table.batch_counts, 1), rows)
+            for family, column, sum_ns in (
+                (queue, table.queue_counts, queue_ns),
+                (compute, table.compute_counts, compute_ns),
+                (latency, table.latency_counts, latency_ns),
+            ):
+                family.add_metric(name, _buckets((TIME_EDGES_NS / 1e9).tolist(), column, _EDGE_STEP), sum_ns / 1e9)
+        return [misses, slots, total, batch, queue, compute, latency, *([streams] if streams.samples else [])]
+
+
+def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, float]]:
+    below = counts.cumsum()
+    kept = [(f"{edges[index]:.6g}", int(below[index])) for index in range(0, len(edges), every)]
+    return [*kept, ("+Inf", int(below[-1]))]
+
+
+def _summed(served: ServedModel, column: str) -> Counts:
+    """Sum a column over the engines."""
+    return np.sum([getattr(replica.table, column) for replica in served.replicas], 0)
+
+
+def _nonzero(column: Counts) -> list[int]:
+    return column[column > 0].tolist()

@@ -1,0 +1,219 @@
+"""`--otlp-endpoint`: a span a request, sent by OpenTelemetry's own batch processor in a thread beside the request path.
+
+Only `serve.control.front_end` imports this, and only with that option: without it the request path has none of it.
+Names and values follow OpenTelemetry's semantic conventions for HTTP servers; what is Penstock's own begins with
+`penstock.`.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Handler, Refusal, Response, Switched
+from penstock.serve.observe.metrics import OUTCOMES
+from penstock.serve.registry.served_model import ServedModel, column_of
+from penstock.serve.table.slots import SlotTable
+
+PATH = "/v1/traces"
+# Maximum time to send the last spans at shutdown.
+FLUSH_S = 1.0
+
+_OUTCOMES = {column: outcome for outcome, column in OUTCOMES.items()}
+_OF_A_MODEL = ([], ["infer"], ["ready"], ["config"], ["stats"])
+_PARENTS = TraceContextTextMapPropagator()
+
+
+@final
+class Traces:
+    """Records spans of sampled requests.
+
+    A `traceparent` header decides whether its request is sampled; of the others, a share is.
+
+    Args:
+        handle: Answers requests.
+        provider: Makes the spans and sends them.
+        models: The served models.
+        share: Share of requests that are sampled, from 0 to 1.
+        scheme: `"http"` or `"https"`.
+        random: Returns numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        handle: Handler,
+        provider: TracerProvider,
+        models: Iterable[ServedModel],
+        share: float,
+        scheme: str,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._handle = handle
+        self._provider = provider
+        self._tracer = provider.get_tracer("penstock", version("penstock"))
+        self._models = models
+        self._share = share
+        self._scheme = scheme
+        self._random = random
+
+    def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
+        """Answer a request, with or without a span."""
+        parent = request.head.headers.get("traceparent")
+        if parent is None and self._random() >= self._share:
+            return self._handle(request, answer)
+        context = _PARENTS.extract(request.head.headers) if parent is not None else None
+        caller = get_current_span(context).get_span_context()
+        if parent is not None and not (caller.trace_flags.sampled if caller.is_valid else self._random() < self._share):
+            return self._handle(request, answer)
+        return self._traced(request, answer, context)
+
+    def shut_down(self) -> None:
+        """Send the remaining spans, for at most `FLUSH_S`."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
+
+    def _traced(self, request: Request, answer: Answer, context: Context | None) -> Callable[[], None]:
+        head = request.head
+        route, model = route_of(head.path)
+        attributes = _attributes(request, route, self._scheme)
+        if model:
+            attributes["penstock.model"] = model
+        span = self._tracer.start_span(
+            f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=time.time_ns()
+        )
+
+        place: _Place | None = None
+
+        def answered(response: Response) -> None:
+            if place is not None and response.status == 200:
+                place.describe(span)
+            _end(span, response, bool(model))
+            answer(response)
+
+        coming = _Place.next(self._models, model) if route.endswith(("/infer", "/apps/{name}")) else []
+        cancel = self._handle(request, answered)
+        place = next(filter(_Place.taken, coming), None)
+
+        def left() -> None:
+            span.set_attribute("penstock.outcome", "cancelled")
+            span.end()
+            if cancel is not None:
+                cancel()
+
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Slot of a request; the first of several rows.
+
+    Args:
+        table: The table of the model.
+        slot: The slot.
+        generation: Generation of the slot while the request holds it.
+    """
+
+    table: SlotTable
+    slot: int
+    generation: int
+
+    @classmethod
+    def next(cls, models: Iterable[ServedModel], name: str) -> "list[_Place]":
+        """Return the slots that the model's next request can get."""
+        tables = [
+            (replica.table, replica.writer.next_slot)
+            for served in models
+            if served.name == name
+            for replica in served.replicas
+        ]
+        return [cls(table, slot, int(table.generation[slot]) + 1) for table, slot in tables if slot is not None]
+
+    def taken(self) -> bool:
+        """True if the request holds the slot now."""
+        return bool(self.table.generation[self.slot] == self.generation)
+
+    def describe(self, span: Span) -> None:
+        """Add queue time and batch size, unless another request holds the slot by now."""
+        table, slot = self.table, self.slot
+        entry = (int(table.produced[slot]) - 1) % table.chunks
+        if self.taken() and table.batch_rows[slot, entry]:
+            span.set_attribute("penstock.queue_ms", int(table.queue_ns[slot, entry]) / 1e6)
+            span.set_attribute("penstock.batch_rows", int(table.batch_rows[slot, entry]))
+
+
+def exporting(endpoint: str) -> TracerProvider:
+    """Make a provider that sends spans in batches to a collector, from its own thread.
+
+    Args:
+        endpoint: URL of the collector, `http://127.0.0.1:4318`; with or without the path of traces.
+    """
+    url = endpoint.rstrip("/")
+    exporter = OTLPSpanExporter(endpoint=url if url.endswith(PATH) else url + PATH)
+    resource = Resource.create({"service.name": "penstock", "service.version": version("penstock")})
+    # Requests that are not sampled never become spans, so the sampler takes all.
+    provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def route_of(path: str) -> tuple[str, str]:
+    """Return the route of a path, with names replaced by `{name}`, and the name of the model, or empty strings."""
+    match path.split("/")[1:]:
+        case ["v1", "apps", name]:
+            return "/v1/apps/{name}", name
+        case ["v2", "models", name, "versions", _, *rest] if rest in _OF_A_MODEL:
+            return "/".join(("/v2/models/{name}/versions/{version}", *rest)), name
+        case ["v2", "models", name, *rest] if rest in _OF_A_MODEL:
+            return "/".join(("/v2/models/{name}", *rest)), name
+        case ["v2", "repository", "models", name, "load" | "unload" as what]:
+            return "/v2/repository/models/{name}/" + what, name
+        case ["page", _]:
+            return "/page/{file}", ""
+        case [""] | ["metrics"] | ["v1", "apps" | "stats"] | ["v2"] | ["v2", "health", "live" | "ready"]:
+            return path, ""
+        case _:
+            # Unknown paths get no route: the number of span names stays bounded.
+            return "", ""
+
+
+def _attributes(request: Request, route: str, scheme: str) -> dict[str, Any]:
+    head: Head = request.head
+    attributes: dict[str, Any] = {
+        "http.request.method": head.method,
+        "http.request.body.size": len(request.body),
+        "url.path": head.path,
+        "url.scheme": scheme,
+        "network.protocol.version": "1.1",
+    }
+    if route:
+        attributes["http.route"] = route
+    if "user-agent" in head.headers:
+        attributes["user_agent.original"] = head.headers["user-agent"]
+    return attributes
+
+
+def _end(span: Span, response: Response, asked_model: bool) -> None:
+    status = response.status
+    span.set_attribute("http.response.status_code", status)
+    span.set_attribute("http.response.body.size", len(response.body))
+    error = response.error if isinstance(response, Refusal | Switched) else None
+    if asked_model:
+        span.set_attribute("penstock.outcome", "answered" if error is None else _OUTCOMES[column_of(error)])
+    if error is not None and status >= 500:
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end()

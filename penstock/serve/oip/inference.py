@@ -1,0 +1,235 @@
+"""An inference request of the Open Inference Protocol, and the checks that HTTP and gRPC share."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from reprlib import repr as shown
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.exchange.budget import MAX_BUDGET_MS
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.streams.sequences import Finished, SequencePlace
+
+# n rows of one request
+
+_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+_MAX_PRIORITY = (1 << 64) - 1
+# Greater numbers are low priority.
+HIGHEST = 1
+# Triton has the same limit.
+MAX_ID_CHARACTERS = 128
+
+# From name, datatype and shape of an input tensor: its number of rows, and whether it has a batch dimension.
+Count = Callable[[Any, Any, tuple[int, ...], TensorSpec, int], tuple[int, bool]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Infer:
+    """One inference request.
+
+    Args:
+        id: The client's id of the request, or None.
+        chunks: `[n, *spec.shape]`; of a live signal, the n frames of one chunk.
+        batched: Whether the request had the batch dimension; without it, neither has the response.
+        binary: Whether the output is wanted as raw bytes.
+        wanted: Whether the output is wanted at all.
+        budget_ns: Its latency budget, or None.
+        priority: As in the protocol: 1 is the highest, 0 leaves it to the server.
+        place: Place in a sequence; None without one.
+    """
+
+    id: str | None
+    chunks: Array
+    batched: bool
+    binary: bool
+    wanted: bool
+    budget_ns: int | None
+    priority: int = 0
+    place: SequencePlace | None = None
+
+
+def terms_of(served: ServedModel) -> tuple[TensorSpec, TensorSpec, int, Count]:
+    """Return the specs of a row and of the output, the maximum rows, and the function that counts rows."""
+    application, sequences = served.application, served.sequences
+    if sequences is None:
+        return application.input, application.output, served.max_rows, rows_of
+    return sequences.frame, application.output, sequences.max_frames, frames_of
+
+
+def submit(
+    served: ServedModel,
+    infer: Infer,
+    finished: Finished,
+    *,
+    arrival_ns: int,
+    owner: str,
+    budget_ns: int | None,
+    low_priority: bool = False,
+) -> Callable[[], None]:
+    """Submit a request: its rows, or one chunk of a sequence.
+
+    Args:
+        served: The model.
+        infer: The request.
+        finished: Called once with the outputs `[n, ...]` or the error.
+        arrival_ns: Arrival time of the request.
+        owner: Name of the client, by its API key.
+        budget_ns: Its latency budget, or None for the server's.
+        low_priority: Whether it runs after the others, whatever its priority.
+
+    Returns:
+        A function that cancels it.
+
+    Raises:
+        RequestError: It is rejected.
+    """
+    low_priority = low_priority or infer.priority > HIGHEST
+    if served.sequences is None:
+        if infer.place is not None:
+            raise InvalidInput(
+                f"{served.name!r} remembers nothing from one request to the next; leave sequence_id "
+                f"{infer.place.id!r} out."
+            )
+        handles = served.submit_rows(infer.chunks, finished, arrival_ns, budget_ns, low_priority)
+        return lambda: served.cancel(handles)
+    if infer.place is None:
+        raise InvalidInput(
+            f"{served.name!r} is sent a live signal chunk by chunk; name it by sequence_id, not 0, with sequence_start "
+            f"on the first chunk and sequence_end on the last."
+        )
+    served.refuse_lost()
+    return served.sequences.put(
+        infer.place, infer.chunks, finished, arrival_ns, owner=owner, budget_ns=budget_ns, background=low_priority
+    )
+
+
+def place_of(parameters: Mapping[str, Any]) -> SequencePlace | None:
+    """Parse the place of a request in a sequence from its parameters; None without a sequence.
+
+    Raises:
+        InvalidInput: The id or a flag is malformed.
+    """
+    name = parameters.get("sequence_id", 0)
+    if type(name) not in (int, str) or len(str(name)) > MAX_ID_CHARACTERS:
+        raise InvalidInput(
+            f"The sequence_id is {shown(name)}; it must be a whole number or at most {MAX_ID_CHARACTERS} characters."
+        )
+    if name in (0, ""):
+        return None
+    start, end = parameters.get("sequence_start", False), parameters.get("sequence_end", False)
+    if type(start) is not bool or type(end) is not bool:
+        raise InvalidInput(f"sequence_start is {shown(start)} and sequence_end {shown(end)}; each must be a bool.")
+    return SequencePlace(name, start, end)
+
+
+def frames_of(name: Any, datatype: Any, shape: tuple[int, ...], frame: TensorSpec, most: int) -> tuple[int, bool]:
+    """Count the frames of a chunk of a live signal, and find whether it has a batch dimension (of 1).
+
+    Raises:
+        InvalidInput: Its name, datatype or shape is not the spec's, or it is longer than a chunk.
+    """
+    _check_named(name, datatype, frame)
+    batched = len(shape) == len(frame.shape) + 2 and shape[0] == 1
+    chunk = shape[1:] if batched else shape
+    if not chunk or chunk[1:] != frame.shape or not 0 <= chunk[0] <= most:
+        raise InvalidInput(
+            f"The shape is {shown(list(shape))}; {frame.name!r} takes {[1, 'frames', *frame.shape]} with 1 to {most:,} "
+            f"frames."
+        )
+    return chunk[0], batched
+
+
+def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, max_rows: int) -> tuple[int, bool]:
+    """Count the rows of an input tensor, and find whether it has a batch dimension.
+
+    Raises:
+        InvalidInput: Its name, datatype or shape is not the spec's.
+        TooLarge: Too many rows.
+    """
+    _check_named(name, datatype, spec)
+    if shape == spec.shape:
+        return 1, False
+    if not shape or shape[1:] != spec.shape or shape[0] < 1:
+        raise InvalidInput(
+            f"The shape is {shown(list(shape))}; {spec.name!r} takes {['n', *spec.shape]} with n from 1."
+        )
+    if shape[0] > max_rows:
+        raise TooLarge(f"The request has {shape[0]:,} rows; at most {max_rows:,} are taken at once. Split it.")
+    return shape[0], True
+
+
+def _check_named(name: Any, datatype: Any, spec: TensorSpec) -> None:
+    if name != spec.name:
+        raise InvalidInput(f"The input is named {shown(name)}; this model's is {spec.name!r}.")
+    if datatype != spec.protocol_datatype:
+        raise InvalidInput(f"The datatype is {shown(datatype)}; {spec.name!r} is {spec.protocol_datatype}.")
+
+
+def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
+    """Read chunks `[rows, *spec.shape]` from little-endian bytes.
+
+    Raises:
+        InvalidInput: A float is NaN or infinite, or a bool is neither 0 nor 1.
+    """
+    assert len(raw) == rows * spec.nbytes, (len(raw), rows, spec)
+    if spec.takes_any_bytes or not rows:
+        return np.frombuffer(raw, spec.numpy_dtype).reshape(rows, *spec.shape)
+    return np.stack([spec.from_bytes(raw[row : row + spec.nbytes]) for row in range(0, len(raw), spec.nbytes)])
+
+
+def check_input(parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of an input that are not supported.
+
+    Raises:
+        InvalidInput: Shared memory.
+    """
+    if any(key in parameters for key in _SHARED_MEMORY):
+        raise InvalidInput("Shared memory is not taken; send the tensor's data in the request.")
+
+
+def check_output(name: Any, parameters: Mapping[str, Any], spec: TensorSpec) -> None:
+    """Refuse an unknown output, or an unsupported form of it.
+
+    Raises:
+        InvalidInput: Another name, classification or shared memory.
+    """
+    if name != spec.name:
+        raise InvalidInput(f"There is no output {shown(name)}; this model's is {spec.name!r}.")
+    if parameters.get("classification"):
+        raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
+    if any(key in parameters for key in _SHARED_MEMORY):
+        raise InvalidInput("Shared memory is not taken; the output comes in the response.")
+
+
+def timeout_ns_of(parameters: Mapping[str, Any]) -> int | None:
+    """Parse the parameter `timeout`, in microseconds, to a budget in nanoseconds; None without one.
+
+    Raises:
+        InvalidInput: Not a whole number, or longer than a budget may be.
+    """
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return None
+    if isinstance(timeout, float) and timeout.is_integer():
+        timeout = int(timeout)  # in JSON, 5.0 is a whole number
+    if type(timeout) is not int or not 0 <= timeout <= MAX_BUDGET_MS * 1_000:
+        raise InvalidInput(
+            f"The timeout is {shown(timeout)}; it must be a whole number of microseconds up to "
+            f"{MAX_BUDGET_MS * 1_000:,}."
+        )
+    return timeout * 1_000 or None
+
+
+def priority_of(parameters: Mapping[str, Any]) -> int:
+    """Parse the parameter `priority`; 0 without one.
+
+    Raises:
+        InvalidInput: Not a whole number from 0.
+    """
+    priority = parameters.get("priority", 0)
+    if type(priority) is not int or not 0 <= priority <= _MAX_PRIORITY:
+        raise InvalidInput(f"The priority is {shown(priority)}; it must be a whole number, 1 for the highest.")
+    return priority

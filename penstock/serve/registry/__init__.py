@@ -1,0 +1,1 @@
+"""Served models by name, with their replicas and the tables attached to them. No torch."""

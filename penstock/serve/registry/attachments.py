@@ -1,0 +1,252 @@
+"""The tables of a front-end: attached when a model is ready, detached when its last request is answered."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from websockets.frames import CloseCode
+
+from penstock.core.application import Application, find_application
+from penstock.core.bundle import Manifest, read_manifest, read_prepare
+from penstock.core.errors import BundleError
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.frontend.decode_pool import DecodePool
+from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.messages import LoadModel, ModelLoaded
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_model import Replica, ServedModel, status_error
+from penstock.serve.streams.streams import Streams
+from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
+
+# Poll interval while the last requests of a retired model are answered.
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    model: int
+    served: ServedModel
+    replica: Replica
+
+
+@final
+class Attachments:
+    """Tables of one front-end, by the key that identifies each table in all processes.
+
+    Args:
+        models: The registry; models are added to it and removed from it here.
+        budget_ns: Latency budget of a request that names none.
+        idle_ns: Time without a request after which a sequence ends.
+        margin_ns: Added to predicted finishes, for reading that goes on meanwhile.
+        index: Index of this front-end.
+        wakes: For each engine, called when there is new work for it.
+        batch_loop: Knows the arrival time of what is read now.
+        now_ns: The engines' clock.
+    """
+
+    def __init__(
+        self,
+        models: ModelRegistry,
+        *,
+        budget_ns: int,
+        idle_ns: int,
+        margin_ns: int,
+        index: int,
+        wakes: Sequence[Callable[[], None]],
+        batch_loop: BatchLoop,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._models = models
+        self._budget_ns = budget_ns
+        self._idle_ns = idle_ns
+        self._margin_ns = margin_ns
+        self._index = index
+        self._wakes = wakes
+        self._batch_loop = batch_loop
+        self._now_ns = now_ns
+        # By the key of the table; models by the number that their replicas share.
+        self._attached: dict[int, _Attached] = {}
+        self._served: dict[int, ServedModel] = {}
+        self._writers: list[TableWriter] = []
+        self._answered_before = 0
+        # Models whose last engine is lost, by the key of their table, until a new table has their name.
+        self._lost: dict[int, ServedModel] = {}
+
+    @property
+    def answered(self) -> int:
+        """Requests that were answered, over all tables ever attached."""
+        return self._answered_before + sum(writer.counts[ANSWERED] for writer in self._writers)
+
+    @property
+    def in_use(self) -> int:
+        """Requests that are being answered."""
+        return sum(writer.in_use for writer in self._writers)
+
+    def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
+        """Serve a model that an engine has loaded, under its name.
+
+        Args:
+            loaded: The engine's message. A model that another engine loaded before gets one more replica.
+            memory: Its table, or the descriptor of its memory.
+
+        Raises:
+            PenstockError: The bundle or its application differ from what the engine loaded.
+        """
+        command = loaded.command
+        attached = self._attached.get(command.key)
+        if attached is not None:
+            self._models.put(attached.served)
+            return
+        served = self._served.get(command.model)
+        manifest = read_manifest(Path(command.bundle)) if served is None else served.manifest
+        if manifest.content_hash != loaded.bundle_hash:
+            if served is None:
+                raise BundleError(f"{command.bundle} was replaced while it was loaded; load it again.")
+            raise BundleError(
+                f"{command.bundle} holds another bundle now than the one that is served; load the model again, or "
+                "restart the server."
+            )
+        application = find_application(loaded.application).application if served is None else served.application
+        replica = self._replica(loaded, application, memory)
+        if served is None:
+            served = self._served[command.model] = self._named(command, manifest, application, replica)
+        else:
+            served.join(replica)
+        self._attached[command.key] = _Attached(command.model, served, replica)
+        self._list_writers()
+
+    async def retire(self, key: int) -> None:
+        """Submit nothing more to a table; return when its last request is answered."""
+        lost = self._lost.pop(key, None)
+        if lost is not None:
+            self._models.take_out(lost)
+        attached = self._attached.get(key)
+        if attached is None:
+            return
+        served, replica = attached.served, attached.replica
+        others = served.part(replica)
+        if not others:
+            self._models.take_out(served)
+        if replica.streams is not None:
+            replica.streams.finish(
+                CloseCode.SERVICE_RESTART, "Another version is served now, or none; open another stream."
+            )
+        while key in self._attached and (replica.writer.in_use or (served.is_preparing and not others)):
+            await asyncio.sleep(POLL_S)
+        if key in self._attached:
+            self._answered_before += replica.writer.counts[ANSWERED]
+            self._detach(key)
+
+    def lose_engine(self, engine: int) -> None:
+        """Fail the requests of an engine that is gone; models without another engine wait for a new table."""
+        for key, attached in list(self._attached.items()):
+            served, replica = attached.served, attached.replica
+            if replica.engine != engine:
+                continue
+            self._detach(key)
+            served.lose(replica)
+            if served.engine_lost:
+                # A version that is being retired is not in the registry any more.
+                if served in self._models:
+                    self._lost[key] = served
+                self._answered_before += replica.writer.counts[ANSWERED]
+
+    def sweep(self) -> None:
+        """End the sequences that have been idle for too long."""
+        now_ns = self._now_ns()
+        for served in self._served.values():
+            if served.sequences is not None:
+                served.sequences.sweep(now_ns)
+
+    def close_sequences(self) -> None:
+        """Let no further sequence begin, before the server goes down."""
+        for served in self._served.values():
+            if served.sequences is not None:
+                served.sequences.close()
+
+    def writer(self, key: int) -> TableWriter | None:
+        """Return the writer of a table; None if it is not attached."""
+        attached = self._attached.get(key)
+        return None if attached is None else attached.replica.writer
+
+    def collect(self) -> int:
+        """Hand out the results of every table; returns their number."""
+        count = 0
+        for writer in self._writers:
+            taken = writer.collect()
+            if taken:
+                writer.refresh()
+                count += taken
+        return count
+
+    def _named(self, command: LoadModel, manifest: Manifest, application: Application, replica: Replica) -> ServedModel:
+        served = ServedModel(
+            name=command.name,
+            version=command.version,
+            application=application,
+            manifest=manifest,
+            replica=replica,
+            several=len(self._wakes) > 1,
+            budget_ns=self._budget_ns,
+            idle_ns=self._idle_ns,
+            now_ns=self._now_ns,
+            decode_pool=self._decode_pool(command, manifest, application),
+        )
+        self._lost = {key: lost for key, lost in self._lost.items() if lost.name != command.name}
+        self._models.put(served)
+        return served
+
+    def _decode_pool(self, command: LoadModel, manifest: Manifest, application: Application) -> DecodePool | None:
+        if manifest.raw is None or application.decode is None:
+            return None
+        # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
+        from penstock.runtime.prepare_session import PrepareSession
+
+        prepared = PrepareSession(read_prepare(Path(command.bundle), manifest), manifest.raw, manifest.input)
+        return DecodePool(command.name, application.decode, prepared, self._now_ns)
+
+    def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
+        if isinstance(memory, int):
+            layout = TableLayout(
+                slots=loaded.slots,
+                chunks=application.chunks,
+                input=application.input,
+                output=application.output,
+                frontends=loaded.frontends,
+            )
+            memory = SlotTable.attached(layout, memory)
+        budget_ns = self._budget_ns
+        writer = TableWriter(
+            memory,
+            budget_ns=budget_ns,
+            wake=self._wakes[loaded.engine],
+            index=self._index,
+            margin_ns=self._margin_ns,
+        )
+        streams = None
+        if application.live is not None:
+            streams = Streams(
+                name=loaded.command.name,
+                application=application,
+                frontend=writer,
+                table=memory,
+                budget_ns=budget_ns,
+                batch_loop=self._batch_loop,
+                now_ns=self._now_ns,
+                why=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
+            )
+        return Replica(engine=loaded.engine, device=loaded.device, writer=writer, table=memory, streams=streams)
+
+    def _detach(self, key: int) -> None:
+        model = self._attached.pop(key).model
+        if all(attached.model != model for attached in self._attached.values()):
+            decode_pool = self._served.pop(model).decode_pool
+            if decode_pool is not None:
+                decode_pool.close()
+        self._list_writers()
+
+    def _list_writers(self) -> None:
+        # A new list each time: the old one may be in use by an iteration.
+        self._writers = [attached.replica.writer for attached in self._attached.values()]

@@ -1,0 +1,133 @@
+"""The models of a front-end by name."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, Protocol, final
+
+from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
+from penstock.serve.messages import RESTARTING, ModelState
+from penstock.serve.registry.served_model import ServedModel
+
+
+class Repository(Protocol):
+    """Loads and unloads the models of all front-ends."""
+
+    async def load(self, name: str) -> None:
+        """Serve the newest version of a model; the previous one answers until then.
+
+        Raises:
+            RequestError: There is none of that name, or it cannot be loaded.
+        """
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model.
+
+        Raises:
+            RequestError: There is none of that name.
+        """
+
+
+@final
+class ModelRegistry:
+    """Served models by name.
+
+    Args:
+        repository: Loads and unloads models.
+        loading: Whether models may be loaded and unloaded by request.
+
+    Attributes:
+        epoch: Changes whenever the model behind a name may have changed.
+        states: State of every model, as last reported by the repository.
+        draining: Whether the server is going down.
+    """
+
+    def __init__(self, repository: Repository, *, loading: bool) -> None:
+        self._repository = repository
+        self._loading = loading
+        self.epoch = 0
+        self.states: tuple[ModelState, ...] = ()
+        self.draining = False
+        self._served: dict[str, ServedModel] = {}
+        self._changes: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(list(self._served.values()))
+
+    def put(self, served: ServedModel) -> ServedModel | None:
+        """Serve a model under its name; return the model that had the name before."""
+        before = self._served.get(served.name)
+        self._served[served.name] = served
+        self.epoch += 1
+        return before
+
+    def tell(self, states: tuple[ModelState, ...]) -> None:
+        """Set the states of the repository's models."""
+        self.states = states
+        self.epoch += 1
+
+    def take_out(self, served: ServedModel) -> None:
+        """Remove a model, unless another one has its name already."""
+        if self._served.get(served.name) is served:
+            del self._served[served.name]
+        self.epoch += 1
+
+    def named(self, name: str, version: str = "") -> ServedModel:
+        """Find a model by name, and by version if one is given.
+
+        Raises:
+            UnknownRoute: There is none.
+            Overloaded: It is being loaded.
+        """
+        served = self._served.get(name)
+        if served is None:
+            if any(state.name == name and state.state == "LOADING" for state in self.states):
+                raise Overloaded(f"Model {name!r} is being loaded; come back later.", 3.0)
+            there = ", ".join(map(repr, self._served)) or "none"
+            raise UnknownRoute(f"There is no model {name!r} here; there is {there}.")
+        if version not in ("", served.version):
+            raise UnknownRoute(f"Model {name!r} is served in version {served.version} alone, not {version}.")
+        return served
+
+    def refuse_unready(self) -> None:
+        """Refuse while the server is not ready.
+
+        Raises:
+            Overloaded: It is going down, or an engine is being started again.
+        """
+        if self.draining:
+            raise Overloaded("The server is going down; ask another one.", 5.0)
+        lost = {served.name for served in self if served.engine_lost}
+        # A front-end that started after the engine died never had the table.
+        lost |= {state.name for state in self.states if state.reason.startswith(RESTARTING)}
+        if lost:
+            raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
+
+    def index(self) -> list[tuple[str, str, str, str]]:
+        """Name, version, state and reason of every model of the repository."""
+        return [(state.name, state.version, state.state, state.reason) for state in self.states]
+
+    async def load(self, name: str) -> None:
+        """Serve the newest version of a model, see `Repository.load`."""
+        self.refuse_change()
+        await self._whole(self._repository.load(name))
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model, see `Repository.unload`."""
+        self.refuse_change()
+        await self._whole(self._repository.unload(name))
+
+    async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
+        # A client that gives up does not stop a change half-way.
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    def refuse_change(self) -> None:
+        """Refuse to load and unload where that is not allowed.
+
+        Raises:
+            Forbidden: The server has no model directory.
+        """
+        if not self._loading:
+            raise Forbidden("This server was started with its models named; start it with --models to load more.")

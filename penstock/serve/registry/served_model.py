@@ -1,0 +1,287 @@
+"""One served model in a front-end: submitting chunks to its replicas, and the errors that its results stand for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import numpy as np
+
+from penstock.core.application import Application, Reply, reply_of
+from penstock.core.bundle import Manifest
+from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
+from penstock.core.spec import Array
+from penstock.serve.frontend.balancer import RequestBalancer
+from penstock.serve.frontend.decode_pool import DecodePool
+from penstock.serve.frontend.table_writer import Done, SlotHandle, TableWriter
+from penstock.serve.messages import RESTART_S
+from penstock.serve.streams.sequences import Finished, Sequences
+from penstock.serve.streams.stream_balancer import StreamBalancer
+from penstock.serve.streams.streams import Streams
+from penstock.serve.table.slots import (
+    BROKEN,
+    ENGINE_LOST,
+    EXPIRED,
+    FAILED,
+    INVALID,
+    OFFERED,
+    OK,
+    ONE_ENGINE_LOST,
+    REFUSED,
+    STREAMS_OPEN,
+    TOO_LATE,
+    SlotTable,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Replica:
+    """A model in one engine.
+
+    Args:
+        engine: Index of the engine.
+        device: Device that runs the network.
+        writer: Submits chunks and collects results.
+        table: The slot table, for the statistics.
+        streams: Live streams of the replica; None if the model is not live.
+    """
+
+    engine: int
+    device: str
+    writer: TableWriter
+    table: SlotTable
+    streams: Streams | None
+
+
+@final
+class ServedModel:
+    """One model behind the routes.
+
+    Args:
+        name: The name in requests.
+        version: Version in the model directory; `"1"` if there is none.
+        application: The application.
+        manifest: Manifest of the bundle.
+        replica: Its replica in the first engine.
+        several: Whether there are more engines.
+        budget_ns: Latency budget of a request that names none.
+        idle_ns: Time without a request after which a sequence ends.
+        now_ns: The clock of deadlines.
+        decode_pool: Makes chunks from bodies if the application prepares its inputs; None otherwise.
+
+    Attributes:
+        replicas: Replicas that accept requests; at the end the last one that did.
+        writer: Submits requests: to the only replica, or to the one that the balancer chooses.
+        counts: Counts of this front-end's requests, by outcome.
+        max_rows: Maximum rows of one request.
+        engine_lost: Whether no engine is left; a new table comes with the next one.
+        streams: Its live streams; None if it is not live.
+        sequences: Streams whose chunks are single requests; None if it is not live.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: str,
+        application: Application,
+        manifest: Manifest,
+        replica: Replica,
+        several: bool,
+        budget_ns: int,
+        idle_ns: int,
+        now_ns: Callable[[], int],
+        decode_pool: DecodePool | None = None,
+    ) -> None:
+        self.name = name
+        self.decode_pool = decode_pool
+        self.version = version
+        self.application = application
+        self.manifest = manifest
+        self.budget_ns = budget_ns
+        self.reply: Reply = reply_of(application)
+        self.engine_lost = False
+        self._shape = application.output.shape
+        self._now_ns = now_ns
+        # Shared with the balancers, and updated in place as replicas join and leave.
+        self._writers: list[TableWriter] = []
+        self._streams: list[Streams] = []
+        self._use((replica,))
+        self.writer = RequestBalancer(self._writers, budget_ns) if several else replica.writer
+        self.streams = replica.streams
+        if several and replica.streams is not None:
+            self.streams = StreamBalancer(self._streams)
+        self.sequences = None if self.streams is None else Sequences(self.streams, idle_ns=idle_ns)
+
+    @property
+    def is_preparing(self) -> bool:
+        """True while bodies are being prepared that will be submitted."""
+        return self.decode_pool is not None and self.decode_pool.waiting > 0
+
+    def join(self, replica: Replica) -> None:
+        """Add a replica in another engine."""
+        assert isinstance(self.writer, RequestBalancer), self.name
+        self._use(tuple(sorted((*self.replicas, replica), key=lambda each: each.engine)))
+
+    def part(self, replica: Replica) -> bool:
+        """Submit nothing more to a replica if there is another one; returns whether there is."""
+        left = tuple(each for each in self.replicas if each is not replica)
+        if left:
+            self._use(left)
+        return bool(left)
+
+    def lose(self, replica: Replica) -> None:
+        """Fail all requests of a replica whose engine is gone, and submit nothing more to it."""
+        self.engine_lost = not self.part(replica)
+        replica.writer.fail(ENGINE_LOST if self.engine_lost else ONE_ENGINE_LOST)
+        if not self.engine_lost:
+            # Its counts would be missing in the sum.
+            for column, count in enumerate(replica.writer.counts):
+                self.counts[column] += count if column != STREAMS_OPEN else 0
+
+    def cached_rejection(self, arrival_ns: int) -> Overloaded | None:
+        """Return the error of a request with the default budget, if one with no less time was just rejected.
+
+        Counts the request as rejected. Under overload most requests are, so this is cheaper than `submit`.
+        """
+        now_ns = self._now_ns()
+        error = self.writer.cached_rejection(now_ns, arrival_ns + self.budget_ns - now_ns)
+        if error is not None:
+            self.counts[OFFERED] += 1
+            self.counts[REFUSED] += 1
+        return error
+
+    def submit(
+        self,
+        chunk: Array | bytes,
+        done: Done,
+        arrival_ns: int,
+        budget_ns: int | None = None,
+        low_priority: bool = False,
+    ) -> SlotHandle:
+        """Submit one chunk.
+
+        Args:
+            chunk: A raw input chunk, or its bytes.
+            done: Called with the result, see `table_writer.SlotHandle`.
+            arrival_ns: Arrival time of the request.
+            budget_ns: Latency budget of the request, or None for the server's.
+            low_priority: Whether it runs after the others.
+
+        Raises:
+            RequestError: It is rejected.
+        """
+        if self.engine_lost:
+            self.refuse_lost()
+        return self.writer.submit(
+            chunk,
+            done=done,
+            arrival_ns=arrival_ns,
+            budget_ns=budget_ns,
+            now_ns=self._now_ns(),
+            low_priority=low_priority,
+        )
+
+    def submit_rows(
+        self,
+        chunks: Array,
+        finished: Finished,
+        arrival_ns: int,
+        budget_ns: int | None,
+        low_priority: bool = False,
+    ) -> list[SlotHandle]:
+        """Submit several chunks `[n, ...]`, which get one result `[n, ...]` or one error.
+
+        Raises:
+            RequestError: They are rejected.
+        """
+        self.refuse_lost()
+        writer = self.writer
+        if isinstance(writer, RequestBalancer):
+            left_ns = arrival_ns + (budget_ns or self.budget_ns) - self._now_ns()
+            writer = writer.choose(left_ns, budget_ns, rows=len(chunks), low_priority=low_priority)
+        outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
+        left, failure = len(chunks), OK
+
+        def finish_one(index: int, status: int, output: Array, last: bool) -> None:
+            nonlocal left, failure
+            left -= 1
+            if status == OK:
+                outputs[index] = output.reshape(self._shape)
+            else:
+                failure = failure or status
+            if left == 0:
+                finished(self.error_of(failure, budget_ns) if failure != OK else outputs)
+
+        handles: list[SlotHandle] = []
+        try:
+            for index, chunk in enumerate(chunks):
+                handle = writer.submit(
+                    chunk,
+                    done=partial(finish_one, index),
+                    arrival_ns=arrival_ns,
+                    budget_ns=budget_ns,
+                    now_ns=self._now_ns(),
+                    low_priority=low_priority,
+                    alone=len(chunks) == 1,
+                )
+                handles.append(handle)
+        except RequestError:
+            self.cancel(handles)
+            raise
+        return handles
+
+    def cancel(self, handles: list[SlotHandle]) -> None:
+        """Cancel the rows of a request whose client is gone."""
+        for handle in handles:
+            handle.writer.cancel(handle)
+
+    def refuse_lost(self) -> None:
+        """Refuse requests while no engine is left.
+
+        Raises:
+            Overloaded: The engine is gone.
+        """
+        if self.engine_lost:
+            raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+
+    def total(self, column: int) -> int:
+        """Sum a count over all front-ends."""
+        return sum(int(replica.table.counts[:, column].sum()) for replica in self.replicas)
+
+    def count_refusal(self, error: RequestError) -> None:
+        """Count a request without a result by its error."""
+        self.counts[column_of(error)] += 1
+
+    def error_of(self, status: int, budget_ns: int | None) -> RequestError:
+        """Make the error for the status of a result."""
+        return status_error(status, self.budget_ns if budget_ns is None else budget_ns)
+
+    def _use(self, replicas: tuple[Replica, ...]) -> None:
+        self.replicas = replicas
+        self._writers[:] = [replica.writer for replica in replicas]
+        self._streams[:] = [replica.streams for replica in replicas if replica.streams is not None]
+        self.counts = replicas[0].writer.counts
+        self.max_rows = max(1, min(replica.table.layout.slots_each for replica in replicas) // 4)
+
+
+def status_error(status: int, budget_ns: int) -> RequestError:
+    """Make the error for the status of a result of a request with this budget."""
+    if status == EXPIRED:
+        return TooLate(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
+    if status == ENGINE_LOST:
+        return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
+    if status == ONE_ENGINE_LOST:
+        return Overloaded("The engine that it was on stopped; send it again.", 1.0)
+    if status == FAILED:
+        return ComputeFailed("The application's network failed on this input; the server's log says how.")
+    return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")
+
+
+def column_of(error: RequestError) -> int:
+    """Return the counter column of a request without a result, by its error."""
+    if isinstance(error, TooLate):
+        return TOO_LATE
+    if error.status in (503, 504):
+        return REFUSED
+    return BROKEN if error.status >= 500 else INVALID

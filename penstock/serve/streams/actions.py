@@ -1,0 +1,59 @@
+"""Actions of a live stream's protocol: what its caller does with the slot and the connection.
+
+Those made for every chunk are not frozen: freezing triples the time to make one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+
+@final
+@dataclass(slots=True)
+class PushChunk:
+    """Put a chunk into the stream's slot.
+
+    Args:
+        samples: Its frames.
+        frames: Their number; 0 only with the last chunk.
+        last: Whether the stream ends with it.
+    """
+
+    samples: bytes | memoryview
+    frames: int
+    last: bool
+
+
+@final
+@dataclass(slots=True)
+class Send:
+    """Send a message to the client.
+
+    Args:
+        payload: What it holds; text is UTF-8.
+        binary: Whether it is a binary message.
+    """
+
+    payload: bytes
+    binary: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SetBudget:
+    """Grant the stream a latency budget in milliseconds; where that is refused, drop the actions that follow."""
+
+    latency_ms: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the connection after everything that was sent before."""
+
+    code: int
+    reason: str
+
+
+Action: TypeAlias = PushChunk | Send | SetBudget | Close
+Actions: TypeAlias = Sequence[Action]

@@ -1,0 +1,385 @@
+"""The protocol of one live stream, without sockets and without a clock: messages and results in, actions out.
+
+The client sends a start, numbered messages of samples, and an end. The server sends `ready`, one result per message,
+and `end`. `Session._TABLE` lists what each event does in each state, and is the only place where the state changes. A
+message that the protocol does not allow raises a `RequestError`, which ends the stream. docs/reference/streams.md
+describes the protocol to users.
+"""
+
+import math
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, TypeAlias, final
+
+import numpy as np
+import orjson
+from websockets.frames import CloseCode
+
+from penstock.core.errors import InvalidInput, UnsupportedContent
+from penstock.core.live import Live, is_sound
+from penstock.core.sound import (
+    ENCODINGS,
+    MAX_HEADER_BYTES,
+    MAX_RATE_HZ,
+    SoundDecoder,
+    frame_bytes_of,
+    sound_decoder,
+)
+from penstock.core.spec import Array, TensorSpec
+from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send, SetBudget
+from penstock.serve.streams.events import EventEncoder
+
+# Seconds of the signal that one message may hold, or one chunk if that is longer.
+MAX_MESSAGE_S = 1.0
+MAX_BUDGET_MS = 600_000
+MAX_START_BYTES = 4_096
+NUMBER_BYTES = 4
+_FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms"}
+
+
+class StreamState(Enum):
+    """State of a stream's protocol."""
+
+    STARTING = "starting"
+    FLOWING = "flowing"
+    ENDING = "ending"
+    OVER = "over"
+
+
+# Python 3.11 takes as long to look a member up as to call a method.
+STARTING, FLOWING, ENDING, OVER = StreamState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionConfig:
+    """Constants of one stream.
+
+    Args:
+        app: The application's name.
+        stream: The stream's name in logs.
+        live: The application's live settings.
+        input: Spec of one chunk.
+        output: Spec of the longest output of one chunk.
+        latency_ms: The latency budget of a stream that names none.
+        window: Recommended number of messages sent but not yet answered.
+    """
+
+    app: str
+    stream: str
+    live: Live
+    input: TensorSpec
+    output: TensorSpec
+    latency_ms: float
+    window: int
+
+
+_Handler: TypeAlias = Callable[["Session", Any], Actions]
+_Rule: TypeAlias = tuple[_Handler, StreamState]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rules:
+    """Handler of each event in one state, and the state after it. A handler that raises leaves the state as it is."""
+
+    text: _Rule
+    binary: _Rule
+    finish: _Rule
+    last_result: _Rule
+
+
+@final
+class Session:
+    """The protocol of one stream.
+
+    The caller executes the returned actions in order, and gives the results of pushed chunks back in the order of the
+    chunks.
+
+    Args:
+        config: Constants of the stream.
+
+    Attributes:
+        state: State of the protocol; only `_enter` writes it.
+        max_message_bytes: Longest message that is accepted now.
+    """
+
+    def __init__(self, config: SessionConfig) -> None:
+        self._enter(STARTING)
+        self.max_message_bytes = MAX_START_BYTES
+        self._config = config
+        self._chunk_frames = config.input.shape[0]
+        self._frame_bytes = config.input.nbytes // self._chunk_frames
+        self._output_size = math.prod(config.output.shape[1:])
+        self._is_float32 = config.output.numpy_dtype == np.dtype("<f4")
+        self._decoder: SoundDecoder | None = None
+        self._held: Array = np.zeros(0, np.int16)
+        self._check_samples = not config.input.takes_any_bytes
+        self._events = EventEncoder(config.app, config.live, config.output)
+        self._binary = False
+        self._next = self._answered = self._without_samples = 0
+        # For each unanswered message, the number of its chunks without a result; and results of the first one's chunks.
+        self._chunks_left: deque[int] = deque()
+        self._parts: list[Array] = []
+        self._close = Close(CloseCode.NORMAL_CLOSURE, "")
+
+    @property
+    def activity(self) -> int:
+        """Number of messages that reset the idle timeout: the start, and those with samples."""
+        return self._next - self._without_samples + (self.state is not STARTING)
+
+    def receive_text(self, message: bytes) -> Actions:
+        """Take a text message from the client.
+
+        Raises:
+            RequestError: The protocol does not allow it; the stream ends.
+        """
+        return self._apply(self._rules.text, message)
+
+    def receive_binary(self, message: bytes) -> Actions:
+        """Take a binary message from the client.
+
+        Raises:
+            RequestError: The protocol does not allow it; the stream ends.
+        """
+        if self.state is not FLOWING:
+            return self._apply(self._rules.binary, message)
+        # The common case: without the call of a handler, and without a change of the state.
+        size = len(message) - NUMBER_BYTES
+        if size < 0 or _NUMBER.unpack_from(message)[0] != self._next:
+            raise self._out_of_order(message)
+        samples = memoryview(message)[NUMBER_BYTES:]
+        if self._decoder is not None:
+            return self._decoded(self._decoder, samples)
+        frames = size // self._frame_bytes
+        if frames * self._frame_bytes != size or not frames:
+            raise InvalidInput(
+                f"Message {self._next} has {size:,} bytes of samples; send whole frames of {self._frame_bytes}."
+            )
+        if self._check_samples:
+            self._config.input.check_raw(samples)
+        self._next += 1
+        if frames <= self._chunk_frames:
+            self._chunks_left.append(1)
+            return (PushChunk(samples, frames, False),)
+        return self._chunks(samples, frames, last=False)
+
+    def receive_result(self, output: Array, last: bool) -> Actions:
+        """Take the result of the next chunk.
+
+        Args:
+            output: Its valid numbers, flat.
+            last: Whether the stream ends with it.
+
+        Raises:
+            ComputeFailed: The application's `events` failed.
+        """
+        if last:
+            return self._apply(self._rules.last_result, output)
+        left = self._chunks_left
+        # A network may give more results than it was given chunks. They go with the next answer, the end's with the
+        # last one.
+        if len(left) <= (self.state is ENDING) or left[0] > 1:
+            if left:
+                left[0] -= 1
+            self._parts.append(output.copy())
+            return ()
+        left.popleft()
+        result = self._result(self._joined(output) if self._parts else output, False)
+        return (result, *self._results_without_chunks()) if left and not left[0] else (result,)
+
+    def finish(self, code: int, reason: str) -> Actions:
+        """End the stream from the server's side: as if the client had sent its end, with another close."""
+        return self._apply(self._rules.finish, Close(code, reason))
+
+    def _apply(self, rule: _Rule, argument: Any) -> Actions:
+        handle, after = rule
+        actions = handle(self, argument)
+        self._enter(after)
+        return actions
+
+    def _enter(self, state: StreamState) -> None:
+        self.state = state
+        self._rules = self._TABLE[state]
+
+    def _start(self, message: bytes) -> Actions:
+        fields, config = _start_of(message), self._config
+        rate_hz, encoding = fields.get("rate_hz"), fields.get("encoding")
+        sound = is_sound(config.input)
+        encoding = encoding or ("pcm_s16le" if sound else "raw")
+        latency_ms = fields.get("latency_ms") or config.latency_ms
+        if not sound and (encoding != "raw" or rate_hz not in (None, config.live.rate_hz)):
+            raise InvalidInput(f"{config.app!r} takes no sound; its encoding is 'raw' at {config.live.rate_hz:g} Hz.")
+        own_hz = rate_hz or config.live.rate_hz
+        frame_bytes = frame_bytes_of(encoding) if sound else self._frame_bytes
+        seconds = max(MAX_MESSAGE_S, config.live.chunk_s(config.input))
+        if encoding not in ("raw", "pcm_s16le") or own_hz != config.live.rate_hz:
+            self._decoder = sound_decoder(encoding, rate_hz, config.live.rate_hz, seconds)
+        self._binary = fields.get("events") == "binary"
+        if encoding == "wav":
+            max_bytes = MAX_HEADER_BYTES + math.ceil(MAX_RATE_HZ * seconds) * frame_bytes
+        else:
+            max_bytes = math.ceil(own_hz * seconds) * frame_bytes
+        self.max_message_bytes = NUMBER_BYTES + max_bytes
+        ready = {
+            "type": "ready",
+            "app": config.app,
+            "stream": config.stream,
+            "encoding": encoding,
+            "rate_hz": config.live.rate_hz,
+            "chunk_frames": self._chunk_frames,
+            "chunk_ms": config.live.chunk_s(config.input) * 1e3,
+            "latency_ms": latency_ms,
+            "window": config.window,
+        }
+        return SetBudget(latency_ms), Send(orjson.dumps(ready), False)
+
+    def _decoded(self, decoder: SoundDecoder, samples: memoryview) -> Actions:
+        if not samples:
+            raise InvalidInput(f"Message {self._next} has no samples; send a frame or more.")
+        before = decoder.frames_in
+        sound_T = decoder.feed(samples)
+        self._next += 1
+        self._without_samples += decoder.frames_in == before
+        if self._held.size:
+            sound_T, self._held = np.concatenate([self._held, sound_T]), self._held[:0]
+        over = sound_T.size % self._chunk_frames
+        if decoder.blocks and over and sound_T.size > over:
+            # A resampler gives blocks of its own length; the rest of one goes with the next, in one chunk.
+            sound_T, self._held = sound_T[:-over], sound_T[-over:]
+        chunks = self._chunks(memoryview(sound_T.tobytes()), sound_T.size, last=False)
+        return (*chunks, *self._results_without_chunks())
+
+    def _end(self, message: bytes) -> Actions:
+        if _json(message) != {"type": "end"}:
+            raise UnsupportedContent(
+                'Text came where samples belong, which are binary; the last text is {"type":"end"}.'
+            )
+        return self._flush(cut_short=False)
+
+    def _finish_early(self, close: Close) -> Actions:
+        self._close = close
+        return self._flush(cut_short=True)
+
+    def _finish_at_once(self, close: Close) -> Actions:
+        return (close,)
+
+    def _flush(self, *, cut_short: bool) -> Actions:
+        rest_T = self._held
+        if self._decoder is not None:
+            rest_T = np.concatenate([rest_T, self._decoder.flush(cut_short=cut_short)])
+        return self._chunks(memoryview(rest_T.tobytes()), rest_T.size, last=True)
+
+    def _chunks(self, samples: memoryview, frames: int, *, last: bool) -> list[PushChunk]:
+        """The chunks of one message; the end has one always, though it may be empty."""
+        longest, size = self._chunk_frames, self._frame_bytes
+        starts = range(0, max(frames, last), longest)
+        self._chunks_left.append(len(starts))
+        return [
+            PushChunk(samples[at * size : (at + longest) * size], min(longest, frames - at), last and at == starts[-1])
+            for at in starts
+        ]
+
+    def _too_early(self, message: bytes) -> Actions:
+        raise UnsupportedContent('Samples came before the start; the first message is text, {"type":"start"}.')
+
+    def _too_late(self, message: bytes) -> Actions:
+        if self._close.code != CloseCode.NORMAL_CLOSURE:
+            return ()  # the client could not know that the server ended the stream
+        raise InvalidInput("A message came after the end; open another stream for more.")
+
+    def _ignore(self, event: Any) -> Actions:
+        return ()
+
+    def _out_of_order(self, message: bytes) -> InvalidInput:
+        if len(message) < NUMBER_BYTES:
+            return InvalidInput(f"A message has {len(message)} bytes; it begins with a sequence number of 4.")
+        (number,) = _NUMBER.unpack_from(message)
+        return InvalidInput(f"Message {number} came where {self._next} belongs; count from 0 without gaps or repeats.")
+
+    def _results_without_chunks(self) -> Actions:
+        """Results of messages that gave no chunk: the resampler holds their samples back."""
+        results: list[Action] = []
+        while self._chunks_left and self._chunks_left[0] == 0:
+            self._chunks_left.popleft()
+            results.append(self._result(_EMPTY, False))
+        return results
+
+    def _joined(self, output: Array) -> Array:
+        parts, self._parts = self._parts, []
+        return np.concatenate([*parts, output]) if parts else output
+
+    def _result(self, output: Array, last: bool) -> Action:
+        number = self._answered
+        self._answered += 1
+        if self._binary:
+            raw = output.tobytes() if self._is_float32 else output.astype("<f4").tobytes()
+            return Send(_RESULT.pack(number, output.size // self._output_size) + raw, True)
+        return Send((_LAST_TEXT if last else _TEXT) % (number, self._events.encode(output, last)), False)
+
+    def _last_result(self, output: Array) -> Actions:
+        result = self._result(self._joined(output), True)
+        if self._close.code != CloseCode.NORMAL_CLOSURE:
+            return result, self._close
+        return result, Send(b'{"type":"end","chunks":%d}' % self._next, False), self._close
+
+    _TABLE: ClassVar[dict[StreamState, _Rules]] = {
+        STARTING: _Rules(
+            text=(_start, FLOWING),
+            binary=(_too_early, STARTING),
+            finish=(_finish_at_once, OVER),
+            last_result=(_ignore, STARTING),
+        ),
+        FLOWING: _Rules(
+            text=(_end, ENDING),
+            binary=(receive_binary, FLOWING),
+            finish=(_finish_early, ENDING),
+            last_result=(_ignore, FLOWING),
+        ),
+        ENDING: _Rules(
+            text=(_too_late, ENDING),
+            binary=(_too_late, ENDING),
+            finish=(_ignore, ENDING),
+            last_result=(_last_result, OVER),
+        ),
+        OVER: _Rules(
+            text=(_ignore, OVER),
+            binary=(_ignore, OVER),
+            finish=(_ignore, OVER),
+            last_result=(_ignore, OVER),
+        ),
+    }
+
+
+_EMPTY: Array = np.zeros(0, np.float32)
+_NUMBER = struct.Struct("<I")
+# Head of a binary result: number of its message, count of its frames.
+_RESULT = struct.Struct("<II")
+_TEXT = b'{"type":"result","seq":%d,"event":%b}'
+_LAST_TEXT = b'{"type":"result","seq":%d,"event":%b,"last":true}'
+
+
+def _json(message: bytes) -> Any:
+    try:
+        return orjson.loads(message)
+    except orjson.JSONDecodeError:
+        raise InvalidInput("A text message is no JSON that can be read.") from None
+
+
+def _start_of(message: bytes) -> dict[str, Any]:
+    fields = _json(message)
+    if not isinstance(fields, dict) or fields.get("type") != "start":
+        raise InvalidInput('The first message is not a start; send {"type":"start"}.')
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if unknown := sorted(fields.keys() - _FIELDS):
+        raise InvalidInput(f"The start has {unknown[0][:16]!r}; it takes {', '.join(sorted(_FIELDS))}.")
+    for name, largest in (("rate_hz", MAX_RATE_HZ), ("latency_ms", MAX_BUDGET_MS)):
+        value = fields.get(name, 1)
+        if type(value) not in (int, float) or not 0 < value <= largest:
+            raise InvalidInput(f"{name} is {str(value)[:40]}; it must be a number above 0, to {largest:,}.")
+    for name, known in (("encoding", ENCODINGS), ("events", ("json", "binary"))):
+        value = fields.get(name, known[0])
+        if value not in known:
+            raise InvalidInput(f"{name} is {str(value)[:40]!r}; it must be {', '.join(known[:-1])} or {known[-1]}.")
+    return fields

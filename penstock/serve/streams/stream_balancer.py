@@ -1,0 +1,99 @@
+"""StreamLoad balancing of live streams over the replicas of a model; a stream stays where its state is."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
+
+from penstock.core.errors import Overloaded
+from penstock.serve.streams.streams import M, Member, Streams
+from penstock.serve.table.slots import STREAMS_REFUSED
+
+# The measured costs of equal engines differ by up to this factor at large batches, which are measured at start only.
+ALIKE_LARGE = 4.0
+
+
+class StreamLoad(NamedTuple):
+    """StreamLoad of a replica.
+
+    Args:
+        streams: Number of streams that are open there or still hold a slot.
+        most: Estimated capacity in streams.
+    """
+
+    streams: int
+    most: float
+
+
+def by_load(loads: Sequence[StreamLoad]) -> list[int]:
+    """The replicas in the order in which they should take the next stream: the one first that carries least of what
+    it can."""
+    best = max(load.most for load in loads)
+
+    def share(index: int) -> float:
+        streams, most = loads[index]
+        return (streams + 1) / (most if ALIKE_LARGE * most < best else best)
+
+    return sorted(range(len(loads)), key=share)
+
+
+@final
+class StreamBalancer:
+    """The interface of `Streams` for a model with several replicas.
+
+    Args:
+        replicas: The streams of each replica.
+    """
+
+    def __init__(self, replicas: Sequence[Streams]) -> None:
+        self._replicas = replicas
+        first = replicas[0]
+        self.application = first.application
+        self.live = first.live
+        self.budget_ns = first.budget_ns
+        self.now_ns = first.now_ns
+        self.why = first.why
+
+    def take_in(self, make: Callable[[Streams], M], budget_ns: int) -> M:
+        """Take a stream in where least is carried, see `Streams.take_in`.
+
+        Raises:
+            Overloaded: No replica can carry one more.
+            DeadlineImpossible: Nobody can have that budget.
+        """
+        taking = self._taking(budget_ns)
+        if taking is None:
+            self._replicas[0].counts[STREAMS_REFUSED] += 1
+            raise self._full(budget_ns)
+        return taking.take_in(make, budget_ns)
+
+    def refuse_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
+        """See whether a stream could be taken in in the place of another one, see `Streams.refuse_replacement`."""
+        if self._taking(budget_ns) is None:
+            its = next((streams for streams in self._replicas if before in streams), self._replicas[0])
+            its.refuse_replacement(before, budget_ns, busy=busy)
+
+    def refuse_impossible(self, budget_ns: int) -> None:
+        """See whether anybody can have a budget.
+
+        Raises:
+            DeadlineImpossible: Nobody can.
+        """
+        for streams in self._replicas:
+            if budget_ns >= streams.least_ns:
+                return
+        self._replicas[0].refuse_impossible(budget_ns)
+
+    def _taking(self, budget_ns: int) -> Streams | None:
+        self.refuse_impossible(budget_ns)
+        replicas = self._replicas
+        for index in by_load([StreamLoad(streams.carried_everywhere, streams.most(budget_ns)) for streams in replicas]):
+            streams = replicas[index]
+            if budget_ns >= streams.least_ns and streams.frontend.next_slot is not None and streams.carries(budget_ns):
+                return streams
+        return None
+
+    def _full(self, budget_ns: int) -> Overloaded:
+        retry_after_s = min(streams.retry_after_s for streams in self._replicas)
+        if any(streams.carries(budget_ns) for streams in self._replicas):
+            return Overloaded("All slots are in use; come back later.", retry_after_s)
+        count = sum(streams.open_everywhere for streams in self._replicas)
+        return Overloaded(f"{count:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", retry_after_s)

@@ -1,0 +1,222 @@
+"""Live streams of one model in one front-end: admission, and the count of those that are open."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar, final
+
+from penstock.core.application import Application
+from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.frontend.admission import admits, most_streams
+from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.streams.session import Session, SessionConfig
+from penstock.serve.table.costs import Costs
+from penstock.serve.table.slots import (
+    STREAMS,
+    STREAMS_BROKEN,
+    STREAMS_OPEN,
+    STREAMS_REFUSED,
+    SlotTable,
+)
+
+# Retry time before any stream has ended, and its limits afterwards.
+RETRY_S, SOONEST_S, LATEST_S = 5.0, 1.0, 60.0
+# Weight of the latest interval in the mean interval between ends.
+FOLLOW = 0.2
+
+
+class Member(Protocol):
+    """One of a model's live streams, over any protocol."""
+
+    def finish(self, code: int, reason: str) -> None:
+        """End it from the server's side: answer what came, and accept nothing more."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+@final
+class Streams:
+    """The live streams of one model.
+
+    Args:
+        name: Name of the application in requests.
+        application: A live application.
+        frontend: Puts chunks in and takes results out.
+        table: For the costs and the count of all front-ends' streams.
+        budget_ns: Latency budget of a stream that names none.
+        batch_loop: Runs the batches, and knows the arrival time of the bytes that are being read.
+        now_ns: That clock.
+        why: Makes the error of a result's status.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        application: Application,
+        frontend: TableWriter,
+        table: SlotTable,
+        budget_ns: int,
+        batch_loop: BatchLoop,
+        now_ns: Callable[[], int],
+        why: Callable[[int, int | None], RequestError],
+    ) -> None:
+        assert application.live is not None, application
+        self.name = name
+        self.application = application
+        self.live = application.live
+        self.frontend = frontend
+        self.budget_ns = budget_ns
+        self.batch_loop = batch_loop
+        self.now_ns = now_ns
+        self.why = why
+        self.counts = frontend.counts
+        self._table = table
+        self._chunk_s = application.live.chunk_s(application.input)
+        self._open: set[Member] = set()
+        self._ended_ns = 0
+        self._interval_s: float | None = None
+        # An earlier front-end process may have left a count there.
+        self.counts[STREAMS_OPEN] = 0
+
+    def __contains__(self, stream: Member) -> bool:
+        return stream in self._open
+
+    @property
+    def open_everywhere(self) -> int:
+        """Number of open streams of all front-ends."""
+        return int(self._table.counts[:, STREAMS_OPEN].sum())
+
+    @property
+    def carried_everywhere(self) -> int:
+        """Number of streams of all front-ends that are open or still hold a slot: an engine that hangs frees none."""
+        return max(self.open_everywhere, int(self._table.held.sum()))
+
+    @property
+    def least_ns(self) -> int:
+        """Shortest measured time of the network for one row, in nanoseconds."""
+        return int(self._table.least_ns[0])
+
+    @property
+    def retry_after_s(self) -> float:
+        """Retry time in seconds: the mean interval between ends of streams."""
+        return min(max(self._interval_s or RETRY_S, SOONEST_S), LATEST_S)
+
+    def session(self, stream: str) -> Session:
+        """Make the protocol of a stream of this name."""
+        application = self.application
+        return Session(
+            SessionConfig(
+                app=self.name,
+                stream=stream,
+                live=self.live,
+                input=application.input,
+                output=application.output,
+                latency_ms=self.budget_ns / 1e6,
+                window=application.chunks,
+            )
+        )
+
+    def take_in(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
+        """Admit a stream; it holds a slot until it leaves.
+
+        Args:
+            make: Makes the stream once it is admitted; raises `Overloaded` if no slot is free.
+            budget_ns: Its latency budget.
+
+        Raises:
+            Overloaded: The measured costs do not allow one more, or no slot is free.
+            DeadlineImpossible: The budget is shorter than the network's own time.
+        """
+        try:
+            self.admit(budget_ns, newcomers=1)
+            stream = make(self)
+        except Overloaded as error:
+            self.counts[STREAMS_REFUSED] += 1
+            raise Overloaded(str(error), self.retry_after_s) from None
+        self._open.add(stream)
+        self.counts[STREAMS] += 1
+        self.counts[STREAMS_OPEN] += 1
+        return stream
+
+    def refuse_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
+        """Check that a stream can replace an open one, before that is ended.
+
+        Args:
+            before: The open stream.
+            budget_ns: As for `take_in`.
+            busy: Whether the open stream's slot stays in use when it is ended.
+
+        Raises:
+            Overloaded: It cannot.
+            DeadlineImpossible: The budget is shorter than the network's own time.
+        """
+        try:
+            self.admit(budget_ns, newcomers=0)
+            if busy and self.frontend.next_slot is None:
+                raise Overloaded("All slots are in use; come back later.", self.retry_after_s)
+        except Overloaded:
+            self.counts[STREAMS_REFUSED] += 1
+            raise
+
+    def admit(self, budget_ns: int, *, newcomers: int) -> None:
+        """Check that the costs allow so many more streams under a budget.
+
+        Raises:
+            Overloaded: They do not.
+            DeadlineImpossible: The budget is shorter than the network's own time.
+        """
+        self.refuse_impossible(budget_ns)
+        if not self.carries(budget_ns, newcomers):
+            count = self.open_everywhere
+            # An open stream stays on its engine, even if others have room.
+            where = "" if newcomers else " on its engine"
+            raise Overloaded(
+                f"{count:,} streams are open{where}, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s
+            )
+
+    def carries(self, budget_ns: int, newcomers: int = 1) -> bool:
+        """True if the costs allow so many more streams under a budget."""
+        streams = self.open_everywhere + newcomers
+        # An idle server always admits: only running batches can correct a prediction that is too high.
+        return streams <= 1 or admits(streams, self._chunk_s, Costs.published(self._table), budget_ns, self._share)
+
+    def most(self, budget_ns: int) -> float:
+        """Estimated capacity in streams under a budget, with those that are open."""
+        return most_streams(self._chunk_s, Costs.published(self._table), budget_ns, self._share)
+
+    def refuse_impossible(self, budget_ns: int) -> None:
+        """Check that a budget is possible at all.
+
+        Raises:
+            DeadlineImpossible: The budget is shorter than the network's own time.
+        """
+        least_ns = int(self._table.least_ns[0])
+        if budget_ns < least_ns:
+            raise DeadlineImpossible(
+                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of {least_ns / 1e6:.2f} ms."
+            )
+
+    def left(self, stream: Member, *, broken: bool) -> None:
+        """Remove a stream that is over."""
+        if stream not in self._open:
+            return
+        self._open.discard(stream)
+        self.counts[STREAMS_OPEN] -= 1
+        self.counts[STREAMS_BROKEN] += broken
+        now_ns = self.now_ns()
+        if self._ended_ns:
+            last_s = (now_ns - self._ended_ns) / 1e9
+            before_s = last_s if self._interval_s is None else self._interval_s
+            self._interval_s = before_s + FOLLOW * (last_s - before_s)
+        self._ended_ns = now_ns
+
+    def finish(self, code: int, reason: str) -> None:
+        """End all streams: answer what came, and release what the network holds back."""
+        for stream in list(self._open):
+            stream.finish(code, reason)
+
+    @property
+    def _share(self) -> float:
+        # The engine's other tables get no more of its time than this one.
+        return 1 - min(int(self._table.rivals_share[0]), 500) / 1000

@@ -1,0 +1,97 @@
+"""Batch costs on this machine: measured at start for every bucket, updated while serving."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from penstock.serve.table.slots import MAX_COSTS, SlotTable
+
+# Weight of one run in the curve, the same up and down: a curve that prefers slow runs would refuse, on a noisy machine,
+# requests that it could answer.
+WEIGHT = 0.1
+HANDLING_WEIGHT = 0.05
+
+
+@final
+class Costs:
+    """The time of a batch by its rows: a polyline through measured sizes, and the handling of each row.
+
+    Args:
+        rows: Batch sizes in ascending order, the first of them 1.
+        ns: Times of the network for them, in nanoseconds.
+        handling_ns: Engine time to read and answer one row; 0 where other processes do that.
+        least_ns: The shortest time ever measured for one row; the first of `ns` by default.
+    """
+
+    def __init__(
+        self, rows: Sequence[int], ns: Sequence[float], *, handling_ns: float = 0.0, least_ns: float | None = None
+    ) -> None:
+        assert list(rows[:1]) == [1], rows
+        assert len(rows) == len(ns) <= MAX_COSTS, (rows, ns)
+        self.rows = list(rows)
+        self.handling_ns = handling_ns
+        self._ns = [float(value) for value in ns]
+        self._full_ns: int | None = None
+        self.least_ns = int(self._ns[0] if least_ns is None else least_ns)
+
+    @property
+    def largest(self) -> int:
+        """The largest batch worth running within the budget."""
+        return self.rows[-1]
+
+    def of(self, rows: int) -> int:
+        """Predict the time of a batch of `rows` in nanoseconds, 1 <= rows <= largest."""
+        return int(self._network_ns(rows) + self.handling_ns * rows)
+
+    def finish_ns(self, waiting: int) -> int:
+        """Predict the time in nanoseconds until a new row behind `waiting` rows is answered."""
+        if waiting < self.largest:
+            return self.of(waiting + 1)
+        # More rows will have arrived by then: its own batch is as full as those before it.
+        if self._full_ns is None:
+            self._full_ns = self.of(self.largest)
+        return (waiting // self.largest + 1) * self._full_ns
+
+    def observe(self, rows: int, ns: int) -> None:
+        """Update the curve with a batch of `rows` that took the network `ns`."""
+        right = bisect_left(self.rows, rows)
+        left = right if self.rows[right] == rows else right - 1
+        share = 1.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
+        predicted_ns = self._network_ns(rows)
+        # One outlier, such as a page fault, moves the curve by at most a tenth of its own height.
+        self._full_ns = None
+        step = WEIGHT * min(ns - predicted_ns, predicted_ns)
+        self._ns[right] += step * share
+        if left != right:
+            self._ns[left] += step * (1 - share)
+
+    def observe_handling(self, ns: float) -> None:
+        """Update the handling time of one row."""
+        most = 2 * self.handling_ns + 10_000
+        self._full_ns = None
+        self.handling_ns += HANDLING_WEIGHT * (min(ns, most) - self.handling_ns)
+
+    def publish(self, table: SlotTable) -> None:
+        """Write the curve into the table's header, for the admission control of the front-ends."""
+        count = len(self.rows)
+        table.cost_ns[:count] = self._ns
+        table.cost_rows[:count] = self.rows
+        table.cost_rows[count:] = 0
+        table.handling_ns[0] = int(self.handling_ns)
+        table.least_ns[0] = self.least_ns
+
+    @classmethod
+    def published(cls, table: SlotTable) -> "Costs":
+        """Read the curve from the table's header."""
+        count = int(np.count_nonzero(table.cost_rows))
+        rows, ns = table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist()
+        return cls(rows, ns, handling_ns=float(table.handling_ns[0]), least_ns=float(table.least_ns[0]))
+
+    def _network_ns(self, rows: int) -> float:
+        right = bisect_left(self.rows, rows)
+        if self.rows[right] == rows:
+            return self._ns[right]
+        share = (rows - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
+        return self._ns[right - 1] * (1 - share) + self._ns[right] * share

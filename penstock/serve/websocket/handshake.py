@@ -1,0 +1,124 @@
+"""`GET /v1/apps/{name}/stream`: checks of the upgrade to a WebSocket, and its response, or the rejection of a page."""
+
+import asyncio
+import base64
+import binascii
+import time
+from typing import NoReturn
+
+from websockets.utils import accept_key
+
+from penstock.core.errors import InvalidInput, Overloaded, RequestError, WrongVersion
+from penstock.serve.exchange.access import SUBPROTOCOLS, Access
+from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Switched
+from penstock.serve.messages import RESTART_S
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.websocket.closing import RejectedConnection
+from penstock.serve.websocket.stream_connection import StreamConnection
+
+SUBPROTOCOL = "penstock"
+VERSION = "13"
+
+
+def upgrade_to_stream(
+    served: ServedModel, request: Request, answer: Answer, *, models: ModelRegistry, access: Access
+) -> None:
+    """Upgrade a request's connection to a live stream.
+
+    Args:
+        served: The model.
+        request: The upgrade.
+        answer: Takes the response.
+        models: All models; a draining server takes no streams.
+        access: The sites whose pages may open streams.
+
+    Raises:
+        RequestError: The request is no upgrade to WebSocket, the model is not live, or no stream is admitted now.
+    """
+    head = request.head
+    key = _key_of(head)
+    access.check_origin(head)
+    if served.streams is None:
+        raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
+    if models.draining:
+        raise Overloaded("The server is going down; ask another one.", 5.0)
+    if served.engine_lost:
+        raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+    connection = served.streams.take_in(
+        lambda streams: StreamConnection(streams, time.monotonic), served.streams.budget_ns
+    )
+
+    def take(transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
+        if transport.get_extra_info("sslcontext") is None:
+            transport.set_write_buffer_limits(0)
+        else:
+            transport.set_write_buffer_limits(UNREAD_BYTES)
+        connection.take_over(transport, peers)
+        if rest:
+            connection.data_received(rest)
+
+    answer(Switched(status=101, headers=_headers(head, key), take=take))
+
+
+def reject_page(error: RequestError, request: Request, *, access: Access) -> Switched | None:
+    """Open a WebSocket that closes with the reason of a rejection, for a page: browsers show pages no HTTP response.
+
+    Args:
+        error: The reason.
+        request: The rejected request.
+        access: The sites whose pages may read the reason.
+
+    Returns:
+        The response that opens it; None for clients that read HTTP responses, and for pages of other sites.
+    """
+    head = request.head
+    if SUBPROTOCOL not in _subprotocols_of(head) or head.method != "GET":
+        return None
+    try:
+        key = _key_of(head)
+        access.check_origin(head)
+    except RequestError:
+        return None
+
+    def take(transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
+        rejected = RejectedConnection(error, transport, peers, time.monotonic)
+        transport.set_protocol(rejected)
+        if transport.is_closing():
+            rejected.connection_lost(None)
+        elif rest:
+            rejected.data_received(rest)
+
+    return Switched(status=error.status, headers=_headers(head, key), take=take, error=error)
+
+
+def _subprotocols_of(head: Head) -> list[str]:
+    return [name.strip() for name in head.headers.get(SUBPROTOCOLS, "").split(",")]
+
+
+def _headers(head: Head, key: str) -> tuple[tuple[str, str], ...]:
+    headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept_key(key)))
+    return (*headers, ("Sec-WebSocket-Protocol", SUBPROTOCOL)) if SUBPROTOCOL in _subprotocols_of(head) else headers
+
+
+def _key_of(head: Head) -> str:
+    headers = head.headers
+    wants = [token.strip().lower() for token in headers.get("connection", "").split(",")]
+    if headers.get("upgrade", "").lower() != "websocket" or "upgrade" not in wants or head.keep_alive:
+        _refuse("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")
+    if headers.get("sec-websocket-version") != VERSION:
+        raise WrongVersion(f"A stream is a WebSocket of Sec-WebSocket-Version {VERSION}; use that one.", VERSION)
+    key = headers.get("sec-websocket-key", "")
+    try:
+        good = len(base64.b64decode(key, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        good = False
+    if not good:
+        _refuse("a Sec-WebSocket-Key of 16 bytes in base64")
+    return key
+
+
+def _refuse(wanted: str) -> NoReturn:
+    raise InvalidInput(f"A stream is a WebSocket (RFC 6455), which begins with {wanted}; use ws:// and a library.")

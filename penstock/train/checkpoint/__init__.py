@@ -1,0 +1,1 @@
+"""Checkpoints: format, snapshots, asynchronous writes, state dicts."""

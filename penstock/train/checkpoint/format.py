@@ -1,0 +1,293 @@
+"""Checkpoint format: written to a temporary folder and renamed, verified by hash, without pickle.
+
+checkpoints/step-00000120/state-00003.safetensors   the tensors of the state that rank 3 writes
+checkpoints/step-00000120/best-00003.safetensors    the best weights that rank 3 writes
+checkpoints/step-00000120/state.json                values that are not tensors; the shape, slices and files of each
+                                                    tensor; the SHA-256 of every file and of itself
+checkpoints/.step-00000120-5eed/                    a checkpoint being written
+checkpoints/.step-00000120-5eed/written-00003.json  rank 3 has written its files
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.core.atomic_write import sync
+from penstock.core.errors import TrainError
+from penstock.train.checkpoint.lazy_tensors import CheckpointFiles, StoredTensor
+from penstock.train.checkpoint.snapshot import SlicedTensor, writers_of
+from penstock.train.parallel.world import World
+
+KEPT = 2
+FORMAT = 2
+POLL_S = 0.02
+CHUNK_BYTES = 1 << 24
+_VALUES = "state.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The state of a run after a number of steps.
+
+    Args:
+        step: Steps taken. The sampler's cursor, the learning rate and all RNG seeds follow from it.
+        state: State dicts by name: nested dicts and lists of `StoredTensor` and JSON values.
+    """
+
+    step: int
+    state: dict[str, Any]
+
+
+def file_of(group: str, rank: int) -> str:
+    """Name a process's file."""
+    return f"{group}-{rank:05d}.safetensors"
+
+
+def manifest_of(step: int, values: Any, groups: Mapping[str, Mapping[str, SlicedTensor]], size: int) -> dict[str, Any]:
+    """Make the manifest of a checkpoint, without the hashes.
+
+    Args:
+        step: Steps taken.
+        values: The state, with paths in place of tensors.
+        groups: The tensors, by file group and path.
+        size: The number of processes.
+    """
+    tensors: dict[str, Any] = {}
+    for group, parts in groups.items():
+        kept_by = writers_of(parts, size)
+        for path, part in parts.items():
+            tensors[path] = {
+                "shape": list(part.shape),
+                "dim": part.slices.dim if part.slices else 0,
+                "sizes": list(part.slices.sizes) if part.slices else None,
+                "files": [file_of(group, rank) for rank in kept_by[path]],
+            }
+    return {"format": FORMAT, "step": step, "processes": size, "state": values, "tensors": tensors}
+
+
+def write_blocks(file: Path, blocks: memoryview, size: int) -> dict[str, Any]:
+    """Write a large file with direct I/O, where the file system supports it.
+
+    Filling the page cache costs more CPU time than hashing, and evicts the examples that are read again.
+
+    Args:
+        file: The file to write.
+        blocks: The padded content; address and length are multiples of `BLOCK_BYTES`.
+        size: Bytes of the content.
+
+    Returns:
+        Its size in bytes and its SHA-256.
+    """
+    digest = hashlib.sha256()
+    with file.open("wb", buffering=0) as sink:
+        with suppress(OSError):
+            _direct(sink.fileno(), True)
+        for first in range(0, len(blocks), CHUNK_BYTES):
+            chunk = blocks[first : first + CHUNK_BYTES]
+            digest.update(chunk[: size - first])
+            while len(chunk):
+                try:
+                    chunk = chunk[os.write(sink.fileno(), chunk) :]
+                except OSError as error:
+                    # The file system needs other block sizes, or cannot read this memory.
+                    refused = error.errno in (errno.EINVAL, errno.EFAULT)
+                    if not refused or not _direct(sink.fileno(), False):
+                        raise
+        sink.truncate(size)
+        os.fsync(sink.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _direct(descriptor: int, on: bool) -> bool:
+    """Turn direct I/O on or off; return True if that changed it."""
+    before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    after = before | os.O_DIRECT if on else before & ~os.O_DIRECT
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, after)
+    return after != before
+
+
+def _write_json(file: Path, fields: Mapping[str, Any]) -> None:
+    with file.open("w") as sink:
+        json.dump(fields, sink)
+        sink.flush()
+        os.fsync(sink.fileno())
+
+
+def mark_written(beside: Path, rank: int, files: Mapping[str, Any]) -> None:
+    """Record that a process has written its files."""
+    name = f"written-{rank:05d}.json"
+    _write_json(beside / f".{name}", files)
+    (beside / f".{name}").rename(beside / name)
+
+
+def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: threading.Event) -> bool:
+    """Wait for the files of all processes, rename the checkpoint, and remove all but the newest two.
+
+    Args:
+        beside: The folder it was written in.
+        place: The folder to rename it to.
+        manifest: The result of `manifest_of`.
+        given_up: Set when files are missing for good.
+
+    Returns:
+        True if it was renamed.
+    """
+    files: dict[str, Any] = {}
+    for rank in range(manifest["processes"]):
+        written = beside / f"written-{rank:05d}.json"
+        while not written.exists():
+            # Raises if the folder is gone.
+            beside.stat()
+            if given_up.wait(POLL_S):
+                return False
+        files |= json.loads(written.read_bytes())
+        written.unlink()
+    fields = {**manifest, "files": files}
+    _write_json(beside / _VALUES, {**fields, "seal": _seal(fields)})
+    sync(beside)
+    _drop(place)
+    beside.rename(place)
+    sync(place.parent)
+    for old in _places(place.parent)[:-KEPT]:
+        _drop(old)
+    return True
+
+
+def clear(folder: Path) -> None:
+    """Remove incomplete checkpoints of killed processes."""
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def newest_checkpoint(folder: Path, world: World | None = None) -> Checkpoint | None:
+    """Read and verify the newest checkpoint of a run; None if there is none. A collective call.
+
+    Each process verifies some of the files.
+
+    Raises:
+        TrainError: It is damaged, or the processes see different checkpoints.
+    """
+    world = world or World()
+    places = _places(folder)
+    step = int(places[-1].name.removeprefix("step-")) if places else -1
+    (first,) = world.broadcast_on_host([step])
+    if world.sum_on_host(step != first)[0]:
+        raise TrainError(
+            "the processes see different checkpoints; put the run's folder on a file system that all of them share."
+        )
+    return read_checkpoint(places[-1], world) if places else None
+
+
+def read_checkpoint(place: Path, world: World | None = None) -> Checkpoint:
+    """Read and verify a checkpoint.
+
+    Raises:
+        TrainError: A file is missing or altered.
+    """
+    world = world or World()
+    fields, wrong = _manifest(place)
+    if fields is not None:
+        own = sorted(fields["files"])[world.rank :: world.size]
+        wrong = [said for name in own if (said := _wrong_with(place / name, fields["files"][name]))]
+    # All processes must fail together.
+    found = sorted(world.sum_counts(dict.fromkeys(wrong, 1)))
+    if found or fields is None:
+        raise TrainError(
+            f"a checkpoint is not as it was written: {', '.join(found)}; remove {place} to go on from the one before."
+        )
+    files = CheckpointFiles(place)
+    tensors = {
+        path: StoredTensor(
+            at=files,
+            path=path,
+            shape=tuple(tensor["shape"]),
+            dim=tensor["dim"],
+            sizes=tuple(tensor["sizes"] or tensor["shape"][:1]),
+            files=tuple(tensor["files"]),
+        )
+        for path, tensor in fields["tensors"].items()
+    }
+    return Checkpoint(step=fields["step"], state=_join(fields["state"], tensors))
+
+
+def _manifest(place: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Read the manifest; on failure return None and the reasons."""
+    try:
+        fields = json.loads((place / _VALUES).read_bytes())
+        written_as = fields.get("format", 1)
+        if written_as != FORMAT:
+            return None, [f"{_VALUES} is of format {written_as}, and this version of Penstock reads {FORMAT}"]
+        whole = fields.pop("seal") == _seal(fields)
+    except OSError as error:
+        return None, [f"{_VALUES} cannot be read ({error.strerror})"]
+    except (ValueError, KeyError, AttributeError):
+        whole, fields = False, None
+    return (fields, []) if whole else (None, [f"{_VALUES} is altered"])
+
+
+def _wrong_with(file: Path, fields: Mapping[str, Any]) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        if file.stat().st_size != fields["bytes"]:
+            return f"{file.name} has {file.stat().st_size:,} bytes of {fields['bytes']:,}"
+        with file.open("rb") as source:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return f"{file.name} is missing"
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror})"
+    return None if digest.hexdigest() == fields["sha256"] else f"{file.name} is altered"
+
+
+def _seal(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _drop(place: Path) -> None:
+    """Remove a checkpoint, renamed first so that nobody reads half of it."""
+    if place.exists():
+        left = place.with_name(f".{place.name}-dropped")
+        shutil.rmtree(left, ignore_errors=True)
+        place.rename(left)
+        shutil.rmtree(left)
+
+
+def _places(folder: Path) -> list[Path]:
+    return sorted(place for place in folder.glob("step-*") if place.name.removeprefix("step-").isdigit())
+
+
+def _join(value: Any, tensors: Mapping[str, StoredTensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "items" in value:
+        return {key: _join(item, tensors) for key, item in value["items"]}
+    return [_join(item, tensors) for item in value["list"]]
+
+
+def parameter_hash(module: torch.nn.Module) -> str:
+    """Compute the SHA-256 over the names and bytes of a network's parameters and buffers."""
+    return state_hash(module.state_dict())
+
+
+def state_hash(state: Mapping[str, Tensor]) -> str:
+    """Compute the SHA-256 over the names and bytes of a state dict."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,74 @@
+"""Random changes to training batches, drawn from the given generator."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.core.errors import TrainError
+
+# B batch, K classes
+
+Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+
+
+def mixup(classes: int, alpha: float = 0.2) -> Augment:
+    """Each example mixed with another of its batch, input and target alike.
+
+    Zhang et al. 2018, "mixup: beyond empirical risk minimization", section 2. The targets become shares of
+    classes, `[B, K]`, which `penstock.train.parallel.losses.CrossEntropy` takes.
+
+    Args:
+        classes: How many there are.
+        alpha: Of the Beta distribution of the shares: the larger, the more evenly are two examples mixed.
+
+    Raises:
+        TrainError: Alpha is not above 0.
+    """
+    if not alpha > 0:
+        raise TrainError(f"mixup has alpha {alpha}; it must be above 0.")
+
+    def mix(inputs_B: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        count, device = len(inputs_B), inputs_B.device
+        # Torch draws from a Beta distribution, but from no generator that one could give it.
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        shares_B = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, count)).float().to(device)
+        others_B = torch.randperm(count, generator=generator, device=generator.device).to(device)
+        share = shares_B.view(-1, *[1] * (inputs_B.ndim - 1))
+        mixed_B = torch.lerp(inputs_B[others_B].float(), inputs_B.float(), share)
+        targets_BK = targets_B if targets_B.ndim == 2 else F.one_hot(targets_B.long(), classes)
+        return mixed_B, torch.lerp(targets_BK[others_B].float(), targets_BK.float(), shares_B[:, None])
+
+    return mix
+
+
+def random_flip(dim: int = 2) -> Augment:
+    """Half of the inputs mirrored.
+
+    Args:
+        dim: Of the batch: 2 is the width of pictures `[B, H, W]` and `[B, H, W, 3]`, 3 of `[B, 3, H, W]`.
+    """
+
+    def flip(inputs_B: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        drawn_B = torch.rand(len(inputs_B), generator=generator, device=generator.device) < 0.5
+        flipped_B = drawn_B.to(inputs_B.device).view(-1, *[1] * (inputs_B.ndim - 1))
+        return torch.where(flipped_B, inputs_B.flip(dim), inputs_B), targets_B
+
+    return flip
+
+
+def in_turn(*augments: Augment) -> Augment:
+    """Several changes, one after the other.
+
+    Args:
+        augments: In the order in which they are made.
+    """
+
+    def each(inputs_B: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        for augment in augments:
+            inputs_B, targets_B = augment(inputs_B, targets_B, generator)
+        return inputs_B, targets_B
+
+    return each

@@ -1,0 +1,191 @@
+"""Examples kept on the device, where all of them fit."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.errors import BadExample
+from penstock.train.data.examples import Examples
+from penstock.train.data.loader import Batch, Loader, ReadingLoader, replaced
+from penstock.train.data.readers import OnBad, in_order
+from penstock.train.data.sampler import Indices, Places, one_pass
+
+# n examples, B examples of a batch
+
+# Share of the free memory; the rest is for weights, optimizer state and activations.
+SHARE_OF_FREE = 0.25
+AT_ONCE_BYTES = 1 << 24
+# Indices of many batches are copied to the device at once.
+INDICES_AT_ONCE = 1 << 14
+
+
+@final
+class Resident:
+    """All examples of a set, read once, on a device.
+
+    Args:
+        examples: The set; `varies` must be false.
+        device: The device.
+        workers: Reading threads.
+        on_piece: Called after each piece.
+
+    Raises:
+        BadExample: No example can be read.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        device: torch.device,
+        workers: int,
+        on_piece: Callable[[], object] = lambda: None,
+    ) -> None:
+        assert not examples.varies, examples
+        shape, dtype = examples.input_shape, torch.from_numpy(examples.empty(0)).dtype
+        inputs = torch.zeros((len(examples), *shape), dtype=dtype, device=device)
+        targets: Tensor | None = None
+        self.damaged: dict[int, BadExample] = {}
+        at_once = max(1, AT_ONCE_BYTES // max(1, examples.input_nbytes))
+        for piece in in_order(examples, one_pass(len(examples), at_once), workers):
+            on_piece()
+            self.damaged |= {error.index: error for error in piece.bad}
+            if not len(piece.indices_P):
+                continue
+            rows = torch.from_numpy(piece.indices_P).to(device)
+            inputs[rows] = torch.from_numpy(piece.inputs_P).to(device)
+            read = torch.from_numpy(piece.targets_P).to(device)
+            if targets is None:
+                targets = torch.zeros((len(examples), *read.shape[1:]), dtype=read.dtype, device=device)
+            targets[rows] = read
+        if targets is None:
+            raise next(iter(self.damaged.values()))
+        self.device, self.inputs, self.targets = device, inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@final
+class ResidentLoader(Loader):
+    """Batches of resident examples, bit for bit those of `ReadingLoader`.
+
+    Args:
+        examples: On their device.
+        order: The examples of each batch.
+        on_bad: As of `ReadingLoader`.
+        notice: Called with a sentence when an example is first met that is damaged.
+    """
+
+    def __init__(
+        self,
+        examples: Resident,
+        order: Iterator[Places],
+        *,
+        on_bad: OnBad = "stop",
+        notice: Callable[[str], object] | None = None,
+    ) -> None:
+        super().__init__(notice)
+        self._examples, self._order = examples, order
+        self._on_bad: OnBad = on_bad
+        self._rows: deque[Tensor] = deque()
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+    def _next(self) -> Batch:
+        examples = self._examples
+        if not self._rows:
+            self._copy_indices()
+        rows_B = self._rows.popleft()
+        return Batch(examples.inputs.index_select(0, rows_B), examples.targets.index_select(0, rows_B))
+
+    def _copy_indices(self) -> None:
+        """Copy the indices of the next batches to the device."""
+        batches: list[Indices] = []
+        count = 0
+        for places in self._order:
+            batches.append(self._without_damaged(places))
+            count += len(batches[-1])
+            # With on_bad="stop" the error must come with its batch, not before.
+            if count >= INDICES_AT_ONCE or self._examples.damaged:
+                break
+        if not batches:
+            raise StopIteration
+        indices = torch.from_numpy(np.concatenate(batches))
+        if self._examples.device.type == "cuda":
+            # A copy from pageable memory would wait for the steps before.
+            indices = indices.pin_memory()
+        rows = indices.to(self._examples.device, non_blocking=True)
+        self._rows.extend(rows.split([len(indices_B) for indices_B in batches]))
+
+    def _without_damaged(self, places: Places) -> Indices:
+        indices_B, damaged = places.indices_B, self._examples.damaged
+        attempts_B = np.zeros(len(indices_B), np.int64)
+        while damaged and (met := next((index for index in indices_B.tolist() if index in damaged), None)) is not None:
+            error = damaged[met]
+            if self._on_bad == "stop":
+                raise error
+            indices_B, rows = replaced(indices_B, places, error, attempts_B, len(self._examples))
+            self._count([error] * rows)
+        return indices_B
+
+
+def keep_on_device(
+    examples: Examples,
+    device: torch.device,
+    *,
+    workers: int,
+    say: Callable[[str], object],
+    on_piece: Callable[[], object] = lambda: None,
+) -> "Examples | Resident":
+    """Put examples onto a GPU if they do not vary and fit into a quarter of its free memory.
+
+    Args:
+        examples: The training set.
+        device: The device of the steps.
+        workers: Reading threads.
+        say: Called with a sentence on the choice and its reason.
+        on_piece: Called after each piece.
+
+    Returns:
+        The examples, unchanged or on the device, for `make_loader`.
+    """
+    if device.type != "cuda":
+        return examples
+    size = len(examples) * examples.input_nbytes
+    room = int(torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE)
+    resident = not examples.varies and size <= room
+    why = "they are read differently in each epoch" if examples.varies else f"{room / 1e9:.1f} GB are free for them"
+    where = f"stay on {device}" if resident else f"are read by {workers} threads"
+    say(f"The examples ({size / 1e9:.1f} GB) {where}: {why}.")
+    return Resident(examples, device, workers, on_piece) if resident else examples
+
+
+def make_loader(
+    examples: "Examples | Resident",
+    order: Iterator[Places],
+    *,
+    workers: int,
+    on_bad: OnBad = "stop",
+    device: torch.device | None = None,
+    notice: Callable[[str], object] | None = None,
+) -> Loader:
+    """Make the loader for resident examples, examples in memory, or others.
+
+    Args:
+        examples: The result of `keep_on_device`, or a set.
+        order: The examples of each batch.
+        workers: Reading threads.
+        on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
+        device: The device of the batches; the CPU by default.
+        notice: Called with a sentence when an example is first found to be damaged.
+    """
+    if isinstance(examples, Resident):
+        return ResidentLoader(examples, order, on_bad=on_bad, notice=notice)
+    on_cpu = device is None or device.type == "cpu"
+    workers = 0 if examples.in_memory and on_cpu else workers
+    return ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice)

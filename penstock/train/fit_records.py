@@ -1,0 +1,122 @@
+"""Records of `penstock.fit`, and the folder that a stopped training resumes from."""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.core.errors import TrainError
+from penstock.train.checkpoint.format import newest_checkpoint
+from penstock.train.data.examples import ArraySet, Examples
+from penstock.train.history import History, restore_checkpoint
+from penstock.train.report.run_comparison import read_run
+from penstock.train.report.run_log import RUN_FILE, Log, draw_curves, read_metrics
+from penstock.train.report.throughput import Rate
+from penstock.train.run_folder import described, finished_fields, make_folder, write_json
+from penstock.train.trainer import Trainer
+
+# Settings of an optimizer that select its implementation and not its result.
+_DEVICE_SETTINGS = ("fused", "foreach", "capturable", "differentiable", "maximize")
+# Settings that a resumed training may change.
+_MAY_CHANGE = ("loading.workers", "execution.compile", "execution.graph")
+
+
+@final
+class FitRecords:
+    """Figures of the validations, and with a folder the run's files too.
+
+    Args:
+        out: The folder; None for none.
+        trainer: The trainer; it is restored from the folder's newest checkpoint.
+        train: The training set.
+
+    Attributes:
+        lines: A record for each validation.
+        history: Progress of the training.
+
+    Raises:
+        TrainError: The folder holds another training.
+    """
+
+    def __init__(self, out: Path | None, trainer: Trainer, train: Examples) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.history = History()
+        self._out, self._trainer = out, trainer
+        self._log: Log | None = None
+        if out is None:
+            return
+        self._learned = {"examples": len(train), "inputs": f"{train.input_dtype}{list(train.input_shape)}"}
+        self._learned |= _made_by_functions(trainer)
+        if isinstance(train, ArraySet):
+            digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
+            digest.update(np.ascontiguousarray(train.targets).data)
+            self._learned["sha256"] = digest.hexdigest()
+        make_folder(out)
+        if (out / RUN_FILE).exists():
+            self._check(out)
+        checkpoint = newest_checkpoint(out / "checkpoints")
+        if checkpoint is not None:
+            self.history = restore_checkpoint(checkpoint, trainer)
+        self._log = Log(out, from_step=self.history.step)
+        self.lines += read_metrics(out)
+        self._describe({"state": "running"})
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Record the figures of a validation."""
+        self.lines.append(line)
+        if self._log is not None:
+            self._log.write(line)
+
+    def finish(self, *, metrics: dict[str, float], parameter_hash: str, rate: Rate | None) -> None:
+        """Draw the curves and write the result, if there is a folder."""
+        if self._log is None:
+            return
+        assert self._out is not None
+        self._log.close()
+        draw_curves(self._out)
+        self._describe(finished_fields(self.history, metrics, parameter_hash, rate, self.history.bad_examples))
+
+    def _describe(self, more: dict[str, Any]) -> None:
+        assert self._out is not None
+        trainer = self._trainer
+        write_json(
+            self._out / RUN_FILE,
+            {
+                "name": type(trainer.module).__name__,
+                "learned": self._learned,
+                **described(trainer.recipe, trainer),
+                "total_steps": trainer.total_steps,
+                **more,
+            },
+        )
+
+    def _check(self, out: Path) -> None:
+        fields = read_run(out).fields
+        before = {"learned": fields.get("learned"), **fields.get("recipe", {})}
+        now = {"learned": self._learned, **described(self._trainer.recipe, self._trainer)["recipe"]}
+        other = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
+        if "application" in fields or other:
+            what = f"of the application {fields['name']!r}" if "application" in fields else "of something else"
+            why = f" ({other[0]}: {before.get(other[0])!r} and now {now[other[0]]!r})" if other else ""
+            raise TrainError(f"{out} holds a training {what}{why}; go on as it began, or choose another folder.")
+
+
+def _made_by_functions(trainer: Trainer) -> dict[str, Any]:
+    """Describe what the functions of a recipe made, as far as JSON can hold it."""
+    recipe, schedule = trainer.recipe, trainer.schedule
+    settings = [
+        {name: str(value) for name, value in sorted(group.items()) if name not in (*_DEVICE_SETTINGS, "params", "lr")}
+        | {"lr": str(float(group.get("initial_lr", group["lr"])))}
+        for group in trainer.optimizer.param_groups
+    ]
+    for group in settings:
+        group.pop("initial_lr", None)
+    return {
+        "optimizer": [type(trainer.optimizer).__name__, settings],
+        "schedule": None if schedule is None else type(schedule).__name__,
+        "loss": getattr(recipe.loss, "__qualname__", repr(recipe.loss)),
+        "ema": None if recipe.ema is None else asdict(recipe.ema),
+        "metrics": sorted(recipe.metrics),
+    }

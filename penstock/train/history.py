@@ -1,0 +1,117 @@
+"""Progress of a run, and the checkpoints that hold it together with the trainer's state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from penstock.core.errors import TrainError
+from penstock.train.checkpoint.format import Checkpoint
+from penstock.train.checkpoint.lazy_tensors import StoredTensor, read_tensors
+from penstock.train.checkpoint.saver import Saver
+from penstock.train.checkpoint.snapshot import SlicedTensor
+from penstock.train.checkpoint.state import (
+    full_names,
+    load_full_state,
+    load_optimizer,
+    local_optimizer_state,
+    local_state,
+    parts_of,
+)
+from penstock.train.trainer import Trainer
+
+
+@dataclass(slots=True)
+class History:
+    """Progress of a run and its best weights. Each process holds its own part of `best_weights` and `bad_examples`."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_step: int = 0
+    best_value: float | None = None
+    best_metrics: dict[str, float] | None = None
+    best_weights: dict[str, Tensor] | None = None
+    bad_examples: dict[str, int] = field(default_factory=dict)
+
+    def keep_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Keep a copy of the trainer's weights as the best."""
+        self.best_step, self.best_metrics = self.step, metrics
+        self.best_value = metrics[trainer.recipe.selection.metric]
+        self.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.module.state_dict().items()}
+
+
+def save_checkpoint(saver: Saver, trainer: Trainer, history: History) -> None:
+    """Start writing a checkpoint of everything that the next step depends on. Collective.
+
+    Raises:
+        TrainError: The previous checkpoint could not be written.
+    """
+    weights, scale, ema = history.best_weights, trainer.optimizer_step.loss_scale, trainer.ema
+    names = full_names(trainer.parallel_model)
+
+    def own(state: Mapping[str, Tensor]) -> dict[str, SlicedTensor]:
+        return local_state(trainer.parallel_model, names, state)
+
+    state = {
+        "model": own(trainer.module.state_dict()),
+        "optimizer": local_optimizer_state(trainer.parallel_model, trainer.optimizer),
+        "scale": None if scale is None else scale.state_dict(),
+        "ema": None if ema is None else ema.state_dict(own),
+        "schedule": None if trainer.schedule is None else _plain(trainer.schedule.state_dict()),
+        "seconds": history.seconds,
+        "bad_examples": trainer.world.sum_counts(history.bad_examples),
+        "best": {
+            "step": history.best_step,
+            "value": history.best_value,
+            "metrics": history.best_metrics,
+            "weights": None if weights is None else own(weights),
+        },
+    }
+    saver.save(history.step, state, {"best": None if weights is None else history.best_step})
+
+
+def restore_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> History:
+    """Restore a trainer from a checkpoint, written by any number of processes.
+
+    Raises:
+        TrainError: The checkpoint belongs to another network or recipe.
+    """
+    state, best, placed, world = checkpoint.state, checkpoint.state["best"], trainer.parallel_model, trainer.world
+    scale, ema, schedule = trainer.optimizer_step.loss_scale, trainer.ema, trainer.schedule
+    for name, own in {"scale": scale, "ema": ema, "schedule": schedule}.items():
+        if (state.get(name) is None) != (own is None):
+            raise TrainError(
+                f"the checkpoint was written {'without' if own else 'with'} the recipe's {name!r}; go on with the "
+                f"recipe that the run began with, or begin a new run."
+            )
+
+    def parts(weights: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+        return {name: part.to(world.device, copy=True) for name, part in parts_of(placed, world, weights).items()}
+
+    load_full_state(placed, world, state["model"])
+    groups = trainer.optimizer_step.with_device_flags(read_tensors(state["optimizer"]["param_groups"]))
+    load_optimizer(placed, world, trainer.optimizer, state["optimizer"] | {"param_groups": groups})
+    trainer.optimizer_step.restored()
+    trainer.steps.restart()
+    if scale is not None:
+        scale.load_state_dict(read_tensors(state["scale"]))
+    if ema is not None:
+        ema.load_state_dict(state["ema"] | {"steps": read_tensors(state["ema"].get("steps"))}, parts)
+    if schedule is not None:
+        schedule.load_state_dict(read_tensors(state["schedule"]))
+    return History(
+        step=checkpoint.step,
+        seconds=state["seconds"],
+        best_step=best["step"],
+        best_value=best["value"],
+        best_metrics=best["metrics"],
+        best_weights=None if best["weights"] is None else parts(best["weights"]),
+        # A checkpoint holds the sum over the processes, which the first process continues.
+        bad_examples=state.get("bad_examples", {}) if world.is_rank_zero else {},
+    )
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    # Schedules also name their functions and the optimizer's hooks, which are no state.
+    return {name: value for name, value in state.items() if isinstance(value, int | float | str | list | bool | None)}

@@ -1,0 +1,1 @@
+"""Several processes: world, placements, tensor-parallel and fully sharded layers, collectives, gradient buckets."""

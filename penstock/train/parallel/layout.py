@@ -1,0 +1,149 @@
+"""Layout of a network over the processes: equal weights everywhere, then each layer by its placement."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import TrainError
+from penstock.train.parallel.batch_norm import has_batch_norm, norm_of_single_numbers, synchronise
+from penstock.train.parallel.dataflow import linear_uses
+from penstock.train.parallel.planner import check, choose, named_layers
+from penstock.train.parallel.tensor_parallel import ParallelModel, parallelize
+from penstock.train.parallel.world import World, split_rows
+from penstock.train.placement import Placement
+from penstock.train.recipe import Recipe
+
+# Examples of the forward pass that traces the dataflow.
+TRACED_EXAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """A network laid out.
+
+    Args:
+        model: The network with this process's weight slices, on its device.
+        placements: By layer name; layers left out are data-parallel.
+        rows: Examples of a batch that each process computes at once.
+        sentences: The choices with their reasons, for people.
+    """
+
+    model: ParallelModel
+    placements: dict[str, Placement]
+    rows: tuple[int, ...]
+    sentences: list[str]
+
+
+def check_trainable(module: nn.Module) -> None:
+    """Check that a network has parameters to train, in full precision.
+
+    Raises:
+        TrainError: No parameter requires gradients, or one that does has half precision.
+    """
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    if not trained:
+        raise TrainError("the network has no parameters to train; let some require gradients.")
+    for name, weight in trained.items():
+        if weight.dtype in (torch.bfloat16, torch.float16):
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise TrainError(
+                f"the parameter {name!r} is {kind}, in which most optimizer steps are too small to change it; keep the "
+                f"network in float32 (network.float()) and give the recipe precision='bf16', which computes in bf16 "
+                f"with float32 weights."
+            )
+
+
+def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
+    """Compute how many examples each process computes at once.
+
+    Raises:
+        TrainError: A process would have none, or gradients cannot be accumulated over equal parts.
+    """
+    shares, parts = split_rows(recipe.batch_size, world.size), recipe.execution.accumulation_steps
+    if min(shares) < parts:
+        in_parts = f" in {parts} parts" if parts > 1 else ""
+        raise TrainError(
+            f"a batch of {recipe.batch_size:,}{in_parts} is less than an example for each of "
+            f"{world.size} processes; give a larger batch, or fewer processes."
+        )
+    if any(share % parts for share in shares):
+        raise TrainError(
+            f"a batch of {recipe.batch_size:,} over {world.size} processes is {min(shares):,} to {max(shares):,} "
+            f"examples each, which do not divide into {parts} equal parts; change the batch size."
+        )
+    return tuple(share // parts for share in shares)
+
+
+def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor) -> Layout:
+    """Lay a network out over the processes.
+
+    Args:
+        module: The network; modified and moved to the world's device.
+        recipe: The training's recipe.
+        world: The processes.
+        examples_B: Some raw inputs, `[B, ...]`, to trace which layer feeds which.
+
+    Raises:
+        TrainError: The network cannot be trained, a placement does not fit the network, the batch or the processes, or
+            a batch norm would get a single number for each channel.
+    """
+    check_trainable(module)
+    rows = rows_of(recipe, world)
+    module.to(world.device)
+    if world.device.type == "cuda":
+        # The layout of cuDNN's convolutions, which otherwise transpose in every step.
+        module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if min(rows) == 1 and not (recipe.parallel.batch_norm == "synchronised" and world.size > 1):
+        _check_spread(module, recipe, world, examples_B[:1].to(world.device))
+    world.broadcast([*module.parameters(), *module.buffers()], "the first weights")
+    sentences: list[str] = []
+    placements: dict[str, Placement] = {}
+    if recipe.parallel.placements == "auto" and world.size > 1:
+        uses = linear_uses(module, examples_B[:TRACED_EXAMPLES].to(world.device))
+        choice = choose(uses, sum(rows), world.size, recipe.loss)
+        placements = choice.placements
+        sentences += [f"Placement of {reason}" for reason in choice.reasons]
+    elif recipe.parallel.placements and recipe.parallel.placements != "auto":
+        uses = linear_uses(module, examples_B[:TRACED_EXAMPLES].to(world.device))
+        placements = named_layers(module, recipe.parallel.placements)
+        check(module, placements, uses, rows, recipe.loss)
+        sentences += [f"Placement of {name}: {placement.kind}." for name, placement in placements.items()]
+    if world.size > 1 and has_batch_norm(module):
+        sentences.append(_batch_norm(module, recipe, world, rows))
+    model = parallelize(module, placements, world, rows)
+    if world.size > 1 and world.device.type == "cuda":
+        why = world.share_memory(recipe.parallel.peer_memory)
+        way = f"NCCL: {why}" if why else "peer memory for small tensors, NCCL for others"
+        sentences.append(f"Collectives of layers use {way}.")
+    return Layout(model=model, placements=placements, rows=rows, sentences=sentences)
+
+
+def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Tensor) -> None:
+    name = norm_of_single_numbers(module, example_B)
+    if name is None:
+        return
+    of, parts = f"{recipe.batch_size:,}", recipe.execution.accumulation_steps
+    of += f" over {world.size} processes" if world.size > 1 else ""
+    of += f" in {parts} parts" if parts > 1 else ""
+    or_else = ", or batch_norm='synchronised'" if world.size > 1 else ""
+    raise TrainError(
+        f"a batch of {of} gives the batch norm {name!r} a single number for each channel, whose variance is 0; give a "
+        f"batch size of {2 * world.size * parts:,} or more{or_else}."
+    )
+
+
+def _batch_norm(module: nn.Module, recipe: Recipe, world: World, rows: Sequence[int]) -> str:
+    if recipe.parallel.batch_norm == "synchronised":
+        synchronise(module, world, rows)
+        return f"Batch norm over the {sum(rows):,} examples of all processes."
+    return (
+        f"Batch norm over each process's own {min(rows):,} examples; batch_norm='synchronised' uses all {sum(rows):,}."
+    )
+
+
+def cast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Create the autocast context of a recipe's precision."""
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
+    return torch.autocast(device.type, half, enabled=half is not None)

@@ -1,0 +1,1 @@
+"""Step-time breakdown: profiler, kernel traces, timeline."""

@@ -1,0 +1,209 @@
+"""Profiling of a few training steps, and the breakdown of their time."""
+
+import json
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import final
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from penstock.core.errors import TrainError
+from penstock.train.data.loader import Loader
+from penstock.train.parallel.world import World
+from penstock.train.profile.kernel_trace import ASIDE, BATCH, STEP, as_text, from_text, read_trace
+from penstock.train.profile.step_time import StepTimeBreakdown, Trace, breakdown_of
+from penstock.train.profile.timeline import draw_timeline
+from penstock.train.step.cuda_graph import EAGER_STEPS, STEPS_AHEAD
+from penstock.train.trainer import Trainer
+
+# Libraries choose algorithms and the step is captured in these.
+WARM_UP_STEPS = EAGER_STEPS + 5
+# The first of them fill the device's queue; what is counted is the steady state.
+LEAD_IN_STEPS = STEPS_AHEAD + 1
+TRACE_FILE, BREAKDOWN_FILE, PICTURE_FILE = "trace.json", "step-time.json", "timeline.svg"
+
+
+@final
+class NoProfile(TrainError):
+    """A profile could not be made; the steps were taken all the same."""
+
+
+@final
+class Profile:
+    """Watches a training: after a warm-up, some steps without the profiler, for comparison, and as many with it.
+
+    All processes have one, and mark the same steps.
+
+    Args:
+        world: The processes.
+        steps: How many steps are counted.
+        batch_size: Examples a step, over all processes.
+        folder: Where trace.json goes, the other processes' beside it as trace-RANK.json, step-time.json, and
+            timeline.svg. None for nowhere.
+        left: How many steps there are to come; None where there is no end.
+
+    Raises:
+        TrainError: There are fewer than it takes.
+    """
+
+    def __init__(
+        self, world: World, steps: int, batch_size: int, folder: Path | None, *, left: int | None = None
+    ) -> None:
+        if steps < 1:
+            raise TrainError(f"{steps} steps are to be profiled; give at least 1.")
+        needed = WARM_UP_STEPS + 2 * steps + LEAD_IN_STEPS
+        if left is not None and left < needed:
+            raise TrainError(
+                f"{needed} steps are needed for the profile, its warm-up included, and {left} are left; train longer, "
+                f"or profile fewer."
+            )
+        self.steps_needed = needed
+        """How many steps it takes to the end."""
+        self._world, self._steps, self._batch_size, self._folder = world, steps, batch_size, folder
+        self._taken = 0
+        self._aside_s = self._started_s = 0.0
+        self._undisturbed_ms: float | None = None
+        self._failed: str | None = None
+        activities = [ProfilerActivity.CPU]
+        if world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        # Its events are of all that it saw, not of what it calls a cycle; else it warns of that.
+        self._profiler = profile(activities=activities, acc_events=True)
+
+    @property
+    def is_done(self) -> bool:
+        """True after the last step."""
+        return self._taken == self.steps_needed
+
+    def batch(self) -> AbstractContextManager[object]:
+        """Entered while the host waits for a batch."""
+        return record_function(BATCH)
+
+    def step(self) -> AbstractContextManager[object]:
+        """Entered while the host takes a step."""
+        return record_function(STEP)
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Entered for what is of no step, such as a validation."""
+        started_s = time.perf_counter()
+        with record_function(ASIDE):
+            yield
+        self._aside_s += time.perf_counter() - started_s
+
+    def taken(self) -> StepTimeBreakdown | None:
+        """A step was taken, in every process.
+
+        Returns:
+            The breakdown, in the first process after the last step; None else.
+
+        Raises:
+            NoProfile: After the last step, the profiler or what is made of its trace failed in a process.
+        """
+        self._taken += 1
+        if self._taken == WARM_UP_STEPS:
+            self._meet()
+            self._started_s, self._aside_s = time.perf_counter(), 0.0
+        elif self._taken == WARM_UP_STEPS + self._steps:
+            self._meet()
+            spent_s = time.perf_counter() - self._started_s - self._aside_s
+            self._undisturbed_ms = spent_s * 1000 / self._steps
+            with self._failure_kept():
+                self._profiler.start()
+            self._meet()
+        elif self._taken == self.steps_needed:
+            self._meet()
+            return self._finish()
+        return None
+
+    @contextmanager
+    def _failure_kept(self) -> Generator[None]:
+        """Keep an error until all processes have met: a failed profile must not end the training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - neither the profiler nor what draws names its errors
+            said = " ".join(str(error).split())[:300].removesuffix(".")
+            self._failed = self._failed or f"{self._world.label}: {said or type(error).__name__}"
+
+    def _meet(self) -> None:
+        """Wait until all processes have finished the same step."""
+        self._world.sum_on_host(0.0)
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+
+    def _finish(self) -> StepTimeBreakdown | None:
+        own: dict[str, str] = {}
+        with self._failure_kept():
+            own["trace"] = as_text(self._own_trace())
+        all_own = [
+            json.loads(text) for text in self._world.all_gather_texts(json.dumps({"failed": self._failed} | own))
+        ]
+        self._failed = next((one["failed"] for one in all_own if one["failed"]), None)
+        breakdown: StepTimeBreakdown | None = None
+        if self._world.is_rank_zero and self._failed is None:
+            with self._failure_kept():
+                breakdown = self._break_down([from_text(one["trace"]) for one in all_own])
+        if self._failed is not None:
+            raise NoProfile(f"the steps were taken, and no profile was made of them ({self._failed}).")
+        return breakdown
+
+    def _own_trace(self) -> Trace:
+        rank = self._world.rank
+        self._profiler.stop()
+        with ExitStack() as stack:
+            folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            file = folder / (TRACE_FILE if rank == 0 else f"trace-{rank}.json")
+            # One that cannot be written torch passes over, and one of before would be taken for it.
+            file.unlink(missing_ok=True)
+            self._profiler.export_chrome_trace(str(file))
+            try:
+                written = json.loads(file.read_bytes())
+            except ValueError:
+                raise TrainError(f"{file} is not whole; see that its disk has room.") from None
+            on_gpu = self._world.device.type == "cuda"
+            return read_trace(written, rank, on_gpu=on_gpu, before=LEAD_IN_STEPS)
+
+    def _break_down(self, traces: list[Trace]) -> StepTimeBreakdown:
+        breakdown = breakdown_of(
+            traces,
+            device=self._world.describe(),
+            batch_size=self._batch_size,
+            undisturbed_ms=self._undisturbed_ms,
+        )
+        if self._folder is not None:
+            (self._folder / BREAKDOWN_FILE).write_text(json.dumps(breakdown.as_json(), indent=2) + "\n")
+            draw_timeline(traces, self._folder / PICTURE_FILE)
+        return breakdown
+
+
+def profiled(
+    trainer: Trainer, feed: Loader, steps: int, *, first_step: int = 0, folder: Path | None = None
+) -> StepTimeBreakdown | None:
+    """Take real steps, of which some are profiled. Every process calls this.
+
+    Args:
+        trainer: Takes the steps.
+        feed: Gives the batches; `Profile.steps_needed` of them are taken.
+        steps: How many are counted.
+        first_step: The number of the first one.
+        folder: Where trace, breakdown and picture go; None for nowhere.
+
+    Returns:
+        Where the time went, in the first process; None in the others.
+
+    Raises:
+        NoProfile: The processes did not take the same steps, the profiler sees nothing, or the files cannot be written.
+    """
+    watch = Profile(trainer.world, steps, trainer.recipe.batch_size, folder)
+    breakdown: StepTimeBreakdown | None = None
+    for step in range(first_step, first_step + watch.steps_needed):
+        with watch.batch():
+            batch = next(feed)
+        with watch.step():
+            trainer.step(batch, step)
+        breakdown = watch.taken()
+    return breakdown

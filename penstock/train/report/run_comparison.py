@@ -1,0 +1,74 @@
+"""Comparison of the runs below a folder: best metrics, training time, and time to a given metric value."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import TrainError
+from penstock.train.report.run_log import RUN_FILE, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Contents of a run folder.
+
+    Args:
+        folder: Path of the folder.
+        fields: Its run.json.
+        lines: Its metrics, one record per validation.
+    """
+
+    folder: Path
+    fields: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training so far."""
+        return self.fields.get("seconds") or (self.lines[-1]["seconds"] if self.lines else None)
+
+    def best(self, name: str) -> float | None:
+        """Best value of a metric: by the recipe's mode if it selects by it, else the minimum (losses) or maximum."""
+        values = [line[name] for line in self.lines if name in line]
+        if not values:
+            return None
+        recipe = self.fields.get("recipe", {})
+        if name != f"validation_{recipe.get('selection.metric')}":
+            return min(values) if name.endswith("loss") else max(values)
+        return max(values) if recipe.get("selection.mode") == "max" else min(values)
+
+    def seconds_to(self, name: str, value: float) -> float | None:
+        """Seconds of training until a metric first reached a value, or fell to it for a loss; None if it never did."""
+        sign = -1 if name.endswith("loss") else 1
+        reached = (line["seconds"] for line in self.lines if name in line and sign * line[name] >= sign * value)
+        return next(reached, None)
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run.
+
+    Raises:
+        TrainError: The folder holds no run.
+    """
+    try:
+        fields = json.loads((folder / RUN_FILE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise TrainError(f"{folder} holds no run (no {RUN_FILE}); 'penstock train APP --out RUN' makes one.") from None
+    except ValueError as error:
+        raise TrainError(f"{folder / RUN_FILE} is not JSON ({error}); the run cannot be read.") from None
+    return Run(folder=folder, fields=fields, lines=read_metrics(folder))
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """Read all runs in a folder or below it, sorted by path.
+
+    Raises:
+        TrainError: There is no run.
+    """
+    runs = [read_run(file.parent) for file in sorted(folder.glob(f"**/{RUN_FILE}"))]
+    if not runs:
+        raise TrainError(
+            f"there is no run in {folder} or below it; 'penstock train APP --out {folder}/NAME' makes one."
+        )
+    return runs

@@ -1,0 +1,114 @@
+"""Training throughput, and model FLOPs utilisation (MFU, as defined in the PaLM report, 2022)."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+
+from penstock.core.spec import Array
+from penstock.models.flops import flops, peak_flops
+from penstock.train.parallel.world import World
+from penstock.train.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Training throughput over a period.
+
+    Args:
+        samples_per_s: Examples a second, over all processes.
+        mfu: FLOPs of forward and backward pass over the peak of all devices, from 0 to 1; None if either is unknown.
+    """
+
+    samples_per_s: float
+    mfu: float | None
+
+    def describe(self) -> str:
+        """Format the rate as text."""
+        return f"{self.samples_per_s:,.0f} samples/s" + ("" if self.mfu is None else f"  MFU {self.mfu:.1%}")
+
+    def fields(self) -> dict[str, float]:
+        """Return the known values by name."""
+        known = {"samples_per_s": round(self.samples_per_s, 1)}
+        return known if self.mfu is None else known | {"mfu": round(self.mfu, 4)}
+
+
+@final
+class Pace:
+    """Measure throughput since the last validation and over the whole run.
+
+    Args:
+        mfu_of_one: MFU at one example a second; None if unknown.
+    """
+
+    def __init__(self, mfu_of_one: float | None = None) -> None:
+        self._mfu_of_one = mfu_of_one
+        self._samples, self._before_samples = 0, 0
+        self._began_s = self._before_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Start the clock before the first step."""
+        self._began_s = now_s
+
+    def taken(self, samples: int) -> None:
+        """Count trained examples."""
+        self._samples += samples
+
+    def leave_out(self, seconds: float) -> None:
+        """Exclude time that was not spent on training."""
+        self._began_s += seconds
+
+    def rate(self, now_s: float) -> Rate:
+        """Return the rate since the last validation."""
+        return self._rate(self._samples, now_s - self._began_s)
+
+    def turn(self, now_s: float) -> Rate:
+        """Return the rate since the last validation and start a new period."""
+        rate = self.rate(now_s)
+        self._before_samples += self._samples
+        self._before_s += now_s - self._began_s
+        self._samples, self._began_s = 0, now_s
+        return rate
+
+    @property
+    def whole(self) -> Rate | None:
+        """Rate from the beginning to the last validation; None if no step was taken."""
+        return self._rate(self._before_samples, self._before_s) if self._before_samples else None
+
+    def _rate(self, samples: int, seconds: float) -> Rate:
+        samples_per_s = samples / max(seconds, 1e-9)
+        return Rate(
+            samples_per_s=samples_per_s, mfu=None if self._mfu_of_one is None else self._mfu_of_one * samples_per_s
+        )
+
+
+def mfu_of_one(network: nn.Module, inputs_B: Array, recipe: Recipe, world: World) -> tuple[float | None, str | None]:
+    """Compute the MFU at one example a second.
+
+    Args:
+        network: The whole network, as it is trained.
+        inputs_B: Some raw inputs.
+        recipe: Its precision selects the peak.
+        world: The processes; the peak is that of all their devices.
+
+    Returns:
+        The MFU, or None if it is unknown, and on a GPU the reason.
+    """
+    if world.device.type != "cuda":
+        return None, None
+    name = torch.cuda.get_device_name(world.device)
+    peak = peak_flops(name, recipe.precision)
+    if peak is None:
+        return None, f"No MFU: the peak of {name!r} in {recipe.precision} is not known."
+    try:
+        counted = flops(network, torch.from_numpy(inputs_B), backward=True)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        return None, f"No MFU: the network's arithmetic cannot be counted ({' '.join(str(error).split())[:200]})."
+    return counted / len(inputs_B) / (peak * world.size), None
+
+
+def pace_of(network: nn.Module, inputs_B: Array, recipe: Recipe, world: World) -> tuple[Pace, list[str]]:
+    """Make the pace of a run, with notices to print; see `mfu_of_one`."""
+    mfu, why = mfu_of_one(network, inputs_B, recipe, world)
+    return Pace(mfu), [] if why is None else [why]

@@ -1,0 +1,1 @@
+"""One training step: CUDA graph, optimizer step, master weights, loss scale, schedules, seeds."""

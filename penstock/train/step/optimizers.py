@@ -1,0 +1,308 @@
+"""Layer-wise optimizers for large batches: a weight's update is proportional to the weight's norm."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.core.errors import TrainError
+
+# W weights, each a tensor
+
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
+Total = Callable[[Tensor], Tensor]
+# The `_foreach_*` operations work on lists of tensors, on a GPU in one launch or a few.
+_many: Any = cast(Any, torch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """Weights of a parameter group with the same treatment.
+
+    Args:
+        group: Settings of the group.
+        weights: The weights.
+        grads: Their gradients.
+        adapted: True if each weight's rate is scaled by its ratio.
+        left_out: True if the step is skipped, a bool on the device; None if steps are never skipped.
+    """
+
+    group: dict[str, Any]
+    weights: list[Tensor]
+    grads: list[Tensor]
+    adapted: bool
+    left_out: Tensor | None
+
+    @property
+    def decay(self) -> float:
+        """Weight decay, 0 for weights that are not adapted."""
+        return self.group["weight_decay"] if self.adapted else 0.0
+
+    def rate(self) -> Tensor:
+        """The learning rate, on the device; 0 if the step is skipped."""
+        rate, like = self.group["lr"], self.weights[0]
+        if not isinstance(rate, Tensor):
+            # Filled on the device, because a copy from the host cannot be captured.
+            rate = torch.full((), rate, dtype=like.dtype, device=like.device)
+        return rate if self.left_out is None else torch.where(self.left_out, 0.0, rate)
+
+    def unless_left_out(self, value: float, otherwise: float) -> Tensor | float:
+        """`value`, or `otherwise` if the step is skipped."""
+        return value if self.left_out is None else torch.where(self.left_out, otherwise, value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Move:
+    """Update directions of weights.
+
+    Args:
+        part: The weights.
+        directions: Direction of each weight, in its own memory.
+        beside: Tensors whose norms the weights' norms are divided by.
+    """
+
+    part: Part
+    directions: list[Tensor]
+    beside: list[Tensor]
+
+
+class Layerwise(Optimizer, ABC):
+    """Base class of optimizers that scale each weight's step by a ratio of norms.
+
+    The step reads nothing on the host, so a CUDA graph can capture it: learning rates may be tensors on the device, and
+    if `found_inf` is above 0 no weight changes. The norm of a weight that is sliced over processes is that of the whole
+    weight.
+
+    Args:
+        parameters: The weights, or groups of them.
+        settings: Defaults of the groups.
+
+    Raises:
+        TrainError: A setting is below 0.
+    """
+
+    # Read by `penstock.train.step.optimizer_step`.
+    capturable: ClassVar[bool] = True
+
+    def __init__(self, parameters: Parameters, settings: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay", "eps", "trust"):
+            if name in settings and not float(settings[name]) >= 0:
+                raise TrainError(f"{type(self).__name__} has {name} {settings[name]}; it must be 0 or more.")
+        # With this setting torch keeps step counts on the device when it loads a state.
+        super().__init__(cast(Any, parameters), settings | {"capturable": True})
+        self.found_inf: Tensor | None = None
+        self._cut: frozenset[int] = frozenset()
+        self._total: Total | None = None
+
+    def over_parts(self, cut: Collection[Tensor], total: Total) -> None:
+        """Set the weights that are slices of larger ones.
+
+        Args:
+            cut: The weights of which each process has a slice.
+            total: Sums a tensor over all processes; called once a step in each of them.
+        """
+        self._cut = frozenset(map(id, cut))
+        self._total = total
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take a step.
+
+        Args:
+            closure: Computes the loss and the gradients again.
+
+        Returns:
+            The result of the closure.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moves = [self._move(part) for group in self.param_groups for part in self._parts(group)]
+        ratios = iter(self._ratios([move for move in moves if move.part.adapted]))
+        for move in moves:
+            rate = move.part.rate()
+            _many._foreach_mul_(move.directions, (next(ratios) * rate).unbind() if move.part.adapted else rate)
+            self._apply_move(move)
+        return loss
+
+    def _parts(self, group: dict[str, Any]) -> Iterator[Part]:
+        left_out = None if self.found_inf is None else self.found_inf > 0
+        learned = [weight for weight in group["params"] if weight.grad is not None]
+        for adapted in (True, False):
+            weights = [w for w in learned if (w.ndim > 1 or not group["exclude_vectors"]) == adapted]
+            grads = [weight.grad for weight in weights]
+            if left_out is not None:
+                # Multiplying by 0 would keep inf and NaN.
+                grads = [torch.where(left_out, 0, grad) for grad in grads]
+            if weights:
+                yield Part(group=group, weights=weights, grads=grads, adapted=adapted, left_out=left_out)
+
+    def _ratios(self, moves: Sequence[Move]) -> list[Tensor]:
+        """Factor of each weight's direction, `[W]` for each move."""
+        tensors = [tensor for move in moves for tensor in (*move.part.weights, *move.beside)]
+        if not tensors:
+            return []
+        norms = list(_many._foreach_norm(tensors))
+        places = [index for index, weight in enumerate(_owners(moves)) if id(weight) in self._cut]
+        if places and self._total is not None:
+            whole = self._total(torch.stack([norms[index] for index in places]).square()).sqrt()
+            for index, norm in zip(places, whole.unbind(), strict=True):
+                norms[index] = norm
+        ratios: list[Tensor] = []
+        for move in moves:
+            count = len(move.part.weights)
+            weight_W, beside_W = torch.stack(norms[: 2 * count]).split(count)
+            norms = norms[2 * count :]
+            ratio_W = self._ratio(move.part.group, weight_W, beside_W)
+            # A weight initialised to zero would otherwise stay zero.
+            ratios.append(torch.where((weight_W > 0) & (beside_W > 0), ratio_W, 1.0))
+        return ratios
+
+    def _state_of(self, weights: Sequence[Tensor], name: str) -> list[Tensor]:
+        """State tensors of the weights under a name; zeros at first."""
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return [self.state[weight][name] for weight in weights]
+
+    @abstractmethod
+    def _move(self, part: Part) -> Move: ...
+
+    @abstractmethod
+    def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _apply_move(self, move: Move) -> None: ...
+
+
+@final
+class LARS(Layerwise):
+    """SGD with momentum in which each weight's rate is scaled by `trust` times its norm over its gradient's norm.
+
+    You, Gitman and Ginsburg 2017, "Large batch training of convolutional networks", algorithm 1. As there, and unlike
+    torch's SGD, the momentum accumulates steps and not gradients: a change of the rate does not affect past steps.
+
+    Args:
+        parameters: The weights, or groups of them with their own settings.
+        lr: Learning rate, multiplied by the ratio of each weight.
+        momentum: Share of a step that is repeated in the next one.
+        weight_decay: Share of a weight that is added to its gradient.
+        trust: The paper's eta.
+        exclude_vectors: Do not scale the rate of weights of fewer than two dimensions (biases and norms), nor apply
+            weight decay to them, as is done in practice.
+
+    Raises:
+        TrainError: A setting is out of range.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        trust: float = 1e-3,
+        exclude_vectors: bool = True,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise TrainError(f"LARS has momentum {momentum}; it must be from 0 to below 1.")
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(parameters, settings | {"exclude_vectors": exclude_vectors})
+
+    def _move(self, part: Part) -> Move:
+        directions = list(_many._foreach_add(part.grads, part.weights, alpha=part.decay))
+        return Move(part=part, directions=directions, beside=part.grads)
+
+    def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor:
+        return group["trust"] * weight_W / (beside_W + group["weight_decay"] * weight_W)
+
+    def _apply_move(self, move: Move) -> None:
+        part = move.part
+        velocities = self._state_of(part.weights, "momentum_buffer")
+        _many._foreach_mul_(velocities, part.unless_left_out(part.group["momentum"], 1.0))
+        _many._foreach_add_(velocities, move.directions)
+        if part.left_out is not None:
+            velocities = _many._foreach_mul(velocities, part.unless_left_out(1.0, 0.0))
+        _many._foreach_sub_(part.weights, velocities)
+
+
+@final
+class LAMB(Layerwise):
+    """Adam with weight decay, its direction scaled to the weight's norm.
+
+    You et al. 2020, "Large batch optimization for deep learning: training BERT in 76 minutes", algorithm 2, with the
+    identity for phi. Often combined with clipping the whole gradient to norm 1: the recipe's `clip_norm`.
+
+    Args:
+        parameters: The weights, or groups of them with their own settings.
+        lr: Learning rate: the length of a step as a share of the weight's norm.
+        betas: Decay rates of the running means of the gradient and of its square.
+        eps: Added to the root of the mean square.
+        weight_decay: Share of a weight that is added to its direction.
+        exclude_vectors: Update weights of fewer than two dimensions (biases and norms) as Adam does, without weight
+            decay, as is done in practice.
+
+    Raises:
+        TrainError: A setting is out of range.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        lr: float | Tensor,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        exclude_vectors: bool = True,
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise TrainError(f"LAMB has betas {betas}; they must be from 0 to below 1.")
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, settings | {"exclude_vectors": exclude_vectors})
+
+    def _move(self, part: Part) -> Move:
+        means, squares = self._state_of(part.weights, "exp_avg"), self._state_of(part.weights, "exp_avg_sq")
+        first, second = part.group["betas"]
+        # The gradients of a skipped step are zero.
+        _many._foreach_mul_(means, part.unless_left_out(first, 1.0))
+        _many._foreach_add_(means, part.grads, alpha=1 - first)
+        _many._foreach_mul_(squares, part.unless_left_out(second, 1.0))
+        _many._foreach_addcmul_(squares, part.grads, part.grads, 1 - second)
+        steps_W = self._steps(part)
+        directions = list(_many._foreach_div(means, (1 - first**steps_W).unbind()))
+        roots = _many._foreach_div(squares, (1 - second**steps_W).unbind())
+        _many._foreach_sqrt_(roots)
+        _many._foreach_add_(roots, part.group["eps"])
+        _many._foreach_div_(directions, roots)
+        if part.decay:
+            _many._foreach_add_(directions, part.weights, alpha=part.decay)
+        return Move(part=part, directions=directions, beside=directions)
+
+    def _steps(self, part: Part) -> Tensor:
+        """Number of updates of each weight, `[W]`, this one included; at least 1."""
+        for weight in part.weights:
+            if "step" not in self.state[weight]:
+                self.state[weight]["step"] = torch.zeros((), device=weight.device)
+        steps = [self.state[weight]["step"] for weight in part.weights]
+        taken = part.unless_left_out(1.0, 0.0)
+        _many._foreach_add_(steps, taken if isinstance(taken, float) else [taken] * len(steps))
+        # In float32, 1 - 0.999 has only four digits.
+        return torch.stack(steps).double().clamp(min=1)
+
+    def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor:
+        return weight_W / beside_W
+
+    def _apply_move(self, move: Move) -> None:
+        _many._foreach_sub_(move.part.weights, move.directions)
+
+
+def _owners(moves: Sequence[Move]) -> list[Tensor]:
+    """The weight of each norm: for each move first the norms of the weights, then those of `beside`."""
+    return [weight for move in moves for weight in (*move.part.weights, *move.part.weights)]

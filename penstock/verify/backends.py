@@ -1,0 +1,106 @@
+"""Backends that run a bundle: the training code, a server, and the Python engine of devices."""
+
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import numpy as np
+
+from penstock.client.client import Client
+from penstock.core.application import reply_of
+from penstock.core.pack import Pack
+from penstock.core.spec import Array
+from penstock.device.pack_engine import LivePackEngine, PackEngine
+from penstock.runtime.load import Predictor
+from penstock.verify.verify_inputs import Example
+
+# U frames that come of a signal
+
+TIMEOUT_S = 60.0
+
+
+class Backend(ABC):
+    """Runs an example.
+
+    Attributes:
+        name: Its name in the table.
+    """
+
+    name: str
+
+    @abstractmethod
+    def answer(self, example: Example) -> Any:
+        """Return the network's first output without batch dimension; or the reply's JSON values, for a request body."""
+
+
+@final
+class TrainingBackend(Backend):
+    """The network run by torch, the reference.
+
+    Args:
+        predictor: The bundle's network.
+    """
+
+    name = "training code"
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+
+    def answer(self, example: Example) -> Array:
+        """Run the example; a signal is run whole."""
+        if self._predictor.application.live is not None:
+            return self._predictor.predict(example.raw[None])[0]
+        return self._predictor.predict(example.raw)
+
+    def reply(self, answer: Array) -> Any:
+        """The reply for an output, as JSON values."""
+        return reply_of(self._predictor.application)(answer)
+
+
+@final
+class ServerBackend(Backend):
+    """A server, over HTTP; live signals over a WebSocket, in chunks.
+
+    Args:
+        client: A client of the server.
+        pack: The pack of the same bundle.
+    """
+
+    name = "server"
+
+    def __init__(self, client: Client, pack: Pack) -> None:
+        self._client = client
+        self._pack = pack
+
+    def answer(self, example: Example) -> Any:
+        """Run the example."""
+        if self._pack.live is not None:
+            return self._streamed(example.raw)
+        if example.body is not None:
+            return self._client.ask(self._pack.name, example.body, content_type=example.content_type)
+        return self._client.predict(self._pack.name, example.raw)
+
+    def _streamed(self, signal_T: Array) -> Array:
+        with self._client.stream(self._pack.name, events="binary", latency_ms=TIMEOUT_S * 1e3) as stream:
+            stream.send(signal_T)
+            parts = [result.output for result in stream.end() if result.output is not None]
+        return np.concatenate(parts).reshape(-1, *self._pack.outputs[0].shape[1:])
+
+
+@final
+class PackBackend(Backend):
+    """The Python engine of devices, without torch.
+
+    Args:
+        pack: The pack it runs.
+    """
+
+    name = "Python engine"
+
+    def __init__(self, pack: Pack) -> None:
+        self._engine = PackEngine(pack) if pack.live is None else LivePackEngine(pack)
+
+    def answer(self, example: Example) -> Array:
+        """Run the example."""
+        if isinstance(self._engine, LivePackEngine):
+            return self._engine.whole(example.raw)
+        return self._engine.run(example.raw)[0]

@@ -1,0 +1,101 @@
+"""Examples that every backend runs: the golden examples of a pack, and files."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.application import Application
+from penstock.core.errors import InvalidInput, PackError, RequestError
+from penstock.core.live import is_sound
+from penstock.core.pack import Pack
+from penstock.core.sound import sound_decoder
+from penstock.core.spec import Array
+
+TYPES = {
+    ".bmp": "image/bmp",
+    ".gif": "image/gif",
+    ".jpeg": "image/jpeg",
+    ".jpg": "image/jpeg",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".wav": "audio/wav",
+    ".webp": "image/webp",
+}
+PNG = "image/png"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One input.
+
+    Args:
+        name: Name in messages: its file.
+        raw: The graph's input without a batch dimension; for a live application a whole signal.
+        body: The same as a request body, if there is one.
+        content_type: Content type of the body.
+    """
+
+    name: str
+    raw: Array
+    body: bytes | None = None
+    content_type: str = ""
+
+
+def golden_examples(pack: Pack, application: Application) -> list[Example]:
+    """The golden examples of a pack; pictures of any size have a PNG file as their body."""
+    inputs = pack.golden().inputs
+    png = pack.varies and PNG in application.accepts
+    return [
+        Example(name=f"golden example {number}", raw=raw, body=_as_png(raw), content_type=PNG)
+        if png
+        else Example(name=f"golden example {number}", raw=raw)
+        for number, raw in enumerate(inputs)
+    ]
+
+
+def examples_of(paths: list[Path], application: Application) -> Iterator[Example | str]:
+    """Read files, including those in folders, as examples; a sentence for each that cannot be read.
+
+    Raises:
+        PackError: A path does not exist, or holds no file that the application reads.
+    """
+    for path in paths:
+        if not path.exists():
+            raise PackError(f"{path} does not exist; name files or folders that {application.name!r} reads.")
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        known = [file for file in files if file.suffix.lower() in TYPES or not path.is_dir()]
+        if not known:
+            raise PackError(f"{path} holds no file of a known kind ({', '.join(sorted(TYPES))}).")
+        for file in known:
+            try:
+                yield _example(file, application)
+            except (RequestError, OSError) as error:
+                yield f"{file}: {error}"
+
+
+def _example(file: Path, application: Application) -> Example:
+    body, kind = file.read_bytes(), TYPES.get(file.suffix.lower(), "")
+    if application.live is not None:
+        if not is_sound(application.input):
+            raise InvalidInput(f"application {application.name!r} takes no sound, and so no files.")
+        decoder = sound_decoder("wav", None, application.live.rate_hz)
+        raw = np.concatenate([decoder.feed(body), decoder.flush()])
+        return Example(name=str(file), raw=raw)
+    if application.decode is None:
+        raise InvalidInput(f"application {application.name!r} has no decode, and so takes no files.")
+    spec = application.input if application.prepare is None else application.prepare.raw
+    return Example(name=str(file), raw=spec.check(application.decode(body, kind)), body=body, content_type=kind)
+
+
+def _as_png(raw: Array) -> bytes:
+    from PIL import Image
+
+    # Decoding turns transparent pixels black; the network ignores the alpha channel.
+    opaque: Any = raw[..., :3] if raw.ndim == 3 and raw.shape[2] == 4 else raw
+    sink = io.BytesIO()
+    Image.fromarray(opaque).save(sink, "PNG")
+    return sink.getvalue()

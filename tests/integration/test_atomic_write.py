@@ -1,0 +1,57 @@
+"""The hidden folder beside a place: who was killed leaves one, and the next one to write there removes it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.core.atomic_write import folder_beside
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from penstock.core.atomic_write import folder_beside
+
+with folder_beside(Path(sys.argv[1])) as beside:
+    (beside / "half").write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "pack"
+    killed = subprocess.run([sys.executable, "-c", KILLED, place], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = names(place.parent)
+    assert left.startswith(".pack-being-written-")
+    with folder_beside(place) as beside:
+        assert names(place.parent) == {beside.name}
+        assert names(beside) == set()
+        beside.rename(place)
+    assert names(place.parent) == {"pack"}
+
+
+def test_that_of_one_who_lives_stays_and_so_does_what_is_of_another(tmp_path: Path) -> None:
+    others = {".pack", ".pack-12345678", ".packs-being-written-12345678", ".pack-being-written-12345678-old", "pack"}
+    for name in others:
+        (tmp_path / name).mkdir()
+    with folder_beside(tmp_path / "pack") as one, folder_beside(tmp_path / "pack") as other:
+        assert names(tmp_path) == others | {one.name, other.name}
+    assert names(tmp_path) == others
+
+
+def test_it_is_gone_after_an_error(tmp_path: Path) -> None:
+    def fail() -> None:
+        with folder_beside(tmp_path / "pack") as beside:
+            (beside / "half").write_text("half")
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert names(tmp_path) == set()

@@ -1,0 +1,114 @@
+"""Which executor a server takes, and what it says when it cannot take the fast one."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import ServeError
+from penstock.runtime.executor import Executor, StepInput
+from penstock.runtime.executor_choice import Choice, Execution, make_runnable, parse_executor_choice
+from penstock.runtime.onnx_cache import cached_graph
+from tests.support.serving import write_doubler
+
+PLAIN = """
+from torch import nn
+from penstock import Application, TensorSpec
+
+app = Application(
+    name="linear",
+    input=TensorSpec(dtype="float32", shape=(4,), meaning="four numbers", name="numbers"),
+    output=TensorSpec(dtype="float32", shape=(3,), meaning="three scores", name="scores"),
+    model=lambda: nn.Linear(4, 3),
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a network that can be exported."""
+    from penstock import Bundle
+    from penstock.core.application import find_application
+
+    folder = tmp_path_factory.mktemp("linear")
+    (folder / "app.py").write_text(PLAIN)
+    found = find_application(str(folder / "app.py"))
+    examples = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    return Bundle.write(found, found.model(), examples, to=folder / "bundle").folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def made(bundle: Path, cache: Path, choice: Choice = "auto") -> Executor:
+    return make_runnable(
+        bundle,
+        app=None,
+        accept_changed=False,
+        how=Execution(cache=cache, cores=1, choice=choice),
+        slots=lambda _: 8,
+    ).executor
+
+
+def outputs(executor: Executor, rows: int) -> np.ndarray:
+    chunk_B = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+    ones = np.ones(rows, np.int64)
+    return executor.step(StepInput(slots_B=np.arange(rows), chunk_B=chunk_B, length_B=ones, fresh_B=ones > 0)).output_B
+
+
+def test_the_graph_is_exported_once_and_answers_as_torch_does(bundle: Path, cache: Path) -> None:
+    from penstock.runtime.onnx_executor import OnnxExecutor
+
+    first = made(bundle, cache)
+    (graph,) = cache.glob("*.onnx")
+    written_ns = graph.stat().st_mtime_ns
+    second = made(bundle, cache, "onnx")
+    assert isinstance(first, OnnxExecutor)
+    assert isinstance(second, OnnxExecutor)
+    assert graph.stat().st_mtime_ns == written_ns
+    torch = made(bundle, cache, "torch")
+    for rows in (1, 2, 7, 64):
+        np.testing.assert_allclose(outputs(second, rows), outputs(torch, rows), atol=1e-5)
+
+
+def test_a_graph_that_is_damaged_is_made_anew(bundle: Path, cache: Path) -> None:
+    made(bundle, cache)
+    (graph,) = cache.glob("*.onnx")
+    graph.write_bytes(graph.read_bytes()[:100])
+    np.testing.assert_allclose(outputs(made(bundle, cache), 3), outputs(made(bundle, cache, "torch"), 3), atol=1e-5)
+    assert graph.stat().st_size > 100
+
+
+def test_a_network_that_cannot_be_exported_is_run_by_torch_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.runtime.torch_executor import TorchExecutor
+
+    bundle, cache = write_doubler(tmp_path), tmp_path / "cache"
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(made(bundle, cache), TorchExecutor)
+    assert "executor torch for doubler, because ONNX Runtime cannot run it" in caplog.text
+    (refused,) = cache.glob("*.refused")
+    assert refused.read_text() in caplog.text
+    # Remembered, so that the next start does not try again.
+    refused.write_text("as it was")
+    with pytest.raises(ServeError, match="as it was"):
+        made(bundle, cache, "onnx")
+
+
+def test_a_cache_that_cannot_be_written_is_said(bundle: Path, tmp_path: Path) -> None:
+    from penstock.core.bundle import read_bundle
+
+    place = tmp_path / "file"
+    place.touch()
+    reason = cached_graph(read_bundle(bundle), place / "below", [])
+    assert isinstance(reason, str)
+    assert "--cache" in reason
+
+
+def test_another_choice_is_refused() -> None:
+    with pytest.raises(ServeError, match="auto, onnx or torch"):
+        parse_executor_choice("tensorrt")

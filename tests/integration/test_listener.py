@@ -1,0 +1,43 @@
+"""The listening side alone, in this process, its loop turned by hand."""
+
+import asyncio
+import socket
+import time
+
+import pytest
+import uvloop
+
+from penstock.serve.exchange.request import Request
+from penstock.serve.exchange.response import Answer, Handlers, Response, refused
+from penstock.serve.http.listener import Listener, listeners
+from penstock.serve.settings import LimitSettings, NetworkSettings
+from tests.support.clock import idle_loop
+
+
+def well(request: Request, answer: Answer) -> None:
+    answer(Response(200, b"{}"))
+
+
+async def last_answer(turns: int) -> bytes:
+    """What a client is told when the drain begins so many turns of the loop after it connected."""
+    (listener,) = listeners("127.0.0.1", 0, 1)
+    network, limits = NetworkSettings(), LimitSettings()
+    handlers = Handlers(handle=well, refuse=lambda error, head: refused(error))
+    server = Listener(network, limits, listener, handlers, idle_loop(time.monotonic_ns), lambda: 1000)
+    server.listen()
+    with socket.create_connection(listener.getsockname(), timeout=10) as client:
+        client.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.close_after_next()
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+        answer = await asyncio.wait_for(loop.sock_recv(client, 4096), 10)
+        await server.drain(1.0, lambda: False)
+    return answer
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_no_connection_is_overlooked_by_a_drain(turns: int) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert b"\r\nConnection: close\r\n" in runner.run(last_answer(turns))

@@ -1,0 +1,126 @@
+"""HTTP without sockets: any bytes in any pieces, and the same requests however they are cut."""
+
+import gzip
+import zlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
+from penstock.serve.exchange.response import Response
+from penstock.serve.http.encoding import decompress, serialize
+from penstock.serve.http.parser import RequestParser
+from tests.support.generated import examples
+
+MOST = 10_000
+
+bodies = st.binary(max_size=300)
+names = st.sampled_from(["X-One", "Accept", "Content-Type", "Penstock-Latency-Ms"])
+values = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[bytes, Request]:
+    body, chunked = draw(bodies), draw(st.booleans())
+    headers = draw(st.dictionaries(names, values, max_size=3))
+    path = draw(st.sampled_from(["/", "/v1/apps/x", "/v2/models/a/infer"]))
+    head = f"POST {path}?query=1 HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    if chunked:
+        middle = draw(st.integers(0, len(body)))
+        parts = [part for part in (body[:middle], body[middle:]) if part]
+        coded = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+        data = head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + coded
+    else:
+        data = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    known = {name.lower(): value for name, value in headers.items()}
+    return data, Request(Head("POST", path, known), body)
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+@given(st.lists(requests(), min_size=1, max_size=4), st.lists(st.integers(0, 10**6), max_size=30))
+@settings(max_examples=examples(150), deadline=None)
+def test_however_requests_are_cut_they_arrive_whole_and_in_order(
+    sent: list[tuple[bytes, Request]], places: list[int]
+) -> None:
+    reader = RequestParser(MOST)
+    arrived: list[Request] = []
+    for piece in cut(b"".join(data for data, _ in sent), places):
+        complete, refusal = reader.feed(piece)
+        assert refusal is None
+        arrived += complete
+    assert len(arrived) == len(sent)
+    for request, (_, expected) in zip(arrived, sent, strict=True):
+        assert (request.method, request.path, request.body) == (expected.method, expected.path, expected.body)
+        assert expected.headers.items() <= request.headers.items()
+        assert request.head.keep_alive
+
+
+@given(st.binary(max_size=600), st.lists(st.integers(0, 10**6), max_size=10))
+@settings(max_examples=examples(300), deadline=None)
+def test_no_bytes_do_more_than_refuse(data: bytes, places: list[int]) -> None:
+    reader = RequestParser(MOST)
+    refused = False
+    for piece in cut(data, places):
+        complete, refusal = reader.feed(piece)
+        assert not (refused and complete)
+        assert refusal is None or isinstance(refusal, RequestError)
+        refused = refusal is not None
+
+
+@given(requests(), st.integers(0, 2**31), st.integers(0, 255))
+@settings(max_examples=examples(300), deadline=None)
+def test_one_changed_byte_does_no_more_than_refuse(sent: tuple[bytes, Request], place: int, byte: int) -> None:
+    data = bytearray(sent[0])
+    data[place % len(data)] = byte
+    _, refusal = RequestParser(MOST).feed(bytes(data))
+    assert refusal is None or isinstance(refusal, RequestError)
+
+
+def test_a_body_is_refused_before_it_is_kept() -> None:
+    _, refusal = RequestParser(10).feed(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    assert isinstance(refusal, TooLarge)
+    reader = RequestParser(10)
+    reader.feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert isinstance(reader.feed(b"b\r\n" + bytes(11) + b"\r\n")[1], TooLarge)
+
+
+def test_a_head_without_end_is_refused() -> None:
+    reader = RequestParser(10)
+    refusal = None
+    sent = 0
+    while refusal is None and sent < 10 * MAX_HEAD_BYTES:
+        _, refusal = reader.feed(b"GET / HTTP/1.1\r\n" if not sent else b"A" * 1000)
+        sent += 1000
+    assert isinstance(refusal, TooLarge | InvalidInput)
+    assert sent <= 2 * MAX_HEAD_BYTES
+
+
+@given(st.binary(max_size=2000))
+def test_compressed_bodies_come_back(body: bytes) -> None:
+    assert decompress(gzip.compress(body), "gzip", 2000) == body
+    assert decompress(zlib.compress(body), "deflate", 2000) == body
+    assert decompress(body, "identity", 0) == body
+
+
+def test_what_unpacks_to_too_much_is_stopped_early() -> None:
+    with pytest.raises(TooLarge):
+        decompress(gzip.compress(bytes(10_000_000)), "gzip", 1000)
+
+
+def test_answers_say_how_long_they_are_and_compress_where_asked() -> None:
+    request = Request(Head("GET", "/", {"accept-encoding": "gzip, br"}), b"")
+    answer = serialize(Response(200, b"x" * 1000), request, close=True)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"Content-Encoding: gzip" in head
+    assert b"Connection: close" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert gzip.decompress(body) == b"x" * 1000
+    head_only = serialize(Response(200, b"xyz"), Request(Head("HEAD", "/", {}), b""), close=False)
+    assert head_only.endswith(b"Content-Length: 3\r\n\r\n")
