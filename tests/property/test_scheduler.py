@@ -87,7 +87,7 @@ def test_every_impatient_row_of_the_batch_is_predicted_to_be_in_time(columns: Co
         deadlines, patient = current(columns, chosen.run)
         slack = deadlines[~patient] - NOW_NS
         # But for the one row that is tried when nothing seems possible.
-        assert (slack >= curve.of(chosen.run.size)).all() or (slack.size == 1 and slack[0] >= curve.least_ns)
+        assert (slack >= curve.of(chosen.run.size)).all() or (slack.size == 1 and slack[0] >= curve.min_compute_ns)
 
 
 @given(tables(), costs())
@@ -96,7 +96,7 @@ def test_what_could_still_be_in_time_alone_is_refused_only_under_pressure(column
     chosen = schedule(columns, NOW_NS, curve)
     ready = ready_slots(columns)
     deadlines, patient = current(columns, ready)
-    infeasible = ready[(deadlines - NOW_NS < curve.least_ns) & (~patient | (deadlines == CANCELLED_NS))]
+    infeasible = ready[(deadlines - NOW_NS < curve.min_compute_ns) & (~patient | (deadlines == CANCELLED_NS))]
     assert set(infeasible.tolist()) <= set(chosen.expire.tolist())
     others = np.setdiff1d(chosen.expire, infeasible)
     _, others_patient = current(columns, others)
@@ -121,7 +121,7 @@ def test_the_rows_that_run_have_the_earliest_deadlines_of_all_that_are_kept(colu
 
 
 def test_when_nothing_seems_possible_the_row_with_the_most_time_left_is_tried() -> None:
-    curve = Costs([1, 4], [30e6, 60e6], least_ns=5e6)
+    curve = Costs([1, 4], [30e6, 60e6], min_compute_ns=5e6)
     columns = waiting_table([NOW_NS + ms * 1_000_000 for ms in (4, 10, 20, 15)])
     chosen = schedule(columns, NOW_NS, curve)
     assert chosen.run.tolist() == [2]

@@ -100,7 +100,7 @@ def test_the_background_runs_only_where_it_is_in_time_itself_and_expires_only_wh
     if both.first(both.chosen.run).size:
         expired = both.second(both.chosen.expire)
         cancelled = both.slack_ns(expired) <= CANCELLED_NS // 2
-        assert (cancelled | ~both.patient(expired) & (both.slack_ns(expired) < curve.least_ns)).all()
+        assert (cancelled | ~both.patient(expired) & (both.slack_ns(expired) < curve.min_compute_ns)).all()
 
 
 @given(mixed(), costs())

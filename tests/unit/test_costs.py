@@ -21,8 +21,8 @@ def test_a_batch_between_two_measured_sizes_costs_between_their_times(rows: int,
 
 def test_the_largest_batch_and_the_shortest_time() -> None:
     assert curve().largest == 8
-    assert curve().least_ns == 1000
-    assert Costs([1], [1000.0], least_ns=700.9).least_ns == 700
+    assert curve().min_compute_ns == 1000
+    assert Costs([1], [1000.0], min_compute_ns=700.9).min_compute_ns == 700
 
 
 def test_the_predicted_finish_grows_by_whole_batches() -> None:
@@ -69,9 +69,9 @@ def test_handling_is_averaged_and_an_outlier_is_bounded() -> None:
 def test_a_published_curve_is_read_back() -> None:
     table = SlotTable.private(TableLayout(slots=4, chunks=1, input=POINT, output=POINT))
     Costs(list(range(1, 6)), [10.0, 20.0, 30.0, 40.0, 50.0]).publish(table)
-    Costs([1, 4], [1000.0, 4000.0], handling_ns=12.7, least_ns=900.0).publish(table)
+    Costs([1, 4], [1000.0, 4000.0], handling_ns=12.7, min_compute_ns=900.0).publish(table)
     read = Costs.published(table)
-    assert (read.rows, read.handling_ns, read.least_ns) == ([1, 4], 12.0, 900)
+    assert (read.rows, read.handling_ns, read.min_compute_ns) == ([1, 4], 12.0, 900)
     assert [read.of(rows) for rows in (1, 2, 4)] == [1012, 2024, 4048]
 
 

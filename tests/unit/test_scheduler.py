@@ -9,7 +9,7 @@ from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE, SlotTable, TableLayout
 
 NOW_NS = 10_000_000_000
-CURVE = Costs([1, 4, 8], [100.0, 200.0, 400.0], least_ns=80.0)
+CURVE = Costs([1, 4, 8], [100.0, 200.0, 400.0], min_compute_ns=80.0)
 
 
 def table_of(slack_ns: list[int], flags: list[int] | None = None) -> Columns:

@@ -36,7 +36,7 @@ def test_columns_have_their_shapes() -> None:
         "held": (3, 8),
         "counts": (3, 16),
         **dict.fromkeys(("cost_rows", "cost_ns"), (16,)),
-        **dict.fromkeys(("handling_ns", "least_ns", "rivals_ns", "rivals_share"), (1,)),
+        **dict.fromkeys(("handling_ns", "min_compute_ns", "other_tables_ns", "other_tables_share"), (1,)),
         "batch_counts": (15,),
         **dict.fromkeys(("queue_counts", "compute_counts", "latency_counts"), (74,)),
         "sums": (4,),

@@ -148,16 +148,16 @@ class Engine:
         self._gathered[:] = example
         rows: list[int] = []
         medians: list[float] = []
-        least_ns = 0.0
+        min_compute_ns = 0.0
         end_ns = self._clock_ns() + MEASURING_NS
         for bucket in _buckets(self._max_rows):
             yield
             times_ns = self._measured_ns(bucket)
             if bucket == 1:
-                least_ns = float(times_ns.min())
-            if least_ns > self._budget_ns:
+                min_compute_ns = float(times_ns.min())
+            if min_compute_ns > self._budget_ns:
                 raise ServeError(
-                    f"the network takes {least_ns / 1e6:.1f} ms for one request on this machine, more than the "
+                    f"the network takes {min_compute_ns / 1e6:.1f} ms for one request on this machine, more than the "
                     f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
                 )
             if rows and np.median(times_ns) > self._budget_ns * MAX_BUDGET_SHARE:
@@ -168,7 +168,7 @@ class Engine:
                 break
         worth = _count_worthwhile(rows, medians)
         rows, medians = rows[:worth], medians[:worth]
-        self._costs = Costs(rows, medians, least_ns=least_ns)
+        self._costs = Costs(rows, medians, min_compute_ns=min_compute_ns)
         self._costs.publish(self._table)
 
     def tick(self, now_ns: int) -> Schedule:
@@ -195,15 +195,15 @@ class Engine:
         batch_ns = self._costs.of(min(rows, self._costs.largest))
         return Backlog(rows, slack_ns, batch_ns, self._costs.finish_ns(rows - 1))
 
-    def publish_rivals(self, work_ns: int, share: float) -> None:
+    def publish_other_tables(self, work_ns: int, share: float) -> None:
         """Publish the load of the device's other tables, for admission control.
 
         Args:
             work_ns: Predicted time of their ready rows.
             share: Their share of the recent device time.
         """
-        self._table.rivals_ns[0] = work_ns
-        self._table.rivals_share[0] = int(share * 1000)
+        self._table.other_tables_ns[0] = work_ns
+        self._table.other_tables_share[0] = int(share * 1000)
 
     def observe_handling(self, ns: float) -> None:
         """Update the costs with the time to read and answer one row, where the engine's process does that."""

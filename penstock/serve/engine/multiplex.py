@@ -44,7 +44,7 @@ class Multiplexer:
         """Stop serving a table."""
         del self._shares[key]
         if len(self._shares) == 1:
-            next(iter(self._shares.values())).engine.publish_rivals(0, 0.0)
+            next(iter(self._shares.values())).engine.publish_other_tables(0, 0.0)
 
     def tick(self) -> tuple[int, Schedule] | None:
         """Run the next batch.
@@ -71,8 +71,8 @@ class Multiplexer:
         backlogs = {key: share.engine.backlog(now_ns) for key, share in self._shares.items()}
         used_ns = sum(share.used_ns for share in self._shares.values()) or 1.0
         for key, share in self._shares.items():
-            rivals_ns = sum(each.work_ns for other, each in backlogs.items() if other != key)
-            share.engine.publish_rivals(rivals_ns, 1 - share.used_ns / used_ns)
+            other_tables_ns = sum(each.work_ns for other, each in backlogs.items() if other != key)
+            share.engine.publish_other_tables(other_tables_ns, 1 - share.used_ns / used_ns)
         ready = {key: each for key, each in backlogs.items() if each.rows}
         if not ready:
             return None

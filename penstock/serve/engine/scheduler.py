@@ -127,7 +127,7 @@ def _add_low_priority(normal: Schedule, ready: _ReadyRows, low: _ReadyRows, cost
     taken = normal.run.size
     min_slack_ns = ready.slack_R[np.isin(ready.rows_R, normal.run)].min()
     rows, slack, soft = low.by_slack()
-    expired = (slack < costs.least_ns) & (~soft | (slack <= CANCELLED_NS // 2))
+    expired = (slack < costs.min_compute_ns) & (~soft | (slack <= CANCELLED_NS // 2))
 
     def in_time(more: int) -> npt.NDArray[np.bool_]:
         return ~expired & ((slack >= costs.of(taken + more)) | soft)
@@ -144,7 +144,7 @@ def _add_low_priority(normal: Schedule, ready: _ReadyRows, low: _ReadyRows, cost
 
 def _by_deadline(ready: _ReadyRows, costs: Costs) -> Schedule:
     rows_R, slack_R, soft_R = ready.by_slack()
-    feasible = int(np.searchsorted(slack_R, costs.least_ns))
+    feasible = int(np.searchsorted(slack_R, costs.min_compute_ns))
     overdue_R = soft_R[:feasible] & (slack_R[:feasible] > CANCELLED_NS // 2)
     overdue, expired = rows_R[:feasible][overdue_R], rows_R[:feasible][~overdue_R]
     rows, slack, soft = rows_R[feasible:], slack_R[feasible:], soft_R[feasible:]

@@ -40,8 +40,8 @@ def soonest(predictions: Sequence[PredictedFinish], left_ns: int) -> int:
         # An idle replica always tries, as an idle server does. Otherwise the one with the earliest finish rejects.
         idle = (not prediction.waiting and prediction.finish_ns < NEVER_NS for prediction in predictions)
         return next((index for index, tries in enumerate(idle) if tries), predictions.index(min(predictions)))
-    least_ns = min(predictions[index].finish_ns for index in admitting)
-    alike = (index for index in admitting if predictions[index].finish_ns <= ALIKE * least_ns)
+    soonest_ns = min(predictions[index].finish_ns for index in admitting)
+    alike = (index for index in admitting if predictions[index].finish_ns <= ALIKE * soonest_ns)
     return min(alike, key=lambda index: predictions[index][::-1])
 
 

@@ -85,11 +85,11 @@ class TableWriter:
         self._length, self._flags = _scalars(table.length), _scalars(table.flags)
         self._deadline_ns, self._arrival_ns = _scalars(table.deadline_ns), _scalars(table.arrival_ns)
         self._status, self._output_length = _scalars(table.status), _scalars(table.output_length)
-        self._least_ns, self._rivals_ns = _scalars(table.least_ns), _scalars(table.rivals_ns)
-        self._rivals_share = _scalars(table.rivals_share)
+        self._min_compute_ns, self._other_tables_ns = _scalars(table.min_compute_ns), _scalars(table.other_tables_ns)
+        self._other_tables_share = _scalars(table.other_tables_share)
         self._done, self._done_count = _scalars(table.done[index]), _scalars(table.done_count[index : index + 1])
         self._held, self._everybody_held = _scalars(table.held[index]), [_scalars(row) for row in table.held]
-        self._alone = len(self._everybody_held) == 1
+        self._only_frontend = len(self._everybody_held) == 1
         self.counts = _scalars(table.counts[index])
         self._read = self._done_count[0]
         self._rejection: Overloaded | None = None
@@ -121,10 +121,10 @@ class TableWriter:
             Nanoseconds from now to the result of its last row, `NEVER_NS` if it cannot be admitted at all; and the
             number of rows that finish before that.
         """
-        waiting = self._waiting(low_priority) + rows - 1
-        if len(self._free) < rows or budget_ns < self._least_ns[0]:
-            return NEVER_NS, waiting
-        return self._finish_ns(waiting), waiting
+        rows_ahead = self._rows_ahead(low_priority) + rows - 1
+        if len(self._free) < rows or budget_ns < self._min_compute_ns[0]:
+            return NEVER_NS, rows_ahead
+        return self._finish_ns(rows_ahead), rows_ahead
 
     def submit(
         self,
@@ -135,7 +135,7 @@ class TableWriter:
         budget_ns: int | None = None,
         now_ns: int | None = None,
         low_priority: bool = False,
-        alone: bool = True,
+        whole_request: bool = True,
     ) -> SlotHandle:
         """Submit a request: a stream of one chunk.
 
@@ -146,7 +146,7 @@ class TableWriter:
             budget_ns: Its latency budget; None for the server's.
             now_ns: The current time, if part of the budget is spent; the arrival time by default.
             low_priority: Whether it runs after the others.
-            alone: Whether it is a whole request, not a row of a larger one.
+            whole_request: Whether it is a whole request, not a row of a larger one.
 
         Raises:
             Overloaded: Its predicted finish is past its deadline, or no slot is free.
@@ -158,17 +158,17 @@ class TableWriter:
         deadline_ns, now_ns = arrival_ns + budget_ns, now_ns or arrival_ns
         left_ns = deadline_ns - now_ns
         try:
-            waiting = self._held[0] if self._alone and not low_priority else self._waiting(low_priority)
-            if waiting >= self._sure_rows or left_ns < self._sure_ns:
-                self._admit(waiting, left_ns, budget_ns)
+            rows_ahead = self._held[0] if self._only_frontend and not low_priority else self._rows_ahead(low_priority)
+            if rows_ahead >= self._sure_rows or left_ns < self._sure_ns:
+                self._admit(rows_ahead, left_ns, budget_ns)
             handle = self.open(done, low_priority=low_priority)
         except Overloaded as error:
-            if alone and budget_ns == self._budget_ns and not low_priority:
+            if whole_request and budget_ns == self._budget_ns and not low_priority:
                 # A copy: the raised error keeps the request alive through its traceback.
                 self._rejection = Overloaded(str(error), error.retry_after_s)
                 self.refusing, self._rejected_until_ns = True, now_ns + REJECTION_NS
                 # Until a result comes, no fewer rows wait, so no request with less time left can be admitted.
-                self._rejected_ns = self._finish_ns(self._waiting(False)) if self._free else NEVER_NS
+                self._rejected_ns = self._finish_ns(self._rows_ahead(False)) if self._free else NEVER_NS
             raise
         handle.ended = True
         flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
@@ -213,7 +213,7 @@ class TableWriter:
             chunk: A raw input chunk, or its bytes; a shorter chunk may have fewer.
             deadline_ns: Its deadline.
             arrival_ns: Its arrival time.
-            flags: `FIRST`, `LAST`, `PATIENT` and the flag of low priority.
+            flags: `FIRST`, `LAST`, `SOFT_DEADLINE` and the flag of low priority.
             length: Valid length of the chunk along its first dimension; the whole chunk by default.
 
         Returns:
@@ -344,36 +344,36 @@ class TableWriter:
         self._held[handle.low_priority] -= 1
         self._free.append(handle.slot)
 
-    def _admit(self, waiting: int, left_ns: int, budget_ns: int) -> None:
-        least_ns = self._least_ns[0]
-        if budget_ns < least_ns:
+    def _admit(self, rows_ahead: int, left_ns: int, budget_ns: int) -> None:
+        min_compute_ns = self._min_compute_ns[0]
+        if budget_ns < min_compute_ns:
             raise DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
-                f"{least_ns / 1e6:.2f} ms; ask for more."
+                f"{min_compute_ns / 1e6:.2f} ms; ask for more."
             )
         # An idle server always tries: only a batch that runs can correct a pessimistic prediction.
-        if waiting and (finish_ns := self._finish_ns(waiting)) > left_ns:
+        if rows_ahead and (finish_ns := self._finish_ns(rows_ahead)) > left_ns:
             raise Overloaded(
                 f"The answer would come after {finish_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms.",
                 self._retry_after_s(),
             )
 
-    def _waiting(self, low_priority: bool) -> int:
+    def _rows_ahead(self, low_priority: bool) -> int:
         # Low priority waits behind all rows, normal priority only behind its own.
-        waiting = 0
+        rows_ahead = 0
         for held in self._everybody_held:
-            waiting += held[0] + held[1] if low_priority else held[0]
-        return waiting
+            rows_ahead += held[0] + held[1] if low_priority else held[0]
+        return rows_ahead
 
-    def _finish_ns(self, waiting: int) -> int:
-        own_ns = self._own_ns.get(waiting)
+    def _finish_ns(self, rows_ahead: int) -> int:
+        own_ns = self._own_ns.get(rows_ahead)
         if own_ns is None:
-            own_ns = self._own_ns[waiting] = int(self._costs.finish_ns(waiting) * self._stretch)
-        share, rivals_ns = self._rivals_share[0], self._rivals_ns[0]
-        if share or rivals_ns:
+            own_ns = self._own_ns[rows_ahead] = int(self._costs.finish_ns(rows_ahead) * self._stretch)
+        share, other_tables_ns = self._other_tables_share[0], self._other_tables_ns[0]
+        if share or other_tables_ns:
             # The engine's other tables get at most as much of its time as this one, and want as much as lately.
             share = min(share, 500)
-            own_ns += max(min(rivals_ns, own_ns), own_ns * share // (1000 - share))
+            own_ns += max(min(other_tables_ns, own_ns), own_ns * share // (1000 - share))
         return own_ns + self._margin_ns
 
     def _retry_after_s(self) -> float:

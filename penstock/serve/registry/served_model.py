@@ -223,7 +223,7 @@ class ServedModel:
                     budget_ns=budget_ns,
                     now_ns=self._now_ns(),
                     low_priority=low_priority,
-                    alone=len(chunks) == 1,
+                    whole_request=len(chunks) == 1,
                 )
                 handles.append(handle)
         except RequestError:

@@ -78,7 +78,7 @@ class StreamBalancer:
             DeadlineImpossible: Nobody can.
         """
         for streams in self._replicas:
-            if budget_ns >= streams.least_ns:
+            if budget_ns >= streams.min_compute_ns:
                 return
         self._replicas[0].refuse_impossible(budget_ns)
 
@@ -87,7 +87,11 @@ class StreamBalancer:
         replicas = self._replicas
         for index in by_load([StreamLoad(streams.carried_everywhere, streams.most(budget_ns)) for streams in replicas]):
             streams = replicas[index]
-            if budget_ns >= streams.least_ns and streams.frontend.next_slot is not None and streams.carries(budget_ns):
+            if (
+                budget_ns >= streams.min_compute_ns
+                and streams.frontend.next_slot is not None
+                and streams.carries(budget_ns)
+            ):
                 return streams
         return None
 

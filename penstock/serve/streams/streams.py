@@ -93,9 +93,9 @@ class Streams:
         return max(self.open_everywhere, int(self._table.held.sum()))
 
     @property
-    def least_ns(self) -> int:
+    def min_compute_ns(self) -> int:
         """Shortest measured time of the network for one row, in nanoseconds."""
-        return int(self._table.least_ns[0])
+        return int(self._table.min_compute_ns[0])
 
     @property
     def retry_after_s(self) -> float:
@@ -191,10 +191,11 @@ class Streams:
         Raises:
             DeadlineImpossible: The budget is shorter than the network's own time.
         """
-        least_ns = int(self._table.least_ns[0])
-        if budget_ns < least_ns:
+        min_compute_ns = int(self._table.min_compute_ns[0])
+        if budget_ns < min_compute_ns:
             raise DeadlineImpossible(
-                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of {least_ns / 1e6:.2f} ms."
+                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
+                f"{min_compute_ns / 1e6:.2f} ms."
             )
 
     def left(self, stream: Member, *, broken: bool) -> None:
@@ -219,4 +220,4 @@ class Streams:
     @property
     def _share(self) -> float:
         # The engine's other tables get no more of its time than this one.
-        return 1 - min(int(self._table.rivals_share[0]), 500) / 1000
+        return 1 - min(int(self._table.other_tables_share[0]), 500) / 1000

@@ -22,11 +22,11 @@ class Costs:
         rows: Batch sizes in ascending order, the first of them 1.
         ns: Times of the network for them, in nanoseconds.
         handling_ns: Engine time to read and answer one row; 0 where other processes do that.
-        least_ns: The shortest time ever measured for one row; the first of `ns` by default.
+        min_compute_ns: The shortest time ever measured for one row; the first of `ns` by default.
     """
 
     def __init__(
-        self, rows: Sequence[int], ns: Sequence[float], *, handling_ns: float = 0.0, least_ns: float | None = None
+        self, rows: Sequence[int], ns: Sequence[float], *, handling_ns: float = 0.0, min_compute_ns: float | None = None
     ) -> None:
         assert list(rows[:1]) == [1], rows
         assert len(rows) == len(ns) <= MAX_COSTS, (rows, ns)
@@ -34,7 +34,7 @@ class Costs:
         self.handling_ns = handling_ns
         self._ns = [float(value) for value in ns]
         self._full_ns: int | None = None
-        self.least_ns = int(self._ns[0] if least_ns is None else least_ns)
+        self.min_compute_ns = int(self._ns[0] if min_compute_ns is None else min_compute_ns)
 
     @property
     def largest(self) -> int:
@@ -80,14 +80,14 @@ class Costs:
         table.cost_rows[:count] = self.rows
         table.cost_rows[count:] = 0
         table.handling_ns[0] = int(self.handling_ns)
-        table.least_ns[0] = self.least_ns
+        table.min_compute_ns[0] = self.min_compute_ns
 
     @classmethod
     def published(cls, table: SlotTable) -> "Costs":
         """Read the curve from the table's header."""
         count = int(np.count_nonzero(table.cost_rows))
         rows, ns = table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist()
-        return cls(rows, ns, handling_ns=float(table.handling_ns[0]), least_ns=float(table.least_ns[0]))
+        return cls(rows, ns, handling_ns=float(table.handling_ns[0]), min_compute_ns=float(table.min_compute_ns[0]))
 
     def _network_ns(self, rows: int) -> float:
         right = bisect_left(self.rows, rows)

@@ -125,9 +125,11 @@ class TableLayout:
             Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
             Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
             Column("handling_ns", "engine", "int64", (1,)),  # time of one row besides the network
-            Column("least_ns", "engine", "int64", (1,)),  # the shortest time of the network for one row
-            Column("rivals_ns", "engine", "int64", (1,)),  # predicted work of the device's other tables
-            Column("rivals_share", "engine", "int64", (1,)),  # their share of the recent device time, in thousandths
+            Column("min_compute_ns", "engine", "int64", (1,)),  # the shortest time of the network for one row
+            Column("other_tables_ns", "engine", "int64", (1,)),  # predicted work of the device's other tables
+            Column(
+                "other_tables_share", "engine", "int64", (1,)
+            ),  # their share of the recent device time, in thousandths
             # Statistics, cumulative.
             Column("batch_counts", "engine", "int64", (batches,)),
             Column("queue_counts", "engine", "int64", (times,)),
@@ -176,9 +178,9 @@ class SlotTable:
     cost_rows: npt.NDArray[np.int64]
     cost_ns: npt.NDArray[np.int64]
     handling_ns: npt.NDArray[np.int64]
-    least_ns: npt.NDArray[np.int64]
-    rivals_ns: npt.NDArray[np.int64]
-    rivals_share: npt.NDArray[np.int64]
+    min_compute_ns: npt.NDArray[np.int64]
+    other_tables_ns: npt.NDArray[np.int64]
+    other_tables_share: npt.NDArray[np.int64]
     batch_counts: npt.NDArray[np.int64]
     queue_counts: npt.NDArray[np.int64]
     compute_counts: npt.NDArray[np.int64]
