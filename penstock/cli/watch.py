@@ -129,7 +129,7 @@ def pack_of(folder: Path, key: str | None) -> "Pack":
 def _open_sound(pack: "Pack", source: str, precision: str, threads: int) -> Any:
     from penstock.core.live import is_sound
     from penstock.device.pack_engine import LivePackEngine
-    from penstock.device.sound_source import open_sound
+    from penstock.device.sources import open_sound
 
     engine = LivePackEngine(pack, precision=precision, threads=threads)
     if not is_sound(pack.input):

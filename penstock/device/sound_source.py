@@ -167,18 +167,6 @@ class MicrophoneSource(SoundSource):
         self._container.close()
 
 
-def open_sound(source: str, rate_hz: float, chunk: int) -> SoundSource:
-    """Open a WAV file, the WAV on the standard input (`-`), or a microphone: `mic`, `mic:hw:1`.
-
-    Raises:
-        SourceError: It cannot be opened.
-    """
-    word, _, device = source.partition(":")
-    if word == "mic":
-        return MicrophoneSource(device or "default", rate_hz, chunk)
-    return WavSource(None if source == "-" else Path(source).expanduser(), rate_hz, chunk)
-
-
 def max_waiting_chunks(rate_hz: float, chunk: int) -> int:
     """Chunks that may wait for the network."""
     return max(math.ceil(MAX_WAITING_S * rate_hz / chunk), 2)

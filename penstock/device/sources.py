@@ -5,6 +5,7 @@ from pathlib import Path
 
 from penstock.core.errors import SourceError
 from penstock.device.picture_folder import SUFFIXES, PictureSource
+from penstock.device.sound_source import MicrophoneSource, SoundSource, WavSource
 from penstock.device.source import FrameSource
 from penstock.device.video import READ_TIMEOUT_S, VideoInput, VideoSource
 
@@ -38,3 +39,20 @@ def open_frames(
     if not camera and (os.path.isdir(path) or (path.suffix.lower() in SUFFIXES and os.path.isfile(path))):
         return PictureSource(path)
     return VideoSource(VideoInput.of(source if camera else str(path), size=size, rate=rate), read_timeout_s)
+
+
+def open_sound(source: str, rate_hz: float, chunk: int) -> SoundSource:
+    """Open a WAV file, the WAV on the standard input (`-`), or a microphone: `mic`, `mic:hw:1`.
+
+    Args:
+        source: The source.
+        rate_hz: The pack's rate.
+        chunk: Samples of a whole chunk.
+
+    Raises:
+        SourceError: It cannot be opened.
+    """
+    word, _, device = source.partition(":")
+    if word == MICROPHONE:
+        return MicrophoneSource(device or "default", rate_hz, chunk)
+    return WavSource(None if source == "-" else Path(source).expanduser(), rate_hz, chunk)

@@ -20,8 +20,8 @@ from penstock.device.sound_source import (
     SoundSource,
     WavSource,
     max_waiting_chunks,
-    open_sound,
 )
+from penstock.device.sources import open_sound
 from tests.support.packs import CHUNK, RATE_HZ, loud_pack
 
 
