@@ -1,7 +1,8 @@
 """Mutation testing of one module: `python -m tests.mutation.mutate MODULE TEST...`.
 
 Each mutant changes one comparison, operator, constant or returned value. Its tests run in a fork of this process, which
-has imported pytest and NumPy but not the module. A mutant survives if all tests pass.
+has imported pytest and NumPy but not the module; for tests that start processes of their own, in a copy of the source
+tree (`--copies`). A mutant survives if all tests pass.
 """
 
 import argparse
@@ -9,8 +10,11 @@ import ast
 import copy
 import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -19,6 +23,7 @@ from types import ModuleType
 import pytest
 
 TIMEOUT_S = 120
+COPIED = ("penstock", "benchmarks", "tests")
 # Imported once, before the forks.
 IMPORTED = ("hypothesis", "numpy", "penstock.core.errors", "penstock.core.spec")
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -108,19 +113,34 @@ def mutants(tree: ast.Module) -> list[tuple[str, ast.Module]]:
     return found
 
 
-def survives(name: str, mutant: ast.Module, path: str, tests: Sequence[str]) -> bool:
-    """Run the tests on a mutant in a fork."""
+def start(name: str, mutant: ast.Module, path: str, tests: Sequence[str], *, copies: bool) -> int:
+    """Run the tests on a mutant in a fork or in a copy of the tree; returns the process ID."""
     process = os.fork()
     if process == 0:
-        signal.alarm(TIMEOUT_S)
+        signal.alarm(2 * TIMEOUT_S)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        sys.meta_path.insert(0, Loader(name, mutant, path))  # type: ignore[arg-type]
         # Without plugins and configuration, whose start would take longer than the tests.
-        status = pytest.main([*tests, "-x", "-q", "--noconftest", "-c", os.devnull, "--rootdir", "."])
-        os._exit(0 if status == 0 else 1)
-    return os.waitpid(process, 0)[1] == 0
+        arguments = [*tests, "-x", "-q", "--noconftest", "-c", os.devnull, "--rootdir", "."]
+        if copies:
+            os._exit(_run_in_copy(mutant, path, arguments))
+        sys.meta_path.insert(0, Loader(name, mutant, path))  # type: ignore[arg-type]
+        os._exit(0 if pytest.main(arguments) == 0 else 1)
+    return process
+
+
+def _run_in_copy(mutant: ast.Module, path: str, arguments: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in COPIED:
+            shutil.copytree(name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder, path).write_text(ast.unparse(mutant))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-m", "pytest", *arguments]
+        try:
+            return subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            return 1
 
 
 def main() -> None:
@@ -128,20 +148,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("module")
     parser.add_argument("tests", nargs="+")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants tested at once")
+    parser.add_argument("--copies", action="store_true", help="write each mutant into a copy of the source tree")
     given = parser.parse_args()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in IMPORTED:
         importlib.import_module(name)
     path = Path(*given.module.split(".")).with_suffix(".py")
     tree = ast.parse(path.read_text())
-    assert survives(given.module, tree, str(path), given.tests), "the tests must pass on the module itself"
-    made = mutants(tree)
-    alive = 0
-    for place, mutant in made:
-        if survives(given.module, mutant, str(path), given.tests):
+    unchanged = start(given.module, tree, str(path), given.tests, copies=given.copies)
+    assert os.waitpid(unchanged, 0)[1] == 0, "the tests must pass on the module itself"
+    waiting = mutants(tree)
+    made, alive = len(waiting), 0
+    running: dict[int, str] = {}
+    while waiting or running:
+        if waiting and len(running) < given.jobs:
+            place, mutant = waiting.pop(0)
+            running[start(given.module, mutant, str(path), given.tests, copies=given.copies)] = place
+            continue
+        process, status = os.wait()
+        place = running.pop(process)
+        if status == 0:
             alive += 1
             print(f"survived {path}:{place}", flush=True)
-    print(f"{given.module}: {len(made)} mutants, {len(made) - alive} killed, {alive} survived", flush=True)
+    print(f"{given.module}: {made} mutants, {made - alive} killed, {alive} survived", flush=True)
 
 
 if __name__ == "__main__":
