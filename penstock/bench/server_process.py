@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class ServerUsage:
 
     Args:
         cores: Busy processors by process role.
-        gpu: Share of the time in which the GPU had work, from the driver; None where there is none.
+        gpu: Share of the time in which the GPUs that were used had work, from the driver; None where there is none.
         queue_ms: Mean time from a chunk's arrival to the start of its batch.
         compute_ms: Mean time of a chunk's batch.
         batch_rows: Mean rows a batch.
@@ -224,14 +225,21 @@ class _GpuSampler:
 
     def __init__(self) -> None:
         tool = shutil.which("nvidia-smi")
-        query = "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"-lms={GPU_SAMPLE_MS}"
+        query = "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits", f"-lms={GPU_SAMPLE_MS}"
         self._tool = None if tool is None else subprocess.Popen([tool, *query], stdout=subprocess.PIPE, text=True)
 
     def busy_share(self) -> float | None:
-        """Return the mean utilization, without the samples in which nothing ran."""
+        """Return the mean utilization of the GPUs that had work at any time; 0 if none had."""
         if self._tool is None:
             return None
         self._tool.terminate()
         output, _ = self._tool.communicate()
-        busy = [int(share) / 100 for share in output.split() if share.isdigit() and share != "0"]
-        return sum(busy) / len(busy) if busy else None
+        samples: dict[str, list[float]] = defaultdict(list)
+        for line in output.splitlines():
+            gpu, _, percent = line.partition(", ")
+            if percent.isdigit():
+                samples[gpu].append(int(percent) / 100)
+        used = [share for shares in samples.values() if any(shares) for share in shares]
+        if not samples:
+            return None
+        return sum(used) / len(used) if used else 0.0

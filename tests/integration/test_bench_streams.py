@@ -88,7 +88,10 @@ class Misbehaving:
             if kind == "refusing" or (kind == "breaking" and number == 2):
                 response.error_message = f"it is {kind}"
             samples = np.frombuffer(request.raw_input_contents[0], "<i2").astype("<f4")
-            response.infer_response.raw_output_contents.append((samples + (kind == "wrong")).tobytes())
+            if kind == "not a number":
+                samples[0] = np.nan
+            kept = {"empty": 0, "short": CHUNK // 2}.get(kind, CHUNK)
+            response.infer_response.raw_output_contents.append((samples + (kind == "wrong"))[:kept].tobytes())
             yield response.SerializeToString()
             if kind == "repeating":
                 yield response.SerializeToString()
@@ -169,6 +172,8 @@ def test_what_a_server_does_wrong_is_counted(misbehaving: tuple[Misbehaving, int
     assert sent(port, "repeating").repeated > 0
     assert sent(port, "aborting").broken == {"nobody is here": STREAMS}
     assert sent(port, "wrong").difference == 1
+    assert np.isnan(sent(port, "not a number").difference)
+    assert sent(port, "empty").difference == sent(port, "short").difference == np.inf
     with pytest.raises(BenchError, match="without its id"):
         sent(port, "nameless")
 

@@ -4,12 +4,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from benchmarks.peers.streams import StreamSearch, measurements_of, select_stream_servers
 from penstock.bench.streams.model_metadata import input_of
 from penstock.bench.streams.stream_benchmark import workload_for
 from penstock.bench.streams.stream_generator import address_of
+from penstock.bench.streams.stream_sender import StreamLoadResult
 from penstock.core.errors import BenchError
 from penstock.serve.grpc import oip_v2_pb2 as pb
 
@@ -90,3 +92,13 @@ def test_penstocks_line_stands_beside_the_best_peers() -> None:
     beside = [line.peer and (line.peer.median, line.peer.ratio) for line in lines]
     assert beside == [(100.0, 3.5), (100.0, 0.9), None, None]
     assert "over gRPC" in lines[1].workload
+
+
+@pytest.mark.parametrize("differences", [(0.0, np.nan), (np.nan, 0.0)])
+def test_a_difference_that_is_not_a_number_survives_the_merge(differences: tuple[float, ...]) -> None:
+    counts = dict.fromkeys(("streams", "offered", "lost", "repeated", "opened", "refused", "checked"), 1)
+    parts = [
+        StreamLoadResult(**counts, latency_s=np.ones(1), broken={}, difference=difference, late_s=0.0)
+        for difference in differences
+    ]
+    assert np.isnan(StreamLoadResult.merge(parts).difference)

@@ -44,6 +44,7 @@ class StreamWorkload:
         expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
         tolerance: The largest difference of a right output.
         flop_a_second: FLOP of the network for a second of one stream; 0 without a GPU.
+        max_delay_frames: Frames by which outputs may lag behind the chunks.
     """
 
     url: str
@@ -55,6 +56,7 @@ class StreamWorkload:
     expected: Array | None = None
     tolerance: float = 1e-4
     flop_a_second: float = 0.0
+    max_delay_frames: int = 0
 
     def at(self, url: str) -> "StreamWorkload":
         """Return the same workload for another server."""
@@ -99,6 +101,9 @@ def bundle_workload(
         flop_a_second=_chunk_flop(application, predictor.module, sounds) / period_s
         if torch.cuda.is_available()
         else 0.0,
+        # A stream's last chunk gives all delayed frames, so there are no more than one output has; as many again for
+        # windows that reach over its beginning.
+        max_delay_frames=2 * application.output.shape[0],
     )
 
 
@@ -267,5 +272,6 @@ def _job(workload: StreamWorkload, **fields: object) -> StreamSenderJob:
         period_s=workload.period_s,
         stragglers_s=STRAGGLERS_S,
         expected=workload.expected,
+        max_delay_frames=workload.max_delay_frames,
         **fields,  # pyright: ignore[reportArgumentType]
     )

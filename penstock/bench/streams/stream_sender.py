@@ -56,6 +56,8 @@ class StreamSenderJob:
         expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
         seed: Seed of the phases.
         cpus: The cores of the process.
+        max_delay_frames: Frames that the outputs of the chunks so far may lack, because a network with lookahead gives
+            them later.
     """
 
     host: str
@@ -74,6 +76,7 @@ class StreamSenderJob:
     expected: Array | None
     seed: int
     cpus: frozenset[int] | None
+    max_delay_frames: int = 0
 
     def chunks(self, sound: Array) -> list[bytes]:
         """Return the bytes of the chunks of a sound."""
@@ -122,7 +125,8 @@ class StreamLoadResult:
             **{name: sum(getattr(part, name) for part in parts) for name in counts},
             latency_s=np.concatenate([part.latency_s for part in parts]),
             broken=dict(broken),
-            difference=max(part.difference for part in parts),
+            # NaN is kept: Python's max would drop it.
+            difference=float(np.max([part.difference for part in parts])),
             late_s=max(part.late_s for part in parts),
         )
 
@@ -247,7 +251,7 @@ class StreamSender:
             refused=self.refused,
             broken=dict(self.broken),
             checked=len(differences),
-            difference=max(differences, default=0.0),
+            difference=float(np.max(differences, initial=0.0)),
             late_s=self.late_s,
         )
 
@@ -395,11 +399,12 @@ class SentStream(ABC):
             self.sender.poll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
 
     def difference(self) -> float:
-        """Return the largest difference of the outputs from the offline ones."""
+        """Return the largest difference of the outputs from the offline ones; infinity if frames are missing."""
         assert self.kept is not None
         assert self.sender.job.expected is not None
         expected = self.sender.job.expected[self.which]
         given = np.frombuffer(b"".join(self.kept), expected.dtype).reshape(-1, *expected.shape[1:])
-        if len(given) > len(expected):
+        due = self.next_result * len(expected) // self.chunks
+        if not due - self.sender.job.max_delay_frames <= len(given) <= len(expected):
             return math.inf
         return float(np.abs(given - expected[: len(given)]).max(initial=0.0))
