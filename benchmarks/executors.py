@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.acceptance.results import record_result
+from benchmarks.acceptance.report.results import record_result
 from benchmarks.models.write import ONE_SHOT, write_bundle
 from penstock.bench.measurement import Comparison, make_measurement
 from penstock.core.bundle import read_bundle

@@ -11,9 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.acceptance.soak_command import soak
-from benchmarks.acceptance.train_command import train
-from penstock.core.errors import PenstockError
+from benchmarks.acceptance.figures import measure_figures
+from benchmarks.acceptance.server.soak_command import soak
+from benchmarks.acceptance.train.train_command import train
+from penstock.core.errors import BenchError, PenstockError
 
 Only = Annotated[list[str] | None, typer.Option(help="A figure's id; may be given several times.")]
 Record = Annotated[bool, typer.Option("--record", help="Append the measurements to benchmarks/results.")]
@@ -23,36 +24,27 @@ app.command()(soak)
 app.command()(train)
 
 
-@app.command()
-def foundation(only: Only = None, record: Record = False) -> None:
-    """Measure the demo, the digits, imports, start-up, the engine tick and resuming."""
-    from benchmarks.acceptance.figures import FOUNDATION, measure_figures
+def _add_area(area: str, help: str) -> None:
+    """Add the command of an area whose figures need no options."""
 
-    measure_figures(FOUNDATION, "foundation", only or [], record=record, say=typer.echo)
-
-
-@app.command()
-def server(only: Only = None, record: Record = False) -> None:
-    """Measure accepted requests that are lost when the server drains. Peers: `python -m benchmarks.peers.run`."""
-    from benchmarks.acceptance.figures import SERVER, measure_figures
-
-    measure_figures(SERVER, "server", only or [], record=record, say=typer.echo)
+    @app.command(area, help=help)
+    def measure(only: Only = None, record: Record = False) -> None:  # pyright: ignore[reportUnusedFunction]
+        measure_figures(area, only or [], record=record, say=typer.echo)
 
 
-@app.command()
-def streams(only: Only = None, record: Record = False) -> None:
-    """Measure word error, leaks between streams, and the tick on a GPU. Load: `penstock bench streams`."""
-    from benchmarks.acceptance.figures import STREAMS, measure_figures
-
-    measure_figures(STREAMS, "streams", only or [], record=record, say=typer.echo)
-
-
-@app.command()
-def training(only: Only = None, record: Record = False) -> None:
-    """Measure parity with float64 in one process, convergence, precisions, and the stall of a checkpoint."""
-    from benchmarks.acceptance.figures import TRAINING, measure_figures
-
-    measure_figures(TRAINING, "training", only or [], record=record, say=typer.echo)
+_add_area("foundation", "Measure the demo, the digits, imports, start-up, the engine tick and resuming.")
+_add_area(
+    "server",
+    "Measure accepted requests that are lost when the server drains. Peers: `python -m benchmarks.peers.run`.",
+)
+_add_area(
+    "streams",
+    "Measure word error, leaks between streams, and the tick on a GPU. Load: `penstock bench streams`.",
+)
+_add_area(
+    "training",
+    "Measure parity with float64 in one process, convergence, precisions, and the stall of a checkpoint.",
+)
 
 
 @app.command()
@@ -63,19 +55,21 @@ def device(
     record: Record = False,
 ) -> None:
     """Measure the accuracy of the photographs; with --pack, the offline app in Chromium and the device engine."""
-    from benchmarks.acceptance.figures import DEVICE, measure_figures
-
     if pack is None:
-        measure_figures(DEVICE, "device", only or [], record=record, say=typer.echo)
+        measure_figures("device", only or [], record=record, say=typer.echo)
         return
-    from benchmarks.acceptance.device_figures import device_figures
-
-    # The accuracy takes minutes of training: with a pack, only by name.
-    figures = device_figures(pack, bundle)
-    if any(name in DEVICE for name in only or []):
-        figures = DEVICE | figures
-    options = " --pack PACK" + " --bundle BUNDLE" * (bundle is not None)
-    measure_figures(figures, "device", only or [], record=record, say=typer.echo, options=options)
+    if not (pack / "pack.json").is_file():
+        raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --to DIR' writes one.")
+    measure_figures(
+        "device",
+        only or [],
+        record=record,
+        say=typer.echo,
+        options=" --pack PACK" + " --bundle BUNDLE" * (bundle is not None),
+        given={"pack": pack} | ({} if bundle is None else {"bundle": bundle}),
+        # It takes minutes of training.
+        by_name=["device.images.accuracy"],
+    )
 
 
 @app.command()
@@ -86,12 +80,9 @@ def house(
     record: Record = False,
 ) -> None:
     """Measure the time of `make test`, abolished words, and the CPU of a request beside commit d910c77."""
-    from benchmarks.acceptance.figures import measure_figures
-    from benchmarks.acceptance.house import house_figures
-
     options = f" --repeat {repeat} --seconds {seconds:g}"
-    figures = house_figures(repeat, seconds, typer.echo)
-    measure_figures(figures, "house", only or [], record=record, say=typer.echo, options=options)
+    given = {"repeat": repeat, "seconds": seconds, "say": typer.echo}
+    measure_figures("house", only or [], record=record, say=typer.echo, options=options, given=given)
 
 
 @app.command()
@@ -101,9 +92,9 @@ def scheduler(
     record: Record = False,
 ) -> None:
     """Simulate the scheduler beside fixed-delay batching, batch-when-idle and the offline optimum."""
-    from benchmarks.acceptance.results import record_result
-    from benchmarks.acceptance.scheduler_goodput import PICTURE, draw, measurement_of, overall, simulate
-    from benchmarks.acceptance.simulation import POLICIES
+    from benchmarks.acceptance.report.results import record_result
+    from benchmarks.acceptance.scheduler.scheduler_goodput import PICTURE, draw, measurement_of, overall, simulate
+    from benchmarks.acceptance.scheduler.simulation import POLICIES
 
     points = simulate(trace or [], lambda sentence: typer.echo(f"Simulating {sentence}"))
     table = Table("machine", "trace", "load", *POLICIES, "optimum", title="Answered in time, of all requests")
@@ -126,7 +117,7 @@ def report(
     group: Annotated[str | None, typer.Option(help="Only the targets of this group.")] = None,
 ) -> None:
     """Print the targets beside the last measurements, and write docs/performance.md."""
-    from benchmarks.acceptance.report import report as write_report
+    from benchmarks.acceptance.report.performance_page import report as write_report
 
     missed = write_report(group)
     if check and missed:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.acceptance.figures import FigureSpec
-from benchmarks.acceptance.make_seconds import test_seconds
-from benchmarks.acceptance.results import ROOT
+from benchmarks.acceptance.report.results import ROOT
 from penstock.bench.load.generator import Load, find_goodput, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.server_process import cpu_seconds, model_stats, running_server
@@ -46,54 +44,16 @@ class ServerCost:
     goodput: float
 
 
-def house_figures(repeat: int, seconds: float, say: Say) -> dict[str, FigureSpec]:
-    """Return the figures; those of the CNN share one run.
+def ratio_to_baseline(name: str, repeat: int, seconds: float, say: Say) -> list[float]:
+    """Return a field of `ServerCost` over that of the baseline, for each repetition; all fields share one run.
 
     Args:
+        name: The field.
         repeat: Repetitions of the comparison, the two trees in alternation.
         seconds: Duration of each load.
         say: Called with a sentence for each repetition.
     """
-
-    @cache
-    def pairs() -> list[tuple[ServerCost, ServerCost]]:
-        return compare_with_baseline(repeat, seconds, say)
-
-    def ratio(name: str) -> Callable[[], list[float]]:
-        return lambda: [getattr(new, name) / getattr(old, name) for new, old in pairs()]
-
-    load = f"CNN on one core beside commit {BASELINE}, in alternation"
-    closed = f"{load}, closed loop, {CLOSED_CONNECTIONS} connections"
-    return {
-        "house.cnn_cpu_ratio": FigureSpec(
-            measure=ratio("cpu_us"),
-            workload=closed,
-            metric="user and system time a request over that of the commit",
-            unit="ratio",
-        ),
-        "house.cnn_p99_ratio": FigureSpec(
-            measure=ratio("p99_ms"), workload=closed, metric="p99 of the latency over that of the commit", unit="ratio"
-        ),
-        "house.cnn_goodput_ratio": FigureSpec(
-            measure=ratio("goodput"),
-            workload=f"{load}, open loop, {OPEN_CONNECTIONS} connections",
-            metric=f"highest Poisson rate with 99% of all requests answered within {BUDGET_MS:g} ms, over that of the "
-            "commit",
-            unit="ratio",
-        ),
-        "house.old_words": FigureSpec(
-            measure=old_words,
-            workload="python .ci/lint_words.py over all tracked files",
-            metric="abolished identifiers and phrases found",
-            unit="words",
-        ),
-        "house.make_test_seconds": FigureSpec(
-            measure=test_seconds,
-            workload="make test, the environment set up before",
-            metric="wall time",
-            unit="s",
-        ),
-    }
+    return [getattr(new, name) / getattr(old, name) for new, old in compare_with_baseline(repeat, seconds, say)]
 
 
 def old_words() -> list[float]:
@@ -111,6 +71,7 @@ def old_words() -> list[float]:
     return [float(count)]
 
 
+@cache
 def compare_with_baseline(repeat: int, seconds: float, say: Say) -> list[tuple[ServerCost, ServerCost]]:
     """Measure the server of this tree and that of the baseline commit in alternation.
 

@@ -5,7 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.acceptance.results import ROOT
+from benchmarks.acceptance.report.results import ROOT
 from penstock.core.errors import BenchError
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.acceptance.report import read_targets
-from benchmarks.acceptance.results import record_result
+from benchmarks.acceptance.report.performance_page import read_targets
+from benchmarks.acceptance.report.results import record_result
 from benchmarks.models.write import ONE_SHOT, write_bundle
 from benchmarks.peers.bundle_network import Network
 from benchmarks.peers.golden_requests import checked_target

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.acceptance.results import record_result
+from benchmarks.acceptance.report.results import record_result
 from benchmarks.models.write import LIVE, write_bundle
 from benchmarks.peers.peer_process import is_listening, make_environment, running, wait_until_quiet
 from benchmarks.peers.servers import CACHE, HOME, ROOT, ComparedServer, select_servers

@@ -149,7 +149,7 @@ def main() -> int:
 
 def record(failed: int, total: int, command: str) -> None:
     """Append the results of all targets."""
-    from benchmarks.acceptance.results import record_result
+    from benchmarks.acceptance.report.results import record_result
     from penstock.bench.measurement import make_measurement
 
     line = make_measurement(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.acceptance.rank_processes import rank0_lines
+from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.kernels.peer_memory import PeerMemory, why_no_peer_memory
 from penstock.train.parallel.collectives import start_all_gather
 from penstock.train.parallel.world import RankAssignment, World, join_world

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.acceptance.parity import CASES, SmallConvNet, parity_errors
-from benchmarks.acceptance.rank_processes import rank0_lines
+from benchmarks.acceptance.train.parity import CASES, SmallConvNet, parity_errors
+from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.train.checkpoint.state import full_state
 from penstock.train.numerics import numerics
 from penstock.train.parallel.world import RankAssignment, World, join_world

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.acceptance.__main__ import app
-from benchmarks.acceptance.train_case import TrainingCase
-from benchmarks.acceptance.train_scaling import CaseResult, best, measurements_of, run_cases
+from benchmarks.acceptance.train.train_case import TrainingCase
+from benchmarks.acceptance.train.train_scaling import CaseResult, best, measurements_of, run_cases
 from penstock.core.errors import BenchError
 
 

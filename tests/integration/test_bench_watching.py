@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.acceptance import watching
+from benchmarks.acceptance.device import watching
 from penstock.core.errors import BenchError
 from tests.support.packs import colour_pack
 

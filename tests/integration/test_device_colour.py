@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.acceptance.counting_host import CountingHost
+from benchmarks.acceptance.device.counting_host import CountingHost
 from penstock.core.spec import Array
 from penstock.device.sources import open_frames
 from penstock.verify.chromium import open_chromium

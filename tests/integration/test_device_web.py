@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from benchmarks.acceptance.counting_host import CountingHost
-from benchmarks.acceptance.film import write_film
+from benchmarks.acceptance.device.counting_host import CountingHost
+from benchmarks.acceptance.device.film import write_film
 from penstock.core.spec import Array
 from tests.support.device import (
     GROUPS,

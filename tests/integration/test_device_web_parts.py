@@ -12,7 +12,7 @@ import pytest
 import soxr
 from playwright.sync_api import Browser, Page, expect
 
-from benchmarks.acceptance.counting_host import CountingHost
+from benchmarks.acceptance.device.counting_host import CountingHost
 from tests.support.device import LISTENED_CHUNK, LISTENED_HZ, WEB, write_live_pack, write_wav
 from tests.support.device_page import Device, chromium
 

@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, Page, expect
 
-from benchmarks.acceptance.counting_host import CountingHost
-from benchmarks.acceptance.film import write_film
+from benchmarks.acceptance.device.counting_host import CountingHost
+from benchmarks.acceptance.device.film import write_film
 from penstock.export.static_host import ISOLATED
 from tests.support.device import picture_of, sign, version_of, write_pack
 from tests.support.device_page import Device, chromium, runs, seen

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import torch
 
-from benchmarks.acceptance.parity import SmallConvNet
-from benchmarks.acceptance.rank_processes import rank0_lines
+from benchmarks.acceptance.train.parity import SmallConvNet
+from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.train.checkpoint.state import full_state
 from penstock.train.numerics import numerics
 from penstock.train.parallel.world import RankAssignment, World, join_world

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.acceptance.__main__ import app
-from benchmarks.acceptance.soak import SoakSettings, run_soak
+from benchmarks.acceptance.server.soak import SoakSettings, run_soak
 from penstock.core.errors import BenchError
 from tests.support.serving import write_doubler
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.acceptance.resume import APPLICATION
+from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.cli import main
 
 COMMAND = [sys.executable, "-m", "penstock"]

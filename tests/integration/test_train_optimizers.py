@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.acceptance.parity import SmallConvNet
+from benchmarks.acceptance.train.parity import SmallConvNet
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.lazy_tensors import read_tensors
 from penstock.train.checkpoint.saver import Saver

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.acceptance.parity import CASES, ROUNDED, ParityErrors, parity_errors
+from benchmarks.acceptance.train.parity import CASES, ROUNDED, ParityErrors, parity_errors
 
 pytestmark = pytest.mark.timeout(600)
 TOLERANCE = 1e-5

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.acceptance.leaks import LeakCheck
+from benchmarks.acceptance.streams.leaks import LeakCheck
 from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.state_table import StateTable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from benchmarks.acceptance.counting_host import CountingHost
+from benchmarks.acceptance.device.counting_host import CountingHost
 from penstock.verify.chromium import open_chromium
 
 # Every frame's answer and figures, as the app tells them.

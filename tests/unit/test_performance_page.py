@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.acceptance import report
-from benchmarks.acceptance.best_peer import best_peer
-from benchmarks.acceptance.report import PAGE, FigureTarget, counts, page, read_targets, target_rows
-from benchmarks.acceptance.results import ROOT, read_results
+from benchmarks.acceptance.report import performance_page
+from benchmarks.acceptance.report.best_peer import best_peer
+from benchmarks.acceptance.report.performance_page import PAGE, FigureTarget, counts, page, read_targets, target_rows
+from benchmarks.acceptance.report.results import ROOT, read_results
 from benchmarks.peers.servers import PEERS
 from penstock.bench.measurement import Comparison, Measurement, append, make_measurement, own_command
 from penstock.core.errors import BenchError
@@ -147,4 +147,4 @@ def test_the_targets_are_the_ones_that_are_required() -> None:
     assert {target.issue for target in read_targets()} >= {"foundation", "server", "streams", "training", "device"}
     required = ROOT.parent / "shared" / "targets.toml"
     if required.exists():
-        assert report.TARGETS.read_bytes() == required.read_bytes()
+        assert performance_page.TARGETS.read_bytes() == required.read_bytes()

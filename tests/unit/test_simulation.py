@@ -6,8 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.acceptance.arrival_traces import KINDS, generated, recorded
-from benchmarks.acceptance.simulation import POLICIES, ArrivalTrace, SimulatedMachine, fixed_delay, in_time, optimum
+from benchmarks.acceptance.scheduler.arrival_traces import KINDS, generated, recorded
+from benchmarks.acceptance.scheduler.simulation import (
+    POLICIES,
+    ArrivalTrace,
+    SimulatedMachine,
+    fixed_delay,
+    in_time,
+    optimum,
+)
 from penstock.core.errors import BenchError
 
 SMALL = SimulatedMachine(name="small", overhead_ms=4.0, row_ms=1.0, max_batch=3)

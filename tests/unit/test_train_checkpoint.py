@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from benchmarks.acceptance import checkpoint_stall
+from benchmarks.acceptance.train import checkpoint_stall
 from penstock.core.errors import BenchError, TrainError
 from penstock.train.checkpoint import format as checkpoint_module
 from penstock.train.checkpoint import saver as saver_module

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from benchmarks.acceptance.resume import APPLICATION
+from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.core.application import FoundApplication, find_application
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import newest_checkpoint

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.acceptance.train_case import METHODS, MODELS, TrainingCase
+from benchmarks.acceptance.train.train_case import METHODS, MODELS, TrainingCase
 from penstock.bench.measurement import Comparison, Measurement, make_measurement
 from penstock.core.errors import BenchError
 from penstock.train.parallel.launch import free_port
@@ -118,7 +118,7 @@ class _WorkerGroup:
         if any(case.changes.get("deterministic") for case in cases):
             # cuBLAS is deterministic only with its own workspace, which it reads before its first product.
             environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        words = [sys.executable, "-m", "benchmarks.acceptance.train_worker"]
+        words = [sys.executable, "-m", "benchmarks.acceptance.train.train_worker"]
         self._errors = [open(os.memfd_create("errors"), "w+") for _ in range(processes)]  # noqa: SIM115
         self._processes = [
             subprocess.Popen(

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.bench.measurement import Comparison, Measurement, append
 from penstock.core.errors import BenchError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 
 

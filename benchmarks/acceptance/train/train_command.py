@@ -26,9 +26,9 @@ def train(
     record: Annotated[bool, typer.Option("--record", help="Append the measurements to benchmarks/results.")] = False,
 ) -> None:
     """Measure training throughput on some numbers of GPUs, beside tuned eager DDP and captured DDP."""
-    from benchmarks.acceptance.results import record_result
-    from benchmarks.acceptance.train_case import METHODS, MODELS, all_cases, read_cases
-    from benchmarks.acceptance.train_scaling import CaseResult, draw, measurements_of, run_cases
+    from benchmarks.acceptance.report.results import record_result
+    from benchmarks.acceptance.train.train_case import METHODS, MODELS, all_cases, read_cases
+    from benchmarks.acceptance.train.train_scaling import CaseResult, draw, measurements_of, run_cases
     from penstock.bench.measurement import own_command
 
     if gpus and processes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.acceptance.report.results import ROOT
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 
@@ -20,7 +21,7 @@ from penstock.core.spec import Array
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 FOLDS = 3
-PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "features.png"
+PICTURE = ROOT / "docs" / "assets" / "features.png"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.acceptance.simulation import ArrivalTrace, Floats
+from benchmarks.acceptance.scheduler.simulation import ArrivalTrace, Floats
 from penstock.core.errors import BenchError
 
 BUDGET_S = 0.05

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.acceptance.arrival_traces import KINDS, generated, recorded
-from benchmarks.acceptance.results import ROOT
-from benchmarks.acceptance.simulation import POLICIES, ArrivalTrace, SimulatedMachine, in_time, optimum
+from benchmarks.acceptance.report.results import ROOT
+from benchmarks.acceptance.scheduler.arrival_traces import KINDS, generated, recorded
+from benchmarks.acceptance.scheduler.simulation import POLICIES, ArrivalTrace, SimulatedMachine, in_time, optimum
 from penstock.bench.measurement import Comparison, Measurement, make_measurement
 
 # Several budgets long even at three times the capacity, so that the ends of a trace do not matter.

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.acceptance.training_run import trained
+from benchmarks.acceptance.train.training_run import trained
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import running_server

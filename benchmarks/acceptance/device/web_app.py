@@ -8,10 +8,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
+from safetensors.numpy import load_file
 
-from benchmarks.acceptance.chromium import Heaps, camera_chromium, camera_context, started, wait
-from benchmarks.acceptance.counting_host import CountingHost
-from benchmarks.acceptance.film import as_seen, write_film
+from benchmarks.acceptance.device.chromium import Heaps, camera_chromium, camera_context, started, wait
+from benchmarks.acceptance.device.counting_host import CountingHost
+from benchmarks.acceptance.device.film import as_seen, write_film
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 
@@ -27,6 +29,9 @@ HEIGHT, WIDTH = 480, 640
 EACH = 6
 BITS, BLOCK = 6, 24  # a frame's number as black and white squares, outside the network's centre crop
 PIXELS_WITHIN = 2
+# Crops of each golden picture that are filmed.
+CROPS = 3
+MAX_FILMED = 48
 
 ENGINE = """async () => {
     const { Engine } = await import("./engine.js");
@@ -135,13 +140,12 @@ def soak_heap_growth(pack: Path, seconds: float = SOAK_S, warm_up_s: float = SOA
         return [sizes[-1] / sizes[0] - 1]
 
 
-def camera_agreement(pack: Path, pictures: list[Array]) -> list[float]:
+def camera_agreement(pack: Path) -> list[float]:
     """Share of a fake camera's frames whose likeliest entry is that of the same pixels in Python.
 
-    Args:
-        pack: The pack.
-        pictures: RGB, uint8 `[480, 640, 3]`, at most 64.
+    Random crops of the pack's golden pictures are filmed.
     """
+    pictures = filmed_pictures(pack)
     numbered = [_numbered(picture, number) for number, picture in enumerate(pictures)]
     with tempfile.TemporaryDirectory() as folder:
         film = Path(folder) / "film.y4m"
@@ -154,6 +158,26 @@ def camera_agreement(pack: Path, pictures: list[Array]) -> list[float]:
             filmed: list[tuple[int, int]] = page.evaluate("window.filmed")
             expected = [_expected(pack, page, number, picture) for number, picture in enumerate(numbered)]
     return [sum(expected[number] == likeliest for number, likeliest in filmed) / len(filmed)]
+
+
+def filmed_pictures(pack: Path) -> list[Array]:
+    """Random crops of the pack's golden pictures, RGB uint8 `[480, 640, 3]`."""
+    golden = load_file(pack / "golden.safetensors")
+    raws = [golden[name] for name in sorted(golden) if name.startswith("raw.")]
+    if not raws:
+        raise BenchError(f"{pack} has no golden pictures of any size; a camera's frames are not its input.")
+    rng = np.random.default_rng(0)
+    pictures = [_filling(raw[..., :3], rng.uniform(1, 1.6), rng) for raw in raws for _ in range(CROPS)]
+    return pictures[:MAX_FILMED]
+
+
+def _filling(picture_HWC: Array, zoom: float, rng: np.random.Generator) -> Array:
+    height, width, _ = picture_HWC.shape
+    scale = zoom * max(HEIGHT / height, WIDTH / width)
+    size = (max(WIDTH, round(scale * width)), max(HEIGHT, round(scale * height)))
+    left, top = (int(rng.integers(0, extra + 1)) for extra in (size[0] - WIDTH, size[1] - HEIGHT))
+    box = (left, top, left + WIDTH, top + HEIGHT)
+    return np.asarray(Image.fromarray(picture_HWC).resize(size).crop(box))
 
 
 def session_of(pack: Path) -> "InferenceSession":

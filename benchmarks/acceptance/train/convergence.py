@@ -1,6 +1,6 @@
 """Test loss of the digits, trained by one process or two, with tensor-parallel layers, and in lower precision on a GPU.
 
-python -m benchmarks.acceptance.convergence RANK SIZE PORT LAYOUT PRECISION DEVICE SEED FOLDER
+python -m benchmarks.acceptance.train.convergence RANK SIZE PORT LAYOUT PRECISION DEVICE SEED FOLDER
 
 is one rank; rank 0 prints the metrics.
 """
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.acceptance.rank_processes import rank0_lines
+from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.core.application import find_application
 from penstock.core.errors import BenchError
 from penstock.train.parallel.world import RankAssignment, join_world
@@ -75,7 +75,7 @@ def side_by_side(precision: str, device: Literal["cpu", "cuda"], seeds: tuple[in
 def _trained(layout: str, precision: str, device: str, seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="penstock-converges-") as folder:
         arguments = [layout, precision, device, str(seed), folder]
-        lines = rank0_lines("benchmarks.acceptance.convergence", LAYOUTS[layout][0], arguments, LIMIT_S)
+        lines = rank0_lines("benchmarks.acceptance.train.convergence", LAYOUTS[layout][0], arguments, LIMIT_S)
     return json.loads(lines[-1])
 
 

@@ -1,6 +1,6 @@
 """One rank of the training benchmark: takes the steps of each case and times them.
 
-    python -m benchmarks.acceptance.train_worker RANK SIZE PORT DEVICE CASES SECONDS REPEAT
+    python -m benchmarks.acceptance.train.train_worker RANK SIZE PORT DEVICE CASES SECONDS REPEAT
 
 CASES is a JSON list of cases. Rank 0 writes a JSON line for each to its standard output.
 """
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.acceptance.train_case import MODELS, TrainingCase
-from benchmarks.acceptance.train_methods import make_step, numeric_settings
+from benchmarks.acceptance.train.train_case import MODELS, TrainingCase
+from benchmarks.acceptance.train.train_methods import make_step, numeric_settings
 from penstock.train.parallel.world import RankAssignment, World, join_world, split_rows
 
 LIMIT_S = 180.0

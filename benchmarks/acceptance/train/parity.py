@@ -3,7 +3,7 @@
 Dropout draws other masks on several ranks, so the reference gets the masks of all ranks. Local batch norm is compared
 with one over the same groups of examples. Everything else must agree by itself.
 
-    python -m benchmarks.acceptance.parity RANK SIZE PORT DEVICE CASE...   one rank; rank 0 prints a line a case
+    python -m benchmarks.acceptance.train.parity RANK SIZE PORT DEVICE CASE...   one rank; rank 0 prints a line a case
 """
 
 import copy
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.acceptance.rank_processes import rank0_lines
+from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.train.checkpoint.state import full_state
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.world import RankAssignment, World, join_world, split_rows
@@ -143,7 +143,7 @@ CASES: dict[str, ParityCase] = {
     ),
     "auto": ParityCase(placements="auto", dropout=0.3),
 }
-
+CASE_COUNT = len(CASES)
 
 # Cases that round on purpose; the target does not cover them.
 ROUNDED: dict[str, ParityCase] = {
@@ -187,7 +187,7 @@ def parity_errors(processes: int, cases: Iterable[str] = CASES, device: str = "c
     Raises:
         BenchError: A process failed.
     """
-    lines = rank0_lines("benchmarks.acceptance.parity", processes, [device, *cases], LIMIT_S)
+    lines = rank0_lines("benchmarks.acceptance.train.parity", processes, [device, *cases], LIMIT_S)
     return [ParityErrors(**json.loads(line)) for line in lines]
 
 

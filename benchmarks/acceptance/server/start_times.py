@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.acceptance.training_run import trained
+from benchmarks.acceptance.train.training_run import trained
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.server_process import model_stats, running_server
 from penstock.core.errors import BenchError

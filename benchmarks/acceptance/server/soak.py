@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from benchmarks.acceptance.churn import ChurnLoad, ChurnResult, run_churn
+from benchmarks.acceptance.server.churn import ChurnLoad, ChurnResult, run_churn
 from penstock.bench.load.generator import Load, find_goodput, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target

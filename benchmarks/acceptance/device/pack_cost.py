@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.acceptance.start_times import OPTIONS
+from benchmarks.acceptance.server.start_times import OPTIONS
 from penstock.bench.server_process import running_server
 from penstock.client.client import Client
 from penstock.core.errors import BenchError

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from benchmarks.acceptance.train_case import MODELS, TrainingCase
+from benchmarks.acceptance.train.train_case import MODELS, TrainingCase
 from penstock.core.spec import Array
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.world import World

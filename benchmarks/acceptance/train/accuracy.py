@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.acceptance.training_run import SEEDS, trained
+from benchmarks.acceptance.train.training_run import SEEDS, trained
 
 TRAIN_S = 300
 IMAGE_CORES = 2
@@ -23,7 +23,7 @@ def digits_train_seconds() -> list[float]:
 
 def hog_error_ratio() -> list[float]:
     """Return the error of HOG over that of the learned embedding."""
-    from benchmarks.acceptance.features import learned_vs_hog
+    from benchmarks.acceptance.train.features import learned_vs_hog
 
     return learned_vs_hog(SEEDS).ratios
 

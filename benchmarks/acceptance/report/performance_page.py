@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.acceptance.best_peer import BestPeer, best_peer
-from benchmarks.acceptance.results import ROOT, read_results
+from benchmarks.acceptance.report.best_peer import BestPeer, best_peer
+from benchmarks.acceptance.report.results import ROOT, read_results
 from penstock.bench.measurement import Measurement
 from penstock.core.errors import BenchError
 

@@ -1,6 +1,6 @@
 """Figures of `penstock watch`: age of its answers, and overhead of the engine over ONNX Runtime.
 
-`python -m benchmarks.acceptance.watching PACK VIDEO` watches once on one core and prints what it found.
+`python -m benchmarks.acceptance.device.watching PACK VIDEO` watches once on one core and prints what it found.
 """
 
 import json
@@ -95,7 +95,7 @@ def write_video(file: Path) -> Path:
 
 
 def _watched(pack: Path, film: Path) -> float:
-    command = [sys.executable, "-m", "benchmarks.acceptance.watching", str(pack), str(film)]
+    command = [sys.executable, "-m", "benchmarks.acceptance.device.watching", str(pack), str(film)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise BenchError(f"penstock watch ended with status {done.returncode}: {done.stderr.strip()[-300:]}")

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.acceptance.results import record_result
-from benchmarks.acceptance.soak import SoakResult, SoakSettings, run_soak
+from benchmarks.acceptance.report.results import record_result
+from benchmarks.acceptance.server.soak import SoakResult, SoakSettings, run_soak
 from penstock.bench.measurement import make_measurement
 
 ID_SOAK = "server.soak_rss_growth"

@@ -1,0 +1,1 @@
+"""Devices: `penstock watch`, the offline web app and the cost of a pack."""

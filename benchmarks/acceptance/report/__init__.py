@@ -1,0 +1,1 @@
+"""Results, the best peer, and docs/performance.md."""

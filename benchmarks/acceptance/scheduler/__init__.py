@@ -1,0 +1,1 @@
+"""The scheduler in simulated time, beside other batching policies."""

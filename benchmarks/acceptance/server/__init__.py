@@ -1,0 +1,1 @@
+"""The server: start, tick, drain, and a long load with killed processes."""

@@ -1,0 +1,1 @@
+"""Training: throughput, accuracy, parity, resuming and checkpoints."""
