@@ -45,9 +45,9 @@ def bundle(
     inputs, origin = _examples(found, examples)
 
     from penstock.runtime.bundle_writer import Bundle
-    from penstock.runtime.load import load_weights, network_of
+    from penstock.runtime.load import load_weights, make_network
 
-    network = network_of(found)
+    network = make_network(found)
     load_weights(network, weights)
     written = Bundle.write(found, network, inputs, to=to, metrics=measured)
     typer.echo(f"Golden examples: {len(written.files.golden.inputs)}, {origin}.")
@@ -217,14 +217,14 @@ def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
 
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
-    from penstock.runtime.load import check_streamed, load_weights, network_of
-    from penstock.runtime.prepare_session import prepared_of
+    from penstock.runtime.load import check_streamed, load_weights, make_network
+    from penstock.runtime.prepare_session import open_prepare
     from penstock.runtime.torch_executor import TorchExecutor
 
-    network = network_of(found)
+    network = make_network(found)
     load_weights(network, files.weights)
     application = found.application
-    prepared_of(files)
+    open_prepare(files)
     difference = files.golden.check(TorchExecutor(network, application.input, application.output).predict)
     if application.live is None:
         return difference

@@ -24,8 +24,8 @@ from penstock.export.join_prepare import CHUNK, join_prepare, opset_of
 from penstock.export.pack_check import check_live, check_oneshot
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.exporter_process import exporter_main
-from penstock.runtime.load import Predictor, streaming_of
-from penstock.runtime.onnx_export import read_bundle_of, step_program, strip_notes
+from penstock.runtime.load import Predictor, as_streaming
+from penstock.runtime.onnx_export import load_named_bundle, step_program, strip_notes
 from penstock.runtime.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 from penstock.runtime.prepare_session import RAW
 from penstock.runtime.torch_executor import served_function
@@ -102,7 +102,7 @@ def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
 def _write_live(predictor: Predictor, file: Path) -> GraphReport:
     application = predictor.application
     assert application.live is not None
-    network = streaming_of(application, predictor.module)
+    network = as_streaming(application, predictor.module)
     given, made = application.input, application.output
     states = _states(network)
     program = step_program(network, given, rows=1)
@@ -220,7 +220,7 @@ def _write(predictor: Predictor, file: Path) -> None:
 
 def main() -> None:
     """Run the exporter process."""
-    exporter_main(__doc__, read_bundle_of, _write)
+    exporter_main(__doc__, load_named_bundle, _write)
 
 
 if __name__ == "__main__":

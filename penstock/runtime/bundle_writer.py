@@ -18,7 +18,7 @@ from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundl
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.load import as_found, check_streamed, network_of, preparing_of
+from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
 from penstock.runtime.torch_executor import TorchExecutor
 
@@ -156,7 +156,7 @@ def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
 
 
 def _prepared(found: FoundApplication, raws: tuple[Array, ...]) -> Array:
-    preparing = preparing_of(found)
+    preparing = make_prepare(found)
     assert preparing is not None, found.application.name
     return np.stack([preparing(raw) for raw in raws])
 
@@ -209,7 +209,7 @@ def _fits(application: Application, spec: TensorSpec, array: Array) -> bool:
 def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor], golden: Golden) -> None:
     application = found.application
     with torch.random.fork_rng(devices=[]):
-        fresh = network_of(found)
+        fresh = make_network(found)
     try:
         fresh.load_state_dict(tensors)
         golden.check(TorchExecutor(fresh, application.input, application.output).predict)

@@ -107,9 +107,9 @@ def make_runnable(
     files.check_sources(found, accept_changed=accept_changed)
     if files.prepare is not None:
         # Imported here: serving with torch alone does not load ONNX Runtime.
-        from penstock.runtime.prepare_session import prepared_of
+        from penstock.runtime.prepare_session import open_prepare
 
-        prepared_of(files)
+        open_prepare(files)
     if how.device != "cpu":
         # Imported here: serving on a CPU does not load torch.
         from penstock.runtime.gpu_precision import gpu_executor
@@ -166,7 +166,7 @@ def _make_onnx(
     if find_spec("onnxruntime") is None:
         return "the package onnxruntime is not installed"
     # Imported here: serving with torch alone does not load ONNX Runtime.
-    from penstock.runtime.onnx_cache import cached_graph, refuse_graph
+    from penstock.runtime.onnx_cache import cached_graph, mark_unusable
 
     graph = cached_graph(files, cache, options)
     if isinstance(graph, Path) and isinstance(make(graph, 1), str):
@@ -180,7 +180,7 @@ def _make_onnx(
     for threads in {1, cores}:
         executor = make(graph, threads)
         if isinstance(executor, str):
-            refuse_graph(graph, executor)
+            mark_unusable(graph, executor)
             return executor
         made[threads] = executor
     return made[_choose_threads(made.__getitem__, examples, cores, "ONNX Runtime")]
@@ -218,12 +218,12 @@ def _streaming_runnable(
 ) -> Runnable:
     import torch
 
-    from penstock.runtime.load import load, streaming_executor, streaming_of
+    from penstock.runtime.load import as_streaming, load, streaming_executor
     from penstock.runtime.state_table import affordable_slots
 
     predictor = load(bundle, app=app, accept_changed=accept_changed)
     application = predictor.application
-    slots = affordable_slots(streaming_of(application, predictor.module), slots, _free_bytes() // how.sharing)
+    slots = affordable_slots(as_streaming(application, predictor.module), slots, _free_bytes() // how.sharing)
     most = EXACT_ROWS if how.exact else min(slots, MAX_STREAM_ROWS)
     executor = streaming_executor(application, predictor.module, slots=slots, max_rows=most, exact=how.exact)
 

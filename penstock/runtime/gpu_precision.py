@@ -13,7 +13,7 @@ from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.executor import StepInput
-from penstock.runtime.load import Predictor, load, streaming_of
+from penstock.runtime.load import Predictor, as_streaming, load
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.whole_signals import run_in_chunks
 
@@ -71,7 +71,7 @@ def gpu_executor(
     golden = _loosened(predictor.files.golden, precision)
     specs = predictor.application.input, predictor.application.output
     dtype = None if precision == "fp32" else DTYPES[precision]
-    module = streaming_of(predictor.application, predictor.module)
+    module = as_streaming(predictor.application, predictor.module)
     rows = len(golden.inputs)
     try:
         checked = CudaGraphExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)

@@ -177,14 +177,14 @@ def load(
         files.check_sources(found, accept_changed=accept_changed)
     if threads is not None:
         torch.set_num_threads(threads)
-    module = network_of(found)
+    module = make_network(found)
     load_weights(module, files.weights)
     application = found.application
     executor = TorchExecutor(module, application.input, application.output)
     files.golden.check(executor.predict)
     if application.live is not None:
         check_streamed(application, module, files.golden)
-    preparing = preparing_of(found)
+    preparing = make_prepare(found)
     if preparing is not None:
         files.golden.check_prepared(preparing)
     return Predictor(application=application, files=files, module=module, executor=executor, preparing=preparing)
@@ -205,7 +205,7 @@ def streaming_executor(
     Raises:
         ApplicationError: The network cannot run in chunks.
     """
-    module = streaming_of(application, module)
+    module = as_streaming(application, module)
     specs = application.input, application.output
     if torch.device(device).type == "cuda":
         return CudaGraphExecutor(
@@ -214,7 +214,7 @@ def streaming_executor(
     return StreamingExecutor(module, *specs, slots=slots, max_rows=max_rows, dtype=dtype, exact=exact)
 
 
-def streaming_of(application: Application, module: nn.Module) -> Streaming:
+def as_streaming(application: Application, module: nn.Module) -> Streaming:
     """View a network as a streaming one; a one-shot network has streams of one chunk.
 
     Raises:
@@ -247,7 +247,7 @@ def as_found(application: Application) -> FoundApplication:
     return FoundApplication(application=application, module=sys.modules["__main__"], reference="")
 
 
-def network_of(found: FoundApplication) -> nn.Module:
+def make_network(found: FoundApplication) -> nn.Module:
     """Make a new network of an application, in evaluation mode.
 
     Raises:
@@ -262,7 +262,7 @@ def network_of(found: FoundApplication) -> nn.Module:
     return module.eval()
 
 
-def preparing_of(found: FoundApplication) -> TorchPrepare | None:
+def make_prepare(found: FoundApplication) -> TorchPrepare | None:
     """Make the `prepare` of an application; None where it has none.
 
     Raises:

@@ -67,7 +67,7 @@ def onnx_executor(files: BundleFiles, graph: Path, threads: int) -> OnnxExecutor
     return executor
 
 
-def refuse_graph(graph: Path, reason: str) -> None:
+def mark_unusable(graph: Path, reason: str) -> None:
     """Mark a graph as unusable, so that it is not exported again at every start."""
     try:
         graph.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ class OnnxExecutor(Executor):
         self.input = input
         self.output = output
         self.max_rows = max_rows
-        self._session = session_of(graph, threads)
+        self._session = open_graph(graph, threads)
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise BundleError(f"the exported graph {graph} is not that of a one-shot network; delete it.")
@@ -52,7 +52,7 @@ def steady_graph(graph: Path) -> Path:
     return graph.with_suffix(".steady")
 
 
-def session_of(graph: Path, threads: int) -> Any:
+def open_graph(graph: Path, threads: int) -> Any:
     """Open an exported graph.
 
     Args:

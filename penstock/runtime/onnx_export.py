@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from penstock.core.spec import TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
 from penstock.runtime.exporter_process import exporter_main, first_cause
-from penstock.runtime.load import Predictor, load, streaming_of
+from penstock.runtime.load import Predictor, as_streaming, load
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.onnx_step import (
     CHUNK,
@@ -90,7 +90,7 @@ def export_graph(predictor: Predictor, file: Path) -> None:
     if application.live is None:
         _export_served(predictor, file)
     else:
-        export_step(streaming_of(application, predictor.module), application.input, file)
+        export_step(as_streaming(application, predictor.module), application.input, file)
 
 
 def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
@@ -202,14 +202,14 @@ def strip_notes(model: Any) -> None:
             del entry.metadata_props[:]
 
 
-def read_bundle_of(given: argparse.Namespace) -> Predictor:
+def load_named_bundle(given: argparse.Namespace) -> Predictor:
     """Load the bundle that the command line names."""
     return load(given.source, app=given.app, accept_changed=given.accept_changed_app)
 
 
 def main() -> None:
     """Run the exporter process."""
-    exporter_main(__doc__, read_bundle_of, export_graph)
+    exporter_main(__doc__, load_named_bundle, export_graph)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.core.errors import BundleError
 from penstock.core.spec import Array
 from penstock.nn.streaming import State, Step, leaves, map_state
-from penstock.runtime.onnx_executor import session_of, steady_graph
+from penstock.runtime.onnx_executor import open_graph, steady_graph
 
 # B rows of the batch, T frames of a chunk, U frames of its output
 
@@ -84,7 +84,7 @@ class ExportedStep:
     """
 
     def __init__(self, graph: Path, state: State, *, threads: int) -> None:
-        self._session: Any = session_of(graph, threads)
+        self._session: Any = open_graph(graph, threads)
         count = len(leaves(state))
         self._names = [CHUNK, LENGTH, LAST, *map(state_name, range(count))]
         self._taken = {given.name for given in self._session.get_inputs()}
@@ -107,7 +107,7 @@ class ExportedStep:
 
 
 def _steady_of(graph: Path, leaves: int, threads: int) -> _Steady:
-    session = session_of(graph, threads)
+    session = open_graph(graph, threads)
     said = session.get_modelmeta().custom_metadata_map
     try:
         counts = {int(leaf): int(count) for leaf, count in json.loads(said[COUNTS]).items()}

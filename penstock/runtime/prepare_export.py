@@ -11,7 +11,7 @@ from penstock.core.application import FoundApplication, find_application
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.runtime.exporter_process import exporter_main
-from penstock.runtime.load import preparing_of
+from penstock.runtime.load import make_prepare
 from penstock.runtime.onnx_export import strip_notes
 from penstock.runtime.prepare_session import PREPARED, RAW, PrepareSession, random_raws
 
@@ -26,7 +26,7 @@ def export_prepare(found: FoundApplication, file: Path) -> None:
     Raises:
         ApplicationError: It does not give the declared input, or the graph gives other numbers.
     """
-    prepare = preparing_of(found)
+    prepare = make_prepare(found)
     assert prepare is not None, found.reference
     raws = random_raws(prepare.raw, TRIALS)
     chunks = np.stack([prepare(raw) for raw in raws])

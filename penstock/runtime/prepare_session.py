@@ -67,7 +67,7 @@ class PrepareSession:
         return chunk
 
 
-def prepared_of(files: BundleFiles) -> PrepareSession | None:
+def open_prepare(files: BundleFiles) -> PrepareSession | None:
     """Open the `prepare` of a bundle and check it by the golden examples; None where the bundle has none.
 
     Raises:

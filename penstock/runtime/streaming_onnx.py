@@ -16,7 +16,7 @@ from penstock.core.golden import Golden
 from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepInput
-from penstock.runtime.load import Predictor, streaming_of
+from penstock.runtime.load import Predictor, as_streaming
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.onnx_step import ExportedStep
 from penstock.runtime.streaming_executor import StreamingExecutor
@@ -47,7 +47,7 @@ def onnx_streaming_executor(
     """
     application = predictor.application
     try:
-        network = streaming_of(application, predictor.module)
+        network = as_streaming(application, predictor.module)
         step = ExportedStep(graph, network.initial_state(1), threads=threads)
         # With small state tables of their own.
         made, trusted = (

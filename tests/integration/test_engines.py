@@ -14,7 +14,7 @@ from penstock import Bundle, Client
 from penstock.bench.process_usage import worker_pids
 from penstock.core.application import find_application
 from penstock.core.errors import InvalidInput, Overloaded
-from penstock.runtime.load import network_of
+from penstock.runtime.load import make_network
 from tests.support.live import CHUNK, LIVE_PY, offline, sounds, write_live_app
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, serve_command, write_doubler
@@ -61,7 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     write_live_app(folder / "hark", NAPPING)
     found = find_application(str(folder / "hark" / "hark_app.py"))
-    Bundle.write(found, network_of(found), sounds(), to=folder / "hark" / "bundle")
+    Bundle.write(found, make_network(found), sounds(), to=folder / "hark" / "bundle")
     write_doubler(folder / "doubler", sleep_s=NAP_S)
     for name in ("hark", "doubler"):
         shutil.copytree(folder / name / "bundle", folder / "models" / name / "1")

@@ -30,7 +30,7 @@ from penstock.export.pack_session import PackedNetwork, Validation, packed_sessi
 from penstock.export.pack_writer import ExportResult, export_pack
 from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import StepInput
-from penstock.runtime.load import Predictor, streaming_executor, streaming_of
+from penstock.runtime.load import Predictor, as_streaming, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.prepared import pictures as any_size
 
@@ -327,7 +327,7 @@ def test_a_graph_that_answers_otherwise_is_refused(exported: ExportResult, shape
 
 def networks_of(bundle: Path) -> tuple[Predictor, Streaming]:
     predictor = load(bundle)
-    return predictor, streaming_of(predictor.application, predictor.module)
+    return predictor, as_streaming(predictor.application, predictor.module)
 
 
 def test_a_live_graph_that_answers_otherwise_is_refused(gestures: Pack, gestures_bundle: Path, tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_readiness_is_false_before_front_ends_of_their_own_end_connections(bundl
             answers.append(kept[0].recv(4096))
             kept.pop(0).close()
         assert answers[-1].startswith(b"HTTP/1.1 503 ")
-        assert b"The server is going down" in answers[-1]
+        assert b"The server is shutting down" in answers[-1]
         assert b"Connection: close" in answers[-1]
         # What still comes is answered, and is each connection's last answer.
         kept[0].sendall(LIVE)

@@ -15,7 +15,7 @@ from tests.support.serving import RunningServer, write_doubler
 
 KEY = "anna (0123456789abcdef)".replace(" ", "-")
 WORDS = 2
-WHY = "The server is going down; open another stream."
+WHY = "The server is shutting down; open another stream."
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, ser
     state_is(page, "ended", "all that was heard is answered")
     words(page, WORDS)
     after = streams(server)
-    assert (after["open"], after["opened"] - before["opened"], after["broken"] - before["broken"]) == (0, 1, 0)
+    assert (after["open"], after["opened"] - before["opened"], after["aborted"] - before["aborted"]) == (0, 1, 0)
     assert after["chunks"] - before["chunks"] == after["results"] - before["results"] > 40
 
 

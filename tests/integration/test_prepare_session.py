@@ -30,8 +30,8 @@ from penstock.core.errors import (
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import Bundle
-from penstock.runtime.load import TorchPrepare, load, preparing_of
-from penstock.runtime.prepare_session import PrepareSession, exported_prepare, prepared_of, random_raws
+from penstock.runtime.load import TorchPrepare, load, make_prepare
+from penstock.runtime.prepare_session import PrepareSession, exported_prepare, open_prepare, random_raws
 from penstock.train.recipe import Recipe
 from penstock.train.run_folder import check_raw_examples, golden_examples
 from tests.support.prepared import MOST, PICTURES_PY, RAWS, SIDE, pictures, pictures_app, shared_pictures
@@ -67,14 +67,14 @@ def test_a_bundle_holds_the_graph_and_the_raw_arrays(made: Bundle) -> None:
 
 def test_a_bundle_without_a_prepare_is_as_it_was(tmp_path: Path) -> None:
     files = written(tmp_path / "bundle").files
-    assert (files.prepare, files.manifest.raw, files.golden.raws, prepared_of(files)) == (None, None, (), None)
+    assert (files.prepare, files.manifest.raw, files.golden.raws, open_prepare(files)) == (None, None, (), None)
     assert "raw" not in json.loads((tmp_path / "bundle" / "manifest.json").read_text())
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (2, 3), (11, 13), (12, 12), (77, 200), (MOST, MOST)])
 def test_onnx_runtime_prepares_what_torch_does(made: Bundle, size: tuple[int, int]) -> None:
     (raw,) = pictures(size)
-    prepared, preparing = prepared_of(made.files), preparing_of(pictures_app(Path(made.manifest.reference).parent))
+    prepared, preparing = open_prepare(made.files), make_prepare(pictures_app(Path(made.manifest.reference).parent))
     assert prepared is not None
     assert preparing is not None
     np.testing.assert_allclose(prepared(raw), preparing(raw), atol=1e-4, rtol=0)
@@ -83,8 +83,8 @@ def test_onnx_runtime_prepares_what_torch_does(made: Bundle, size: tuple[int, in
 def test_what_prepares_needs_no_torch(made: Bundle) -> None:
     code = (
         "import sys\nfrom penstock.core.bundle import read_bundle\n"
-        "from penstock.runtime.prepare_session import prepared_of\n"
-        f"files = read_bundle({str(made.folder)!r})\nprint(prepared_of(files)(files.golden.raws[0]).shape)\n"
+        "from penstock.runtime.prepare_session import open_prepare\n"
+        f"files = read_bundle({str(made.folder)!r})\nprint(open_prepare(files)(files.golden.raws[0]).shape)\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -115,7 +115,7 @@ def test_a_file_is_decoded_prepared_and_answered(made: Bundle) -> None:
     ],
 )
 def test_another_raw_array_is_refused(made: Bundle, raw: Any, error: type[Exception], sentence: str) -> None:
-    prepared, predictor = prepared_of(made.files), load(made.folder)
+    prepared, predictor = open_prepare(made.files), load(made.folder)
     assert prepared is not None
     with pytest.raises(error, match=sentence):
         prepared(raw)
@@ -155,7 +155,7 @@ def test_a_bundle_is_replaced_whole_and_its_graph_is_the_same_each_time(copied: 
 
 
 def test_other_numbers_than_were_recorded_are_refused(made: Bundle) -> None:
-    golden, prepared = made.files.golden, prepared_of(made.files)
+    golden, prepared = made.files.golden, open_prepare(made.files)
     assert prepared is not None
     assert golden.check_prepared(prepared) <= golden.prepared_tolerance
     off = replace(golden, inputs=golden.inputs + 0.1)
@@ -216,7 +216,7 @@ def test_a_prepare_that_cannot_be_exported_says_why(tmp_path: Path) -> None:
 )
 def test_a_wrong_module_is_refused(module: Any, sentence: str) -> None:
     with pytest.raises(ApplicationError, match=sentence):
-        preparing_of(found_with(module))
+        make_prepare(found_with(module))
 
 
 class Doubled(nn.Module):
@@ -225,7 +225,7 @@ class Doubled(nn.Module):
 
 
 def test_what_does_not_give_the_input_is_refused_and_what_works_in_place_changes_nothing() -> None:
-    preparing = preparing_of(found_with(Doubled))
+    preparing = make_prepare(found_with(Doubled))
     assert isinstance(preparing, TorchPrepare)
     raw = np.ones(7, np.float32)
     assert np.array_equal(preparing(raw), np.full(4, 2, np.float32))

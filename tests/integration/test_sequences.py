@@ -358,7 +358,7 @@ def test_keys_front_ends_and_a_drain(bundle: Path, tmp_path: Path) -> None:
         infer(sound[:CHUNK], sequence_id=2, sequence_start=True, headers=ann)
         server.stop()
         # Nobody knows which of the first ones come before the signal.
-        with pytest.raises(InferenceServerException, match="The server is going down"):
+        with pytest.raises(InferenceServerException, match="The server is shutting down"):
             _ = [infer(sound[:CHUNK], sequence_id=name, sequence_start=True, headers=ann) for name in range(3, 300)]
         assert server.process.wait(10) == 0
         client.close()

@@ -186,7 +186,7 @@ def test_readiness_turns_false_before_the_listener_closes(tmp_path: Path) -> Non
         while (answer := server.ask("GET", "/v2/health/ready"))[0] == 200:
             pass
         status, _, content = answer
-        assert (status, "going down" in content["error"]) == (503, True)
+        assert (status, "shutting down" in content["error"]) == (503, True)
         assert server.ask("GET", "/v2/health/live")[0] == 200
         assert server.process.wait(10) == 0
         with pytest.raises(ConnectionRefusedError):

@@ -116,7 +116,7 @@ def test_the_results_are_those_of_the_whole_signal(server: RunningServer, bundle
         "open": 0,
         "opened": 1,
         "refused": 0,
-        "broken": 0,
+        "aborted": 0,
         "chunks": 11,
         "results": 11,
     }
@@ -187,7 +187,7 @@ def test_other_rates_and_encodings(server: RunningServer, bundle: Path) -> None:
 
 
 def test_a_client_that_leaves_gives_its_slot_back(server: RunningServer) -> None:
-    before = streams_of(server)["broken"]
+    before = streams_of(server)["aborted"]
     for leave in (lambda stream: stream.close(), lambda stream: stream.socket.shutdown(socket.SHUT_RDWR)):
         stream = started(server)
         stream.send(message(0, sounds(1, CHUNK)[0]))
@@ -195,7 +195,7 @@ def test_a_client_that_leaves_gives_its_slot_back(server: RunningServer) -> None
         leave(stream)
         soon(lambda: slots_in_use(server) == 0)
         soon(lambda: streams_of(server)["open"] == 0)
-    assert streams_of(server)["broken"] - before == 2
+    assert streams_of(server)["aborted"] - before == 2
 
 
 def test_a_client_that_is_killed_gives_its_slot_back(server: RunningServer) -> None:
@@ -395,7 +395,7 @@ def say_goodbye(server: RunningServer, bundle: Path, key: str | None = None) -> 
         last = next(results)
         assert last.last
         frames += last.event or ()
-        with pytest.raises(Overloaded, match="The server is going down; open another stream"):
+        with pytest.raises(Overloaded, match="The server is shutting down; open another stream"):
             next(results)
     np.testing.assert_allclose(frames, offline(bundle, sound[None])[0], atol=1e-5)
     assert server.process.wait(10) == 0
@@ -418,5 +418,5 @@ def test_front_ends_of_their_own(bundle: Path) -> None:
                 np.testing.assert_allclose(frames, offline(bundle, signal_T[None])[0], atol=1e-5)
         soon(lambda: streams_of(server)["open"] == 0)
         counts = streams_of(server)
-        assert (counts["opened"], counts["broken"], counts["results"]) == (4, 0, counts["chunks"])
+        assert (counts["opened"], counts["aborted"], counts["results"]) == (4, 0, counts["chunks"])
         say_goodbye(server, bundle)

@@ -359,7 +359,7 @@ def test_a_drain_answers_what_was_accepted(ending: RunningServer) -> None:
     assert client.is_server_live()
     assert [answers.get(timeout=20)[1] for _ in range(30)] == [None] * 30
     assert [streamed.get(timeout=20)[1] for _ in range(30)] == [None] * 30
-    assert "going down" in streamed.get(timeout=10)[1].message()
+    assert "shutting down" in streamed.get(timeout=10)[1].message()
     assert ending.process.wait(timeout=10) == 0
     with pytest.raises(InferenceServerException) as raised:
         client.infer("doubler", tensors())

@@ -12,7 +12,7 @@ from websockets.frames import Frame, Opcode
 from penstock.core.errors import Overloaded
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import ENGINE_LOST, STREAMS_BROKEN, STREAMS_OPEN, STREAMS_REFUSED
+from penstock.serve.table.slots import ENGINE_LOST, STREAMS_ABORTED, STREAMS_OPEN, STREAMS_REFUSED
 from tests.support.streams import MS, Caller, World
 
 
@@ -88,7 +88,7 @@ def test_each_client_hears_the_sums_of_its_own_signal(seed: int, chunks: int, sl
             assert events == sums[: len(events)]
     assert world.frontend.in_use == 0
     assert world.streams.counts[STREAMS_OPEN] == 0
-    assert world.streams.counts[STREAMS_BROKEN] == sum(not ended for _, _, ended in over)
+    assert world.streams.counts[STREAMS_ABORTED] == sum(not ended for _, _, ended in over)
     assert world.peers == set()
 
 
@@ -231,7 +231,7 @@ def test_a_server_that_goes_down_answers_what_came() -> None:
     flowing.chunk(1, 3)
     world.settle()
     assert events_of(flowing) == [1, 3, -1]
-    assert flowing.closed == (1001, "The server is going down; open another stream.")
+    assert flowing.closed == (1001, "The server is shutting down; open another stream.")
     starting.read()
     assert starting.closed == flowing.closed
     assert events_of(ending) == [-1]

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.core.application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
-from penstock.runtime.load import network_of
+from penstock.runtime.load import make_network
 
 RATE_HZ = 8000
 CHUNK = 320
@@ -63,7 +63,7 @@ def write_live_app(folder: Path, text: str = LIVE_PY) -> Path:
 def live_bundle(folder: Path, **options: Any) -> Bundle:
     """Write its bundle into `folder / "bundle"`."""
     found = find_application(str(write_live_app(folder)))
-    return Bundle.write(found, network_of(found), sounds(), to=folder / "bundle", **options)
+    return Bundle.write(found, make_network(found), sounds(), to=folder / "bundle", **options)
 
 
 def offline(bundle: Path, sound: Array) -> Array:

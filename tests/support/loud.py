@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.core.application import find_application
 from penstock.runtime.bundle_writer import Bundle
-from penstock.runtime.load import network_of
+from penstock.runtime.load import make_network
 from tests.support.live import sounds
 
 LOUD_PY = """
@@ -54,7 +54,7 @@ def loud_bundle(folder: Path) -> Path:
     """Write its bundle into a folder."""
     (folder / "loud_app.py").write_text(LOUD_PY)
     found = find_application(str(folder / "loud_app.py"))
-    Bundle.write(found, network_of(found), sounds(), to=folder / "bundle")
+    Bundle.write(found, make_network(found), sounds(), to=folder / "bundle")
     return folder / "bundle"
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.serve.frontend.admission import admits, cycle_ns, most_streams
+from penstock.serve.frontend.admission import admits, cycle_ns, max_streams
 from penstock.serve.table.costs import Costs
 from tests.support.generated import examples
 
@@ -93,7 +93,7 @@ def test_as_many_streams_as_are_said_to_be_the_most_are_admitted(
     steps: list[float], chunk_s: float, budget_ms: int, share: float
 ) -> None:
     costs = Costs([1 << index for index in range(len(steps))], list(np.cumsum(steps) * MS))
-    most = int(most_streams(chunk_s, costs, budget_ms * MS, share) * (1 - 1e-6))
+    most = int(max_streams(chunk_s, costs, budget_ms * MS, share) * (1 - 1e-6))
     assert most <= 1 or admits(most, chunk_s, costs, budget_ms * MS, share)
     # And hardly more: only in between two measured sizes.
     assert most <= 1 or not admits(3 * most, chunk_s, costs, budget_ms * MS, share)

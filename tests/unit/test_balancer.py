@@ -110,7 +110,7 @@ class Engines:
             now_ns=self.clock,
         )
         for replica in self.replicas[1:]:
-            self.served.join(replica)
+            self.served.add_replica(replica)
 
     def put(self, chunk: Array, done: Done, budget_ns: int | None = None) -> SlotHandle:
         return self.served.submit(chunk, done, self.now_ns, budget_ns)
@@ -335,7 +335,7 @@ def test_an_engine_that_is_back_takes_the_next_streams() -> None:
         world.begin(key + 1, outcomes)
     world.served.lose(world.replicas[0])
     world.replicas[0] = world.replica(0)
-    world.served.join(world.replicas[0])
+    world.served.add_replica(world.replicas[0])
     for key in range(4, 7):
         world.begin(key + 1, outcomes)
     assert world.open == [3, 2]

@@ -100,7 +100,7 @@ def test_who_would_wait_for_longer_than_the_budget_is_refused_at_once() -> None:
         for _ in range(3):
             scene.pool.submit(scene.job())
         with pytest.raises(
-            Overloaded, match="5 others are prepared before, in about 60 ms; come back later"
+            Overloaded, match="5 requests are queued for decoding, about 60 ms; come back later"
         ) as refused:
             scene.pool.submit(scene.job())
         assert refused.value.retry_after_s == 0.1
@@ -116,7 +116,7 @@ def test_no_more_than_so_many_wait_however_patient_they_are() -> None:
         scene.gate.clear()
         for _ in range(MAX_WAITING):
             scene.pool.submit(scene.job(budget_ns=10**15))
-        with pytest.raises(Overloaded, match=f"{MAX_WAITING} others"):
+        with pytest.raises(Overloaded, match=f"{MAX_WAITING} requests are queued"):
             scene.pool.submit(scene.job(budget_ns=10**15))
         scene.gate.set()
 

@@ -18,7 +18,7 @@ from penstock.nn import GRU, CausalConv1d, Sequential
 from penstock.nn.streaming import State, Step, map_state
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.executor_choice import Choice, Execution, first_chunk, make_runnable
-from penstock.runtime.load import load, network_of, streaming_executor
+from penstock.runtime.load import load, make_network, streaming_executor
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.streaming_executor import RunStep, StreamingExecutor
 from penstock.runtime.streaming_onnx import check_equivalent
@@ -126,7 +126,7 @@ def test_a_network_that_cannot_be_run_by_chunks_is_no_live_bundle(tmp_path: Path
     text = LIVE_PY.replace("return Sequential(", "return torch.nn.Sequential(")
     found = find_application(str(write_live_app(tmp_path, text)))
     with pytest.raises(ApplicationError, match=r"must make a penstock\.nn\.Streaming"):
-        Bundle.write(found, network_of(found), sounds(), to=tmp_path / "bundle")
+        Bundle.write(found, make_network(found), sounds(), to=tmp_path / "bundle")
 
 
 def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSp
         raise Overloaded("It would have been heard.")
 
     streams = SimpleNamespace(take_in=take_in, budget_ns=1)
-    served = SimpleNamespace(name="hark", streams=streams, application=application, refuse_lost=lambda: None)
+    served = SimpleNamespace(name="hark", streams=streams, application=application, reject_lost=lambda: None)
     for content_type in (*WAV, RAW, "application/json", "audio/mpeg"):
         body = wav() if content_type in WAV else bytes(640)
         with pytest.raises(Overloaded if content_type in told else UnsupportedContent):

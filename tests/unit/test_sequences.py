@@ -20,7 +20,7 @@ from penstock.serve.oip.inference import frames_of, place_of
 from penstock.serve.streams.sequences import MAX_WAITING, SequencePlace, Sequences, frame_of
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import ENGINE_LOST, STREAMS_BROKEN, STREAMS_OPEN, SlotTable, TableLayout
+from penstock.serve.table.slots import ENGINE_LOST, STREAMS_ABORTED, STREAMS_OPEN, SlotTable, TableLayout
 from tests.support.clock import idle_loop
 from tests.support.toys import POINT, TOTAL, Countdown, Doubler, RunningSum
 
@@ -90,7 +90,7 @@ def test_each_request_gets_what_came_of_its_chunk(server: Server) -> None:
     server.ask("c", 10, 10, flags="E")
     assert server.run() == [("c", [[14, 12]])]
     assert server.nothing_is_left
-    assert server.frontend.counts[STREAMS_BROKEN] == 0
+    assert server.frontend.counts[STREAMS_ABORTED] == 0
 
 
 def test_requests_that_are_sent_ahead_are_answered_in_order(server: Server) -> None:
@@ -137,7 +137,7 @@ def test_a_second_start_cancels_the_first(server: Server) -> None:
     server.ask("d", 2, 2)
     assert server.run()[1:] == [("c", [[2, 2]]), ("d", [[4, 4]])]
     assert server.frontend.in_use == 1
-    assert server.frontend.counts[STREAMS_BROKEN] == 1
+    assert server.frontend.counts[STREAMS_ABORTED] == 1
 
 
 def test_a_second_start_that_is_refused_leaves_the_first(server: Server) -> None:
@@ -151,7 +151,7 @@ def test_a_second_start_that_is_refused_leaves_the_first(server: Server) -> None
     assert server.run() == [("goes on", [[2, 2]])]
     server.ask("anew", 5, 5, name=1, flags="S")
     server.sequences.close()
-    with pytest.raises(Overloaded, match="going down"):
+    with pytest.raises(Overloaded, match="shutting down"):
         server.ask("down", 7, 7, name=1, flags="S")
     assert server.run() == [("anew", [[5, 5]])]
     server = Server(RunningSum(SLOTS), curve=Costs([1, 2], [1.0 * MS, 10.0 * MS]))
@@ -287,7 +287,7 @@ def test_a_server_that_goes_down_begins_nothing(server: Server) -> None:
     server.sequences.close()
     server.ask("b", 1, 1)
     assert server.run() == [("a", [[1, 1]]), ("b", [[2, 2]])]
-    with pytest.raises(Overloaded, match="going down"):
+    with pytest.raises(Overloaded, match="shutting down"):
         server.ask("c", 1, name=8, flags="S")
 
 

@@ -105,7 +105,7 @@ def test_codes_are_distinct() -> None:
     assert [*statuses, module.ENGINE_LOST, module.ONE_ENGINE_LOST] == [0, 1, 2, 3, 4, 5]
     assert [module.FIRST, module.LAST, module.SOFT_DEADLINE, module.LOW_PRIORITY] == [1, 2, 4, 8]
     counts = [module.OFFERED, module.ANSWERED, module.REFUSED, module.TOO_LATE, module.BROKEN, module.INVALID]
-    streams = [module.STREAMS_OPEN, module.STREAMS, module.STREAMS_REFUSED, module.STREAMS_BROKEN]
+    streams = [module.STREAMS_OPEN, module.STREAMS, module.STREAMS_REFUSED, module.STREAMS_ABORTED]
     assert [*counts, *streams, module.CHUNKS, module.RESULTS] == list(range(12))
     # A deadline of thirty years ago is not yet a cancellation.
     assert module.CANCELLED_NS // 2 < -30 * 366 * 86_400 * 10**9

@@ -154,16 +154,16 @@ class FrontEnd:
         await thread.start()
         self._grpc = thread
 
-    def stand_in(self, index: int, listener: socket.socket) -> None:
-        """Accept the connections of another front-end too, until `stand_back`."""
+    def take_over_listener(self, index: int, listener: socket.socket) -> None:
+        """Accept the connections of another front-end too, until `release_listener`."""
         listener.setblocking(False)
-        self._http.stand_in(index, listener)
+        self._http.take_over_listener(index, listener)
 
-    def stand_back(self, index: int) -> None:
+    def release_listener(self, index: int) -> None:
         """Stop accepting for another front-end."""
-        self._http.stand_back(index)
+        self._http.release_listener(index)
 
-    def refuse_more(self) -> None:
+    def begin_drain(self) -> None:
         """Become not ready, and close each connection after its next answer."""
         self.models.draining = True
         self.attachments.close_sequences()
@@ -171,7 +171,7 @@ class FrontEnd:
 
     async def drain(self, hurry: Callable[[], bool]) -> None:
         """Answer the accepted requests, then close every connection."""
-        self.refuse_more()
+        self.begin_drain()
         log.info("draining: %d requests are being answered", self.attachments.in_use)
         seconds = self._settings.limits.drain_timeout_s
         calls = asyncio.create_task(self._grpc.drain(seconds)) if self._grpc else None

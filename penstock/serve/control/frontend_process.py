@@ -116,13 +116,13 @@ class FrontendProcess:
             case DropEngine(engine=engine):
                 front.lose_engine(engine)
             case ModelStates(models=models):
-                front.models.tell(models)
+                front.models.set_states(models)
             case StartListening():
                 self._tasks.start(front.listen())
             case TakeOverListener(index=index):
-                front.stand_in(index, socket.socket(fileno=descriptors[0]))
+                front.take_over_listener(index, socket.socket(fileno=descriptors[0]))
             case ReleaseListener(index=index):
-                front.stand_back(index)
+                front.release_listener(index)
             case Drain():
                 self._tasks.start(self._drain())
             case CommandDone(key=token):

@@ -90,11 +90,11 @@ class _SingleProcess:
         await self._front.retire(key)
 
     def publish_states(self, states: tuple[ModelState, ...]) -> None:
-        self._front.models.tell(states)
+        self._front.models.set_states(states)
 
     def _signalled(self) -> None:
         self._signals += 1
-        self._front.refuse_more()
+        self._front.begin_drain()
         if self._signals > 1:
             self._front.abort()
         self._stop.set()

@@ -22,7 +22,7 @@ def admits(streams: int, chunk_s: float, costs: Costs, budget_ns: int, share: fl
     return cycle is not None and 2 * cycle <= budget_ns
 
 
-def most_streams(chunk_s: float, costs: Costs, budget_ns: int, share: float = 1.0) -> float:
+def max_streams(chunk_s: float, costs: Costs, budget_ns: int, share: float = 1.0) -> float:
     """Estimate how many streams can be answered in time: as many as fill a measured batch while it runs.
 
     Args:

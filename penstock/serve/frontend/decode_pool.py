@@ -84,7 +84,7 @@ class DecodePool:
         wait_ns = rounds * self._usual_ns
         if wait_ns > job.budget_ns or self.waiting >= MAX_WAITING:
             raise Overloaded(
-                f"{self.waiting} others are prepared before, in about {wait_ns / 1e6:,.0f} ms; come back later.",
+                f"{self.waiting} requests are queued for decoding, about {wait_ns / 1e6:,.0f} ms; come back later.",
                 max(0.1, wait_ns / 1e9),
             )
         self.waiting += 1

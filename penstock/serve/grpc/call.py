@@ -56,7 +56,7 @@ class GrpcInference:
         try:
             self._ask(served, self._batch_loop.arrival_ns(now_ns))
         except RequestError as error:
-            served.count_refusal(error)
+            served.count_rejection(error)
             self._done(error)
         except Exception:
             log.exception("a request of %r failed", served.name)
@@ -73,7 +73,7 @@ class GrpcInference:
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
-                served.count_refusal(result)
+                served.count_rejection(result)
                 self._done(result)
                 return
             served.counts[ANSWERED] += 1

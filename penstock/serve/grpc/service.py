@@ -198,7 +198,7 @@ class _Service:
 
     async def _server_ready(self, request: pb.ServerReadyRequest) -> Message:
         try:
-            self._models.refuse_unready()
+            self._models.reject_unready()
         except RequestError:
             return pb.ServerReadyResponse(ready=False)
         return pb.ServerReadyResponse(ready=True)
@@ -285,7 +285,9 @@ class _Service:
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
         if reading.cancelled():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is going down; open a stream to another one.")
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one."
+            )
 
     async def _read(
         self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, owner: str

@@ -30,7 +30,7 @@ class Connection(asyncio.Protocol):
         parser: Makes requests from the client's bytes.
         batch_loop: Runs batches; knows when what is read now can have arrived.
         clock_ns: A monotonic clock.
-        draining: Whether the server is going down.
+        draining: Whether the server is shutting down.
         age: Age of the newest bytes in the socket.
     """
 

@@ -80,12 +80,12 @@ class Listener:
         loop.add_reader(self._listener, self._accept, self._listener)
         self._sweeper = loop.create_task(self._sweep())
 
-    def stand_in(self, index: int, listener: socket.socket) -> None:
+    def take_over_listener(self, index: int, listener: socket.socket) -> None:
         """Accept the connections of another front-end too, from its own socket."""
         self._others[index] = listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def stand_back(self, index: int) -> None:
+    def release_listener(self, index: int) -> None:
         """Stop accepting for another front-end."""
         listener = self._others.pop(index, None)
         if listener is not None:
@@ -117,7 +117,7 @@ class Listener:
         self._listener.close()
         for index, listener in list(self._others.items()):
             self._accept(listener)
-            self.stand_back(index)
+            self.release_listener(index)
         await asyncio.sleep(min(GRACE_S, seconds))
         for connection in list(self._connections):
             connection.close_when_idle()

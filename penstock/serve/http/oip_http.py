@@ -76,7 +76,7 @@ class OipCall:
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
-                served.count_refusal(result)
+                served.count_rejection(result)
                 answer(refused(result))
                 return
             served.counts[ANSWERED] += 1

@@ -84,7 +84,7 @@ class PlainCall:
         served = self.served
         if status != OK:
             error = served.error_of(status, self.budget_ns)
-            served.count_refusal(error)
+            served.count_rejection(error)
             answer(refused(error))
         elif self.raw_reply:
             served.counts[ANSWERED] += 1
@@ -99,7 +99,7 @@ class _PreparedCall:
 
     def __init__(self, call: PlainCall, pool: DecodePool, request: Request, answer: Answer) -> None:
         served = call.served
-        served.refuse_lost()
+        served.reject_lost()
         self._call = call
         self._answer = answer
         self._slot: SlotHandle | None = None
@@ -123,7 +123,7 @@ class _PreparedCall:
             done = partial(call.finish, self._answer)
             self._slot = call.served.submit(chunk, done, arrival_ns, call.budget_ns, call.low_priority)
         except RequestError as error:
-            call.served.count_refusal(error)
+            call.served.count_rejection(error)
             self._answer(refused(error))
 
 

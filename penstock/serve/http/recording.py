@@ -65,7 +65,7 @@ class RecordingCall:
             raise TooLarge(f"The body has {len(request.body):,} bytes; {served.name!r} takes {most:,} at most.")
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
         first = next(chunks)
-        served.refuse_lost()
+        served.reject_lost()
         recording = streams.take_in(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
         recording.begin(first)
         return recording.leave
@@ -167,7 +167,7 @@ class _Recording:
             while self._feed.room and (chunk := next(self._chunks, None)) is not None:
                 self._put(chunk)
         except RequestError as error:
-            self._served.count_refusal(error)
+            self._served.count_rejection(error)
             self.leave()
             self._answer(refused(error))
             return

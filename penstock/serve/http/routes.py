@@ -101,7 +101,7 @@ class Routes:
             return route.handle(request, answer)
         except RequestError as error:
             if route is not None and route.served is not None:
-                route.served.count_refusal(error)
+                route.served.count_rejection(error)
             refusal = self._refuse_stream(error, request) or refused(error)
         except Exception:
             log.exception("%s %r failed", request.method, request.path)
@@ -228,7 +228,7 @@ class Routes:
             answer(response)
 
         def handle(request: Request, answer: Answer) -> None:
-            self._models.refuse_change()
+            self._models.reject_change()
             oip_http.refuse_overrides(request.body)
             task = asyncio.get_running_loop().create_task(apply(answer))
             self._tasks.add(task)
@@ -237,7 +237,7 @@ class Routes:
         return _Route(handle=handle)
 
     def _readiness(self) -> dict[str, Any]:
-        self._models.refuse_unready()
+        self._models.reject_unready()
         return {"ready": True}
 
     def _index(self) -> list[dict[str, str]]:

@@ -23,7 +23,7 @@ from penstock.serve.table.slots import (
     REFUSED,
     RESULTS,
     STREAMS,
-    STREAMS_BROKEN,
+    STREAMS_ABORTED,
     STREAMS_OPEN,
     STREAMS_REFUSED,
     TIME_EDGES_NS,
@@ -39,7 +39,7 @@ STREAM_COUNTS = {
     "open": (STREAMS_OPEN, "Live streams that are open."),
     "opened": (STREAMS, "Live streams that were admitted."),
     "refused": (STREAMS_REFUSED, "Live streams refused by admission control."),
-    "broken": (STREAMS_BROKEN, "Live streams that were aborted."),
+    "aborted": (STREAMS_ABORTED, "Live streams that were aborted."),
     "chunks": (CHUNKS, "Input chunks of live streams."),
     "results": (RESULTS, "Results of live streams."),
 }

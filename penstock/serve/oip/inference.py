@@ -100,7 +100,7 @@ def submit(
             f"{served.name!r} is sent a live signal chunk by chunk; name it by sequence_id, not 0, with sequence_start "
             f"on the first chunk and sequence_end on the last."
         )
-    served.refuse_lost()
+    served.reject_lost()
     return served.sequences.put(
         infer.place, infer.chunks, finished, arrival_ns, owner=owner, budget_ns=budget_ns, background=low_priority
     )

@@ -113,7 +113,7 @@ class Attachments:
         if served is None:
             served = self._served[command.model] = self._named(command, manifest, application, replica)
         else:
-            served.join(replica)
+            served.add_replica(replica)
         self._attached[command.key] = _Attached(command.model, served, replica)
         self._list_writers()
 
@@ -126,7 +126,7 @@ class Attachments:
         if attached is None:
             return
         served, replica = attached.served, attached.replica
-        others = served.part(replica)
+        others = served.remove_replica(replica)
         if not others:
             self._models.take_out(served)
         if replica.streams is not None:
@@ -161,7 +161,7 @@ class Attachments:
                 served.sequences.sweep(now_ns)
 
     def close_sequences(self) -> None:
-        """Let no further sequence begin, before the server goes down."""
+        """Let no further sequence begin, before the server shuts down."""
         for served in self._served.values():
             if served.sequences is not None:
                 served.sequences.close()

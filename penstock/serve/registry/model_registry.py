@@ -38,7 +38,7 @@ class ModelRegistry:
     Attributes:
         epoch: Changes whenever the model behind a name may have changed.
         states: State of every model, as last reported by the repository.
-        draining: Whether the server is going down.
+        draining: Whether the server is shutting down.
     """
 
     def __init__(self, repository: Repository, *, loading: bool) -> None:
@@ -60,7 +60,7 @@ class ModelRegistry:
         self.epoch += 1
         return before
 
-    def tell(self, states: tuple[ModelState, ...]) -> None:
+    def set_states(self, states: tuple[ModelState, ...]) -> None:
         """Set the states of the repository's models."""
         self.states = states
         self.epoch += 1
@@ -88,14 +88,14 @@ class ModelRegistry:
             raise UnknownRoute(f"Model {name!r} is served in version {served.version} alone, not {version}.")
         return served
 
-    def refuse_unready(self) -> None:
-        """Refuse while the server is not ready.
+    def reject_unready(self) -> None:
+        """Reject requests while the server is not ready.
 
         Raises:
-            Overloaded: It is going down, or an engine is being started again.
+            Overloaded: It is shutting down, or an engine is being started again.
         """
         if self.draining:
-            raise Overloaded("The server is going down; ask another one.", 5.0)
+            raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         lost = {served.name for served in self if served.engine_lost}
         # A front-end that started after the engine died never had the table.
         lost |= {state.name for state in self.states if state.reason.startswith(RESTARTING)}
@@ -108,12 +108,12 @@ class ModelRegistry:
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model, see `Repository.load`."""
-        self.refuse_change()
+        self.reject_change()
         await self._whole(self._repository.load(name))
 
     async def unload(self, name: str) -> None:
         """Stop serving a model, see `Repository.unload`."""
-        self.refuse_change()
+        self.reject_change()
         await self._whole(self._repository.unload(name))
 
     async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
@@ -123,8 +123,8 @@ class ModelRegistry:
         task.add_done_callback(self._changes.discard)
         await asyncio.shield(task)
 
-    def refuse_change(self) -> None:
-        """Refuse to load and unload where that is not allowed.
+    def reject_change(self) -> None:
+        """Reject loading and unloading where that is not allowed.
 
         Raises:
             Forbidden: The server has no model directory.

@@ -118,12 +118,12 @@ class ServedModel:
         """True while bodies are being prepared that will be submitted."""
         return self.decode_pool is not None and self.decode_pool.waiting > 0
 
-    def join(self, replica: Replica) -> None:
+    def add_replica(self, replica: Replica) -> None:
         """Add a replica in another engine."""
         assert isinstance(self.writer, RequestBalancer), self.name
         self._use(tuple(sorted((*self.replicas, replica), key=lambda each: each.engine)))
 
-    def part(self, replica: Replica) -> bool:
+    def remove_replica(self, replica: Replica) -> bool:
         """Submit nothing more to a replica if there is another one; returns whether there is."""
         left = tuple(each for each in self.replicas if each is not replica)
         if left:
@@ -132,7 +132,7 @@ class ServedModel:
 
     def lose(self, replica: Replica) -> None:
         """Fail all requests of a replica whose engine is gone, and submit nothing more to it."""
-        self.engine_lost = not self.part(replica)
+        self.engine_lost = not self.remove_replica(replica)
         replica.writer.fail(ENGINE_LOST if self.engine_lost else ONE_ENGINE_LOST)
         if not self.engine_lost:
             # Its counts would be missing in the sum.
@@ -172,7 +172,7 @@ class ServedModel:
             RequestError: It is rejected.
         """
         if self.engine_lost:
-            self.refuse_lost()
+            self.reject_lost()
         return self.writer.submit(
             chunk,
             done=done,
@@ -195,7 +195,7 @@ class ServedModel:
         Raises:
             RequestError: They are rejected.
         """
-        self.refuse_lost()
+        self.reject_lost()
         writer = self.writer
         if isinstance(writer, RequestBalancer):
             left_ns = arrival_ns + (budget_ns or self.budget_ns) - self._now_ns()
@@ -236,8 +236,8 @@ class ServedModel:
         for handle in handles:
             handle.writer.cancel(handle)
 
-    def refuse_lost(self) -> None:
-        """Refuse requests while no engine is left.
+    def reject_lost(self) -> None:
+        """Reject requests while no engine is left.
 
         Raises:
             Overloaded: The engine is gone.
@@ -249,7 +249,7 @@ class ServedModel:
         """Sum a count over all front-ends."""
         return sum(int(replica.table.counts[:, column].sum()) for replica in self.replicas)
 
-    def count_refusal(self, error: RequestError) -> None:
+    def count_rejection(self, error: RequestError) -> None:
         """Count a request without a result by its error."""
         self.counts[column_of(error)] += 1
 
@@ -268,7 +268,7 @@ class ServedModel:
 def status_error(status: int, budget_ns: int) -> RequestError:
     """Make the error for the status of a result of a request with this budget."""
     if status == EXPIRED:
-        return TooLate(f"No answer was possible within {budget_ns / 1e6:g} ms; come back later.", 1.0)
+        return TooLate(f"Deadline of {budget_ns / 1e6:g} ms exceeded; come back later.", 1.0)
     if status == ENGINE_LOST:
         return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
     if status == ONE_ENGINE_LOST:

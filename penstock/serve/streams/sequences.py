@@ -125,7 +125,7 @@ class Sequences:
 
     def _started(self, key: Key, budget_ns: int, background: bool) -> "_OpenSequence":
         if self._closed:
-            raise Overloaded("The server is going down; ask another one.", 5.0)
+            raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         streams, forget = self._streams, partial(self._forget, key)
         # A budget above the server's own must not delay the other streams.
         budget_ns = min(budget_ns, streams.budget_ns)

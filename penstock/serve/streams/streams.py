@@ -6,13 +6,13 @@ from typing import Protocol, TypeVar, final
 from penstock.core.application import Application
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
 from penstock.serve.batch_loop import BatchLoop
-from penstock.serve.frontend.admission import admits, most_streams
+from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.streams.session import Session, SessionConfig
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
     STREAMS,
-    STREAMS_BROKEN,
+    STREAMS_ABORTED,
     STREAMS_OPEN,
     STREAMS_REFUSED,
     SlotTable,
@@ -183,7 +183,7 @@ class Streams:
 
     def most(self, budget_ns: int) -> float:
         """Estimated capacity in streams under a budget, with those that are open."""
-        return most_streams(self._chunk_s, Costs.published(self._table), budget_ns, self._share)
+        return max_streams(self._chunk_s, Costs.published(self._table), budget_ns, self._share)
 
     def refuse_impossible(self, budget_ns: int) -> None:
         """Check that a budget is possible at all.
@@ -204,7 +204,7 @@ class Streams:
             return
         self._open.discard(stream)
         self.counts[STREAMS_OPEN] -= 1
-        self.counts[STREAMS_BROKEN] += broken
+        self.counts[STREAMS_ABORTED] += broken
         now_ns = self.now_ns()
         if self._ended_ns:
             last_s = (now_ns - self._ended_ns) / 1e9

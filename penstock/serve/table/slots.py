@@ -41,7 +41,7 @@ LOW_PRIORITY = 8  # runs where it makes no row of normal priority late
 # Columns of `counts`.
 OFFERED, ANSWERED, REFUSED, TOO_LATE, BROKEN, INVALID = range(6)
 # Live streams: open now, opened, refused, aborted; their chunks and results.
-STREAMS_OPEN, STREAMS, STREAMS_REFUSED, STREAMS_BROKEN, CHUNKS, RESULTS = range(6, 12)
+STREAMS_OPEN, STREAMS, STREAMS_REFUSED, STREAMS_ABORTED, CHUNKS, RESULTS = range(6, 12)
 
 CANCELLED_NS = -(1 << 61)  # the deadline of a cancelled row, which expires even with SOFT_DEADLINE
 

@@ -44,7 +44,7 @@ def upgrade_to_stream(
     if served.streams is None:
         raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
     if models.draining:
-        raise Overloaded("The server is going down; ask another one.", 5.0)
+        raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
     if served.engine_lost:
         raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
     connection = served.streams.take_in(

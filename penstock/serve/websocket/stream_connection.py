@@ -31,7 +31,7 @@ from penstock.serve.websocket.frames import (
 
 log = logging.getLogger(__name__)
 
-GOING_DOWN = "The server is going down; open another stream."
+SHUTTING_DOWN = "The server is shutting down; open another stream."
 
 
 @final
@@ -83,7 +83,7 @@ class StreamConnection(asyncio.Protocol):
         if transport.is_closing():
             self.connection_lost(None)
         elif self._session.state is OVER:
-            self._end(CloseCode.GOING_AWAY, GOING_DOWN)  # finished while the upgrade waited for its turn
+            self._end(CloseCode.GOING_AWAY, SHUTTING_DOWN)  # finished while the upgrade waited for its turn
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
@@ -155,12 +155,12 @@ class StreamConnection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """End the stream once what came is answered."""
-        self.finish(CloseCode.GOING_AWAY, GOING_DOWN)
+        self.finish(CloseCode.GOING_AWAY, SHUTTING_DOWN)
 
     def abort(self) -> None:
         """End the connection at once."""
         if self._transport is not None:
-            self._end(CloseCode.GOING_AWAY, GOING_DOWN)
+            self._end(CloseCode.GOING_AWAY, SHUTTING_DOWN)
             self._transport.abort()
 
     def _execute(self, actions: Actions) -> None:
