@@ -96,7 +96,7 @@ class Windows:
         if isinstance(waits_B, int):
             # A constant in the exported graph of steady batches: see `penstock.runtime.onnx_export`.
             return self._take_uniform(chunk_BT, waiting_BP, waits_B)
-        # An exported graph must hold for every batch, and on a GPU the check would synchronise the host.
+        # An exported graph must hold for every batch, and on a GPU the check would synchronize the host.
         checks = not (torch.compiler.is_exporting() or chunk_BT.is_cuda)
         if checks and _is_uniform(chunk_BT, length_B, waits_B, last_B):
             return self._take_uniform(chunk_BT, waiting_BP, int(waits_B[0]))

@@ -1,4 +1,4 @@
-"""Errors of a device during training, as sentences that name the fix."""
+"""Errors of a device during training, as notices that name the fix."""
 
 import re
 from collections.abc import Generator

@@ -24,7 +24,7 @@ def predict(
     *,
     workers: int,
     bad: dict[str, int],
-    notice: Callable[[str], object] | None,
+    notify: Callable[[str], object] | None,
 ) -> Predictions | None:
     """Return a network's predictions for a whole set, in the first process; the others get None. Collective.
 
@@ -35,7 +35,7 @@ def predict(
         recipe: Its `loading.bad_examples` applies to damaged examples.
         workers: Threads that read.
         bad: Counts of the examples that this process could not read, by name; updated.
-        notice: Called with a sentence when an example is first found to be damaged.
+        notify: Called with a sentence when an example is first found to be damaged.
     """
     batch_rows = world.size * max(1, min(MAX_ROWS_PER_RANK, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
     counts = [len(places.indices_B) for places in one_pass(len(examples), batch_rows)]
@@ -43,7 +43,7 @@ def predict(
     on_bad, device = recipe.loading.bad_examples, world.device
     all_outputs: list[Tensor] = []
     all_targets: list[Tensor] = []
-    with ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice) as loader:
+    with ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notify=notify) as loader:
         loader.bad = bad
         for count, (inputs, targets) in zip(counts, loader, strict=True):
             outputs = module(inputs).float()

@@ -137,7 +137,7 @@ def _fit(
     total = recipe.total_steps(len(train))
     with numerics(recipe), Watchdog(world) as watchdog:
         inputs = first_of(train)[0].numpy()
-        pace, sentences = pace_of(network, inputs, recipe, world)
+        pace, notices = pace_of(network, inputs, recipe, world)
         trainer = Trainer(network, recipe, total, world, inputs=inputs)
         records = FitRecords(out, trainer, train)
         loop = Loop(
@@ -155,8 +155,8 @@ def _fit(
         )
         name = type(network).__name__
         with Interrupt() as interrupt, Progress(name, total, records.history.step, quiet=quiet) as progress:
-            for sentence in sentences:
-                progress.say(sentence)
+            for notice in notices:
+                progress.notify(notice)
             loop.run(progress, interrupt)
         last_hash, metrics = loop.load_best()
         trainer.close()

@@ -18,7 +18,7 @@ from penstock.train.run_folder import described, finished_fields, make_folder, w
 from penstock.train.trainer import Trainer
 
 # Settings of an optimizer that select its implementation and not its result.
-_DEVICE_SETTINGS = ("fused", "foreach", "capturable", "differentiable", "maximize")
+_DEVICE_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
 # Settings that a resumed training may change.
 _MAY_CHANGE = ("loading.workers", "execution.compile", "execution.graph")
 

@@ -82,14 +82,14 @@ class Loop:
         """
         trainer, history, world = self.trainer, self.history, self.trainer.world
         if world.size > 1 or world.device.type != "cpu":
-            progress.say(f"Training on {world.describe()}.")
-        for sentence in trainer.layout.sentences:
-            progress.say(sentence)
-        trainer.say = progress.say
+            progress.notify(f"Training on {world.describe()}.")
+        for notice in trainer.layout.notices:
+            progress.notify(notice)
+        trainer.notify = progress.notify
         started_s = time.monotonic()
         with (
             nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
-            trainer.feed(self._train, history.step, progress.say) as feed,
+            trainer.feed(self._train, history.step, progress.notify) as feed,
         ):
             feed.bad.update(history.bad_examples)
             self._steps(feed, saver, progress, interrupt)
@@ -152,9 +152,9 @@ class Loop:
         try:
             breakdown = profile.taken()
             if breakdown is not None:
-                progress.say(breakdown.describe())
+                progress.notify(breakdown.describe())
         except NoProfile as error:
-            progress.say(f"No profile: {error}")
+            progress.notify(f"No profile: {error}")
         self.pace.leave_out(time.monotonic() - began_s)
         if profile.is_done:
             self._profile = None
@@ -169,7 +169,7 @@ class Loop:
                     f"the loss is {loss} at step {number}; lower the learning rate or check the data.{_kept(saver)}"
                 )
         self.pace.taken(len(losses) * self.trainer.recipe.batch_size)
-        rate = self.pace.turn(time.monotonic()) if validates else self.pace.rate(time.monotonic())
+        rate = self.pace.reset(time.monotonic()) if validates else self.pace.rate(time.monotonic())
         for loss in losses:
             progress.advance(loss, rate)
         return rate
@@ -185,10 +185,10 @@ class Loop:
     def _validate(self, train_loss: float, rate: Rate, feed: Loader, progress: Progress) -> None:
         trainer, history, recipe = self.trainer, self.history, self.trainer.recipe
         self.watchdog.beat(f"the validation after step {history.step}")
-        with trainer.averaged():
+        with trainer.ema_weights():
             metrics: dict[str, float] = {}
             if self._validation is not None:
-                metrics = trainer.validate(self._validation, bad=feed.bad, notice=progress.say)
+                metrics = trainer.validate(self._validation, bad=feed.bad, notify=progress.notify)
             self._write(
                 {
                     "step": history.step,
@@ -214,7 +214,7 @@ class Loop:
         if saver is not None:
             saver.wait()
         self.trainer.world.sum_on_host(0.0)
-        progress.say(f"Stopped at step {self.history.step:,} of {self.trainer.total_steps:,}. {self._resume_hint}")
+        progress.notify(f"Stopped at step {self.history.step:,} of {self.trainer.total_steps:,}. {self._resume_hint}")
         raise KeyboardInterrupt
 
     def load_best(self) -> tuple[str, dict[str, float]]:
@@ -238,12 +238,12 @@ def _kept(saver: Saver | None) -> str:
 def _report_loading(feed: Loader, bad: dict[str, int], seconds: float, progress: Progress) -> None:
     if bad:
         names = ", ".join(sorted(bad)[:MAX_BAD_NAMED]) + (", ..." if len(bad) > MAX_BAD_NAMED else "")
-        progress.say(
+        progress.notify(
             f"{len(bad):,} bad examples or files were replaced, {sum(bad.values()):,} times in all: {names}. "
             f"{RUN_FILE} has all of them."
         )
     if feed.waited_s > max(WAITED_SHARE * seconds, WAITED_S):
-        progress.say(
+        progress.notify(
             f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
             f"decode them beforehand ('penstock shard'), or give the recipe more workers."
         )

@@ -135,7 +135,7 @@ class Parallel:
     Args:
         placements: Placements of layers, by patterns of their names, `{"head": Placement(kind="vocab-parallel")}`;
             other layers are data-parallel. `"auto"` chooses the placements and prints the reasons.
-        batch_norm: `"local"` normalises by each process's own examples, `"synchronised"` by those of all processes.
+        batch_norm: `"local"` normalises by each process's own examples, `"synchronized"` by those of all processes.
         gradient_precision: Precision of the gradient all-reduce, `"fp32"` (no conversion) or `"bf16"`. Gradients of
             weight slices are reduced in the precision of their layer.
         peer_memory: Exchange activations and small gradient buckets through the memory of the other GPUs of the host,
@@ -146,7 +146,7 @@ class Parallel:
     """
 
     placements: Placements | Literal["auto"] = field(default_factory=dict)
-    batch_norm: Literal["local", "synchronised"] = "local"
+    batch_norm: Literal["local", "synchronized"] = "local"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
     peer_memory: bool = True
 
@@ -155,7 +155,7 @@ class Parallel:
             raise TrainError(
                 f"the recipe has parallel.placements {self.placements!r}; give 'auto', or placements by layer."
             )
-        _check_choice("parallel.batch_norm", self.batch_norm, ("local", "synchronised"))
+        _check_choice("parallel.batch_norm", self.batch_norm, ("local", "synchronized"))
         _check_choice("parallel.gradient_precision", self.gradient_precision, ("fp32", "bf16"))
 
 

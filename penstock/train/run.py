@@ -86,7 +86,7 @@ def train(
     with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
         module = found.model()
-        pace, sentences = pace_of(module, inputs, recipe, world)
+        pace, notices = pace_of(module, inputs, recipe, world)
         trainer = Trainer(module, recipe, total, world, inputs=inputs)
         checkpoint = newest_checkpoint(folder / "checkpoints", world)
         history = restore_checkpoint(checkpoint, trainer) if checkpoint else History()
@@ -112,8 +112,8 @@ def train(
         )
         quiet = quiet or not world.is_rank_zero
         with Interrupt() as interrupt, Progress(found.application.name, total, history.step, quiet=quiet) as progress:
-            for sentence in sentences:
-                progress.say(sentence)
+            for notice in notices:
+                progress.notify(notice)
             loop.run(progress, interrupt)
         return _finished(loop, run, folder, data, progress)
 
@@ -124,7 +124,7 @@ def _finished(loop: Loop, run: RunFolder | None, folder: Path, data: Data, progr
     loop.watchdog.beat("the bundle")
     last_hash, metrics = loop.load_best()
     if data.test is not None:
-        test = trainer.validate(data.test, bad=history.bad_examples, notice=progress.say)
+        test = trainer.validate(data.test, bad=history.bad_examples, notify=progress.notify)
         metrics |= {f"test_{name}": value for name, value in test.items()}
     weights = trainer.full_state() | fitted_buffers(trainer, folder, data)
     bad_examples, rate = world.sum_counts(history.bad_examples), loop.pace.whole

@@ -183,7 +183,7 @@ def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tens
     calibrate = trainer.recipe.calibrate
     if calibrate is None:
         return {}
-    validation, test = (trainer.seen(part) for part in (data.validation, data.test or data.validation))
+    validation, test = (trainer.predict(part) for part in (data.validation, data.test or data.validation))
     if validation is None or test is None:
         return {}
     made = dict(calibrate(folder, validation, test))

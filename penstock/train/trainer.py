@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.spec import Array
-from penstock.train.checkpoint.state import check_optimizer, full_state, share_norms
+from penstock.train.checkpoint.state import full_state
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Loader
 from penstock.train.data.readers import reading_threads
@@ -23,7 +23,8 @@ from penstock.train.parallel.tensor_parallel import layers_that_wait
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Predictions, Recipe
 from penstock.train.report.throughput import mfu_of_one
-from penstock.train.step.compile import compiled, worth_parting
+from penstock.train.step.capturable_optimizer import check_optimizer, share_norms
+from penstock.train.step.compile import compiled, should_split
 from penstock.train.step.cuda_graph import Steps
 from penstock.train.step.ema import EMA
 from penstock.train.step.optimizer_step import OptimizerStep
@@ -44,7 +45,7 @@ class Trainer:
         inputs: Some raw inputs, `[B, ...]`, to trace the network with.
 
     Attributes:
-        say: Called with a sentence when a step runs in an unexpected way.
+        notify: Called with a sentence when a step runs in an unexpected way.
 
     Raises:
         TrainError: The recipe does not fit the network or the processes.
@@ -59,7 +60,7 @@ class Trainer:
         *,
         inputs: Array,
     ) -> None:
-        self.say: Callable[[str], object] = lambda sentence: None
+        self.notify: Callable[[str], object] = lambda notice: None
         self.world = world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
@@ -74,27 +75,27 @@ class Trainer:
         check_optimizer(self.optimizer, self.parallel_model.slices)
         share_norms(self.optimizer, self.parallel_model, world)
         self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, inputs)
-        self.layout.sentences.extend(self.optimizer_step.sentences)
+        self.layout.notices.extend(self.optimizer_step.notices)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
         self.gradients = GradientBuckets(
             self.optimizer_step.leaves,
             list(self.parallel_model.slices),
             world,
             precision=recipe.parallel.gradient_precision,
-            ready=self.optimizer_step.ready if self.optimizer_step.steps_early else None,
-            keep_wire_dtype=self.optimizer_step.has_compute_copies,
+            ready=self.optimizer_step.ready if self.optimizer_step.steps_in_backward else None,
+            keep_comm_dtype=self.optimizer_step.has_compute_copies,
         )
         self._statistics = RunningStatistics(self.module, world)
         self.ema = None if recipe.ema is None else EMA(self.module, recipe.ema.decay, warm_up=recipe.ema.warm_up)
         self._network = self._compiled(example_s) if recipe.execution.compile else self.module
         why_eager = self.optimizer_step.why_eager if recipe.execution.graph else "the recipe has graph=False"
-        self.steps = Steps(self._compute, world, why_eager, lambda sentence: self.say(sentence), self._captured)
+        self.steps = Steps(self._compute, world, why_eager, lambda notice: self.notify(notice), self._captured)
 
     def _compiled(self, example_s: float | None) -> Callable[[Tensor], Tensor]:
         least_s = None if example_s is None else example_s * self.recipe.batch_size
-        parted = worth_parting(self.gradients.all_reduce_bytes, least_s)
-        firsts = map(self.optimizer_step.weight_of, self.gradients.bucket_boundaries if parted else ())
-        return compiled(self.module, list(firsts), layers_that_wait(self.module))
+        splits = should_split(self.gradients.all_reduce_bytes, least_s)
+        segment_starts = map(self.optimizer_step.weight_of, self.gradients.bucket_boundaries if splits else ())
+        return compiled(self.module, list(segment_starts), layers_that_wait(self.module))
 
     @property
     def rows(self) -> slice:
@@ -108,13 +109,13 @@ class Trainer:
         self.steps.restart()
         self.gradients.close()
 
-    def feed(self, examples: Examples, first_step: int, notice: Callable[[str], object]) -> Loader:
+    def feed(self, examples: Examples, first_step: int, notify: Callable[[str], object]) -> Loader:
         """Load this process's rows of the batches, from a step on."""
         recipe, world, workers = self.recipe, self.world, self._workers()
         order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
         on_bad = recipe.loading.bad_examples
-        kept = keep_on_device(examples, world.device, workers=workers, say=notice, on_piece=world.mark_progress)
-        return make_loader(kept, order, workers=workers, on_bad=on_bad, device=world.device, notice=notice)
+        kept = keep_on_device(examples, world.device, workers=workers, notify=notify, on_piece=world.mark_progress)
+        return make_loader(kept, order, workers=workers, on_bad=on_bad, device=world.device, notify=notify)
 
     def _workers(self) -> int:
         return self.recipe.loading.workers or reading_threads(self.world.local_size)
@@ -149,14 +150,13 @@ class Trainer:
 
     def _compute(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
         """Run the device's part of a step. The host reads no tensor in it, so that a CUDA graph can capture it."""
-        parts, rows = self.recipe.execution.accumulation_steps, self.layout.rows[self.world.rank]
+        micro_batches, rows = self.recipe.execution.accumulation_steps, self.layout.rows[self.world.rank]
         losses: list[Tensor] = []
         self.gradients.start()
-        for part, (inputs, targets) in enumerate(
-            zip(inputs_B.chunk(parts), targets_B.chunk(parts), strict=True), start=1
-        ):
-            if part == parts:
-                self.gradients.all_reduce_in_backward()
+        micro = zip(inputs_B.chunk(micro_batches), targets_B.chunk(micro_batches), strict=True)
+        for count, (inputs, targets) in enumerate(micro, start=1):
+            if count == micro_batches:
+                self.gradients.begin_last_backward()
             with self.optimizer_step.compute_weights():
                 # The loss is a mean over this process's examples; the step needs the mean over all processes'.
                 share = self._loss(inputs, targets) * (rows / self.recipe.batch_size)
@@ -193,45 +193,45 @@ class Trainer:
         examples: Examples,
         *,
         bad: dict[str, int] | None = None,
-        notice: Callable[[str], object] | None = None,
+        notify: Callable[[str], object] | None = None,
     ) -> dict[str, float]:
         """Compute the loss and every metric over a whole set, the same in every process.
 
         Args:
             examples: The set.
             bad: Counts examples that this process could not read, by name.
-            notice: Called with a sentence when an example is first found to be damaged.
+            notify: Called with a sentence when an example is first found to be damaged.
         """
         names = ["loss", *self.recipe.metrics]
         values = [0.0] * len(names)
-        seen = self.seen(examples, bad=bad, notice=notice)
-        if seen is not None:
+        predictions = self.predict(examples, bad=bad, notify=notify)
+        if predictions is not None:
             with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-                values[0] = self.recipe.loss(*seen).item()
-            values[1:] = [float(metric(*seen)) for metric in self.recipe.metrics.values()]
+                values[0] = self.recipe.loss(*predictions).item()
+            values[1:] = [float(metric(*predictions)) for metric in self.recipe.metrics.values()]
         return dict(zip(names, self.world.broadcast_on_host(values), strict=True))
 
-    def seen(
+    def predict(
         self,
         examples: Examples,
         *,
         bad: dict[str, int] | None = None,
-        notice: Callable[[str], object] | None = None,
+        notify: Callable[[str], object] | None = None,
     ) -> Predictions | None:
         """Run the network over a whole set. Collective; the first process gets the outputs, the others None.
 
         Args:
             examples: The set.
             bad: As of `validate`.
-            notice: As of `validate`.
+            notify: As of `validate`.
         """
         self.module.eval()
         with torch.inference_mode(), cast_of(self.recipe, self.world.device):
             workers = 0 if examples.in_memory else self._workers()
             counted = {} if bad is None else bad
-            return predict(self.module, examples, self.world, self.recipe, workers=workers, bad=counted, notice=notice)
+            return predict(self.module, examples, self.world, self.recipe, workers=workers, bad=counted, notify=notify)
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def ema_weights(self) -> AbstractContextManager[None]:
         """Give the network the EMA of its weights, where the recipe has one, while the context is open."""
         return nullcontext() if self.ema is None else self.ema.swapped()
 

@@ -8,7 +8,7 @@ import torch
 
 from penstock.train.data.loader import Batch, ReadingLoader
 from penstock.train.data.resident import Resident, ResidentLoader, keep_on_device, make_loader
-from penstock.train.data.sampler import Places, training_order
+from penstock.train.data.sampler import BatchIndices, training_order
 from tests.support.examples import Counted
 
 pytestmark = pytest.mark.gpu
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 STEPS, COUNT, BATCH = 40, 500, 64
 
 
-def order() -> Iterator[Places]:
+def order() -> Iterator[BatchIndices]:
     return islice(training_order(3, COUNT, BATCH), STEPS)
 
 
@@ -54,5 +54,5 @@ def check(batch: Batch, expected: Batch) -> None:
 
 def test_a_small_set_stays_on_the_gpu() -> None:
     said: list[str] = []
-    assert isinstance(keep_on_device(examples(), torch.device("cuda"), workers=2, say=said.append), Resident)
+    assert isinstance(keep_on_device(examples(), torch.device("cuda"), workers=2, notify=said.append), Resident)
     assert "stay on cuda" in said[0]

@@ -59,7 +59,7 @@ def recipe(**changes: Any) -> Recipe:
 
 def made(module: nn.Module, asked: Recipe) -> Trainer:
     trainer = Trainer(module, asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0])
-    trainer.say = pytest.fail
+    trainer.notify = pytest.fail
     return trainer
 
 
@@ -180,7 +180,7 @@ def test_chance_of_the_host_is_not_captured() -> None:
         trainer = Trainer(
             nn.Sequential(Draws(), network()), asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0]
         )
-        trainer.say = said.append
+        trainer.notify = said.append
         assert torch.stack(steps(trainer, range(STEPS))).isfinite().all()
     assert not trainer.steps.is_captured
     assert "draws random numbers on the host" in said[0]
@@ -251,7 +251,7 @@ def test_what_cannot_be_captured_is_launched_and_says_why(changes: dict[str, Any
     asked, said = recipe(**changes), []
     with numerics(asked):
         trainer = Trainer(network(norm), asked, STEPS, World(device=torch.device("cuda")), inputs=INPUTS[0])
-        trainer.say = said.append
+        trainer.notify = said.append
         losses = torch.stack(steps(trainer, range(STEPS)))
     assert losses.isfinite().all()
     assert not trainer.steps.is_captured

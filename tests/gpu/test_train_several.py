@@ -62,7 +62,7 @@ def run(layout: str, *, graph: bool, world: World) -> tuple[bool, torch.Tensor, 
         trainer = Trainer(
             SmallConvNet(0.3), recipe, STEPS, world, inputs=rng.normal(size=(2, 3, 8, 8)).astype(np.float32)
         )
-        trainer.say = said.append
+        trainer.notify = said.append
         losses = []
         for step in range(STEPS):
             inputs = rng.normal(size=(BATCH, 3, 8, 8)).astype(np.float32)

@@ -48,10 +48,10 @@ def test_the_kernels_give_the_references_answers(rows: int, classes: int, dtype:
     assert sums_5N.dtype == torch.float32
     torch.testing.assert_close(sums_5N.double(), exact_5N, rtol=3e-6, atol=3e-6)
     scale = torch.tensor(1 / rows, device="cuda")
-    most_N, of_all_N = exact_5N[0], 0.5 / exact_5N[1]
-    exact_NC = reference.class_gradient(logits_NC.double(), labels_N, most_N, of_all_N, scale, EVEN, WANTED)
+    max_logit_N, softmax_scale_N = exact_5N[0], 0.5 / exact_5N[1]
+    exact_NC = reference.class_gradient(logits_NC.double(), labels_N, max_logit_N, softmax_scale_N, scale, EVEN, WANTED)
     torch.full_like(logits_NC, torch.nan)
-    found_NC = class_gradient(logits_NC, labels_N, most_N.float(), of_all_N.float(), scale, EVEN, WANTED)
+    found_NC = class_gradient(logits_NC, labels_N, max_logit_N.float(), softmax_scale_N.float(), scale, EVEN, WANTED)
     assert found_NC.dtype == dtype
     # Where the two parts of a gradient nearly cancel out, what is left is as exact as the parts.
     least = 2**-24 if dtype == torch.float16 else 1e-12
@@ -108,8 +108,8 @@ def test_more_numbers_than_32_bits_count() -> None:
     logits_NC.random_(-4, 5)
     labels_N = torch.arange(rows, device="cuda") * 909
     sums_5N = class_sums(logits_NC, labels_N)
-    of_all_N, scale = 1 / sums_5N[1], torch.ones((), device="cuda")
-    grad_NC = class_gradient(logits_NC, labels_N, sums_5N[0], of_all_N, scale, 0.0, 1.0)
+    softmax_scale_N, scale = 1 / sums_5N[1], torch.ones((), device="cuda")
+    grad_NC = class_gradient(logits_NC, labels_N, sums_5N[0], softmax_scale_N, scale, 0.0, 1.0)
     for row in (slice(0, 2), slice(766, 770), slice(rows - 2, rows)):
         part_NC, own_N = logits_NC[row].double(), labels_N[row]
         exact_5N = reference.class_sums(part_NC, own_N)

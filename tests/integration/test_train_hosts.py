@@ -69,7 +69,7 @@ app = Application(
         execution=StepExecution(threads=1),
         ema=EMASettings(decay=0.9),
         parallel=Parallel(
-            batch_norm="synchronised",
+            batch_norm="synchronized",
             placements={
                 "0": Placement(kind="fully-sharded"),
             "3": Placement(kind="column-parallel"),

@@ -68,7 +68,7 @@ def trainer(case: tuple[str, str], world: World) -> Trainer:
         optimizer=MAKES[name],
         batch_size=BATCH,
         steps=STEPS + 1,
-        parallel=Parallel(batch_norm="synchronised", placements=PLACEMENTS[placed]),
+        parallel=Parallel(batch_norm="synchronized", placements=PLACEMENTS[placed]),
         ema=EMASettings(decay=0.9, warm_up=True),
     )
     # In float64 hardly more than mistakes is left.

@@ -90,11 +90,11 @@ def test_the_breakdown_is_of_both_processes(together: Path) -> None:
     assert (together / "timeline.svg").exists()
     breakdown = json.loads((together / "step-time.json").read_text())
     assert [len(steps) for steps in breakdown["ranks"]] == [5, 5]
-    parts = ("compute", "transfer", "imbalance", "input", "launch")
+    parts = ("compute", "communication", "imbalance", "input", "launch")
     for step in itertools.chain(*breakdown["ranks"]):
         assert sum(step[f"{name}_ns"] for name in parts) == step["wall_ns"]
         assert step["compute_ns"] > 0
-        assert step["transfer_ns"] + step["imbalance_ns"] + step["hidden_ns"] > 0
+        assert step["communication_ns"] + step["imbalance_ns"] + step["overlapped_ns"] > 0
 
 
 def _shapes(checkpoint: Any) -> Any:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, without
-from penstock.train.profile.step_time import PARTS, When, parts_of, split
+from penstock.train.profile.step_time import PARTS, ActivitySpans, parts_of, split
 
 MOST = 40
 spans = st.lists(st.tuples(st.integers(0, MOST), st.integers(0, MOST)).map(lambda pair: Span(*pair)), max_size=8)
@@ -36,12 +36,14 @@ def test_every_nanosecond_of_a_step_is_in_exactly_one_part(
     compute: list[Span], collective: list[Span], moving: list[Span], waiting: list[Span], start_ns: int, length: int
 ) -> None:
     window = Span(start_ns, start_ns + length)
-    when = When(compute=union(compute), collective=union(collective), moving=union(moving), waiting=union(waiting))
-    parts = parts_of(window, when)
+    activities = ActivitySpans(
+        compute=union(compute), collective=union(collective), moving=union(moving), waiting=union(waiting)
+    )
+    parts = parts_of(window, activities)
     assert list(parts) == list(PARTS)
     assert sorted(at for part in parts.values() for at in inside(part)) == list(range(*window))
-    shares = split(window, when)
+    shares = split(window, activities)
     assert shares.wall_ns == sum(shares.parts.values()) == length
     assert shares.compute_ns == len(inside(compute) & inside([window]))
-    assert shares.hidden_ns == len(inside(compute) & inside(collective) & inside([window]))
+    assert shares.overlapped_ns == len(inside(compute) & inside(collective) & inside([window]))
     assert shares.input_ns == len((inside([window]) & inside(waiting)) - inside(compute) - inside(collective))

@@ -14,7 +14,7 @@ from penstock.nn.normalisation import SequenceBatchNorm
 from penstock.train.checkpoint.format import Checkpoint, newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
-from penstock.train.parallel.batch_norm import synchronise
+from penstock.train.parallel.batch_norm import synchronize
 from penstock.train.parallel.world import World
 from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe
 from penstock.train.step.ema import EMA
@@ -54,7 +54,7 @@ def test_the_mean_is_of_weights_and_statistics_and_what_is_evaluated(warm_up: bo
         for name, own in state(one).items():
             mean[name] = kept * mean[name] + (1 - kept) * own
     last = state(one)
-    with one.averaged():
+    with one.ema_weights():
         averaged = state(one)
         for name in ("0.weight", "0.running_mean", "0.running_var", "1.weight", "1.bias"):
             torch.testing.assert_close(averaged[name].double(), mean[name], rtol=1e-5, atol=1e-7)
@@ -90,7 +90,7 @@ def test_a_run_goes_on_with_its_mean(tmp_path: Path, warm_up: bool) -> None:
     restore_checkpoint(checkpoint, other)
     for together in (one, other):
         together.step(BATCH, 3)
-    with one.averaged(), other.averaged():
+    with one.ema_weights(), other.ema_weights():
         for name, tensor in state(one).items():
             assert torch.equal(state(other)[name], tensor)
 
@@ -110,7 +110,7 @@ def test_the_statistics_of_every_kind_of_batch_norm_are_averaged_and_constants_a
     net = nn.Sequential(nn.BatchNorm2d(2), SequenceBatchNorm(3), nn.BatchNorm1d(2, track_running_stats=False))
     group: Any = object()
     pictures = nn.Sequential(nn.BatchNorm2d(2))
-    synchronise(pictures, World(0, 2, group=group), (4, 4))
+    synchronize(pictures, World(0, 2, group=group), (4, 4))
     net.append(pictures)
     net.register_buffer("table", torch.zeros(2))
     found = set(EMA(net, 0.9).mean) - {name for name, _ in net.named_parameters()}

@@ -1,4 +1,4 @@
-"""`penstock.fit` in this process: arrays and tensors in, a trained network out, and sentences for what is wrong."""
+"""`penstock.fit` in this process: arrays and tensors in, a trained network out, and notices for what is wrong."""
 
 import json
 import threading
@@ -100,6 +100,15 @@ def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest
     assert fit(network(), train, out=tmp_path / "run", **changes).parameter_hash == resumed.parameter_hash
     with pytest.raises(TrainError, match=r"holds a training of something else \(seed: 0 and now 1\)"):
         fit(network(), train, out=tmp_path / "run", seed=1, **changes)
+    # It flips the direction of every update.
+    with pytest.raises(TrainError, match=r"holds a training of something else \(learned: .*'maximize': 'True'"):
+        fit(
+            network(),
+            train,
+            out=tmp_path / "run",
+            optimizer=lambda own: torch.optim.AdamW(own, 1e-3, maximize=True),
+            **changes,
+        )
     with pytest.raises(TrainError, match=r"holds a training of something else \(learned: "):
         fit(network(), (train[0] + 1, train[1]), out=tmp_path / "run", **changes)
 

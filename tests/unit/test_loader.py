@@ -11,14 +11,14 @@ from penstock.train.data.examples import ArraySet
 from penstock.train.data.loader import Batch, Loader, ReadingLoader, first_inputs
 from penstock.train.data.readers import in_order, reading_threads
 from penstock.train.data.resident import Resident, keep_on_device, make_loader
-from penstock.train.data.sampler import Places, batch_indices, draws_of, example_seeds, one_pass, training_order
+from penstock.train.data.sampler import BatchIndices, batch_indices, draws_of, example_seeds, one_pass, training_order
 from tests.support.examples import Counted
 
 SEED = 5
 CPU = torch.device("cpu")
 
 
-def order(count: int, batch: int, steps: int) -> "islice[Places]":
+def order(count: int, batch: int, steps: int) -> "islice[BatchIndices]":
     return islice(training_order(SEED, count, batch), steps)
 
 
@@ -115,7 +115,7 @@ def test_a_bad_example_stops_at_its_batch(workers: int) -> None:
 def test_bad_examples_are_replaced_named_and_counted(workers: int) -> None:
     said: list[str] = []
     examples = Counted(50, bad=(3, 4))
-    feed = ReadingLoader(examples, order(50, 25, 6), workers=workers, on_bad="skip", notice=said.append)
+    feed = ReadingLoader(examples, order(50, 25, 6), workers=workers, on_bad="skip", notify=said.append)
     got = batches(feed)
     indices = np.concatenate([batch.inputs[:, 0].numpy() for batch in got])
     assert len(indices) == 150
@@ -206,7 +206,7 @@ def test_resident_examples_stop_at_the_same_batch() -> None:
 def test_examples_stay_where_they_are_on_a_cpu() -> None:
     examples = Counted(50, varies=False)
     said: list[str] = []
-    assert keep_on_device(examples, CPU, workers=2, say=said.append) is examples
+    assert keep_on_device(examples, CPU, workers=2, notify=said.append) is examples
     assert (said, examples.reads) == ([], 0)
 
 
@@ -217,10 +217,10 @@ def test_what_fits_into_a_quarter_of_a_gpus_free_memory_stays_there(monkeypatch:
     examples, changing, said = Counted(50, varies=False), Counted(50), list[str]()
     device = torch.device("cuda", 0)
     free = 4 * 50 * (1 << 18)
-    assert keep_on_device(examples, device, workers=2, say=said.append)[:3] == (examples, device, 2)  # pyright: ignore
-    assert keep_on_device(changing, device, workers=2, say=said.append) is changing
+    assert keep_on_device(examples, device, workers=2, notify=said.append)[:3] == (examples, device, 2)  # pyright: ignore
+    assert keep_on_device(changing, device, workers=2, notify=said.append) is changing
     free -= 4
-    assert keep_on_device(examples, device, workers=2, say=said.append) is examples
+    assert keep_on_device(examples, device, workers=2, notify=said.append) is examples
     assert said == [
         "The examples (0.0 GB) stay on cuda:0: 0.0 GB are free for them.",
         "The examples (0.0 GB) are read by 2 threads: they are read differently in each epoch.",

@@ -116,12 +116,12 @@ def test_training_with_copies_is_training_under_autocast(make: Callable[[Any], O
     ours, optimizer, working = made(make)
     theirs, their_optimizer, _ = made(make)
     assert why_no_master_weights(recipe(), optimizer) is None
-    gradients = GradientBuckets(working.leaves, [], World(), ready=working.step, keep_wire_dtype=True)
+    gradients = GradientBuckets(working.leaves, [], World(), ready=working.step, keep_comm_dtype=True)
     run: Any = torch.compile(ours, backend="eager", fullgraph=True) if compiled else ours
     for step in range(4):
         x_BCHW = torch.randn(6, 3, 9, 9, generator=torch.Generator().manual_seed(step))
         gradients.start()
-        gradients.all_reduce_in_backward()
+        gradients.begin_last_backward()
         with working.entered(), autocast():
             loss = run(x_BCHW).square().mean()
         loss.backward()
@@ -176,7 +176,7 @@ def test_replaced_weights_are_copied_anew() -> None:
 )
 def test_where_there_are_no_copies_the_run_says_why(changes: dict[str, Any], make: Any, why: str) -> None:
     trainer = Trainer(nn.Linear(6, 3), recipe(optimizer=make, **changes), 1, inputs=np.zeros((2, 6), np.float32))
-    assert [why in sentence for sentence in trainer.layout.sentences] == [True]
+    assert [why in notice for notice in trainer.layout.notices] == [True]
     assert torch.isfinite(trainer.step((torch.randn(8, 6), torch.randint(0, 3, (8,))), 0))
 
 
@@ -240,12 +240,12 @@ def test_a_network_that_goes_round_its_layers_is_refused(kind: type[nn.Module]) 
 
 def test_what_is_computed_in_fp32_or_watched_has_no_copies() -> None:
     trainer = trainer_of(Exact())
-    assert "2 of 6" in trainer.layout.sentences[-1]
+    assert "2 of 6" in trainer.layout.notices[-1]
     assert torch.isfinite(trainer.step(BATCHES[0], 0))
     module, seen = Small(), list[int]()
     module.head.weight.register_hook(lambda gradient: seen.append(gradient.numel()))
     trainer = trainer_of(module)
-    assert "3 of 6" in trainer.layout.sentences[-1]
+    assert "3 of 6" in trainer.layout.notices[-1]
     trainer.step(BATCHES[0], 0)
     assert seen == [24]
 
@@ -269,10 +269,10 @@ def test_what_was_compiled_without_copies_is_compiled_anew() -> None:
                 loss.backward()
                 optimizer.step()
         else:
-            gradients = GradientBuckets(working.leaves, [], World(), ready=working.step, keep_wire_dtype=True)
+            gradients = GradientBuckets(working.leaves, [], World(), ready=working.step, keep_comm_dtype=True)
             for inputs, targets in BATCHES:
                 gradients.start()
-                gradients.all_reduce_in_backward()
+                gradients.begin_last_backward()
                 with working.entered():
                     with autocast():
                         loss = CrossEntropy()(run(inputs), targets)
@@ -303,5 +303,5 @@ def test_a_training_that_is_resumed_goes_on_bit_for_bit(make: Any, tmp_path: Pat
         second.step(BATCHES[step], step)
     for mine, right in zip(second.module.state_dict().values(), whole.module.state_dict().values(), strict=True):
         assert torch.equal(mine, right)
-    with whole.averaged(), second.averaged():
+    with whole.ema_weights(), second.ema_weights():
         assert torch.equal(whole.module.state_dict()["head.weight"], second.module.state_dict()["head.weight"])

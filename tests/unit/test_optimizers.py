@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
-from penstock.train.checkpoint.state import check_optimizer
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.tensor_parallel import WeightSlice
 from penstock.train.recipe import ArraySet, Data, Recipe
-from penstock.train.step.capturable_optimizer import CapturableOptimizer
+from penstock.train.step.capturable_optimizer import CapturableOptimizer, check_optimizer
 from penstock.train.step.optimizers import LAMB, LARS, Layerwise
 from penstock.train.trainer import Trainer
 
@@ -200,7 +199,7 @@ def test_parts_of_weights_move_as_the_whole_ones_do(make: Make) -> None:
     together = Together()
     both, parts = make([matrix, bias], lr=0.1), [make(list(own), lr=0.1) for own in zip(halves, biases, strict=True)]
     for rank, optimizer in enumerate(parts):
-        optimizer.over_parts([halves[rank]], together.total(rank))
+        optimizer.set_sharded([halves[rank]], together.total(rank))
     with ThreadPoolExecutor(2) as threads:
         for step in range(1, 5):
             grads = give([matrix, bias], step)

@@ -105,7 +105,7 @@ def test_small_sums_of_gradients_go_over_the_memory(sent: Sent, rows: int, dtype
     memory, layer = Memory(), torch.nn.Linear(4, rows, bias=False, dtype=dtype)
     gradients = GradientBuckets(dict(layer.named_parameters()), [], of_two(memory), bucket_bytes=1 << 30)
     gradients.start()
-    gradients.all_reduce_in_backward()
+    gradients.begin_last_backward()
     layer(torch.ones(1, 4, dtype=dtype)).sum().backward()
     gradients.finish()
     (found,) = gradients.tensors
@@ -132,7 +132,7 @@ def test_what_is_stepped_aside_has_something_beside_it(
     named = dict(layers.named_parameters())
     gradients = GradientBuckets(named, [cut], of_two(memory), ready=lambda parameters, _: stepped.extend(parameters))
     gradients.start()
-    gradients.all_reduce_in_backward()
+    gradients.begin_last_backward()
     layers(torch.ones(1, 4)).sum().backward()
     gradients.finish()
     assert {id(parameter) for parameter in stepped} == {id(parameter) for parameter in named.values()}

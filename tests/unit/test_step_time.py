@@ -39,10 +39,10 @@ def trace(*does: Work, rank: int = 0, steps: tuple[Span, ...] = (Span(0, 100),),
 
 def shares_of(*traces: Trace) -> list[list[int]]:
     breakdown = breakdown_of(traces, device="a GPU", batch_size=64)
-    return [[*shares[0].parts.values(), shares[0].hidden_ns] for shares in breakdown.shares]
+    return [[*shares[0].parts.values(), shares[0].overlapped_ns] for shares in breakdown.shares]
 
 
-#            compute transfer imbalance input launch hidden
+#            compute communication imbalance input launch overlapped
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
@@ -92,7 +92,12 @@ def test_processes_that_did_other_things_are_refused() -> None:
 
 def breakdown() -> StepTimeBreakdown:
     shares = Shares(
-        compute_ns=6_000_000, transfer_ns=1_500_000, imbalance_ns=500_000, input_ns=0, launch_ns=2_000_000, hidden_ns=7
+        compute_ns=6_000_000,
+        communication_ns=1_500_000,
+        imbalance_ns=500_000,
+        input_ns=0,
+        launch_ns=2_000_000,
+        overlapped_ns=7,
     )
     return StepTimeBreakdown(
         device="a GPU", batch_size=64, shares=((shares, shares), (shares, shares)), undisturbed_ms=9.5
@@ -102,14 +107,20 @@ def breakdown() -> StepTimeBreakdown:
 def test_people_get_a_table_and_programs_plain_fields() -> None:
     said = breakdown().describe().splitlines()
     assert said[0] == "2 steps of 64 examples on a GPU: 10.00 ms each; 9.50 ms without the profiler."
-    assert said[1].split() == ["step", "compute", "transfer", "imbalance", "input", "launch", "hidden"]
+    assert said[1].split() == ["step", "compute", "communication", "imbalance", "input", "launch", "overlapped"]
     assert said[2].split()[:6] == ["rank", "0", "10.00", "ms", "6.00", "ms"]
     assert said[4].split()[0] == "mean"
-    assert [line.split(":")[0] for line in said[5:]] == ["transfer 15%", "launch 20%"]
+    assert [line.split(":")[0] for line in said[5:]] == ["communication 15%", "launch 20%"]
     fields = json.loads(json.dumps(breakdown().as_json()))
-    assert fields["fractions"] == {"compute": 0.6, "transfer": 0.15, "imbalance": 0.05, "input": 0.0, "launch": 0.2}
+    assert fields["fractions"] == {
+        "compute": 0.6,
+        "communication": 0.15,
+        "imbalance": 0.05,
+        "input": 0.0,
+        "launch": 0.2,
+    }
     step = fields["ranks"][1][0]
-    parts = ("compute", "transfer", "imbalance", "input", "launch")
+    parts = ("compute", "communication", "imbalance", "input", "launch")
     assert sum(step[f"{name}_ns"] for name in parts) == step["wall_ns"] == 10_000_000
 
 
@@ -150,8 +161,8 @@ def test_steps_are_what_the_device_did_for_them() -> None:
     assert {one.lane for one in read.work} == {"stream 7", "stream 9", "stream 11"}
     assert [one.kind for one in read.work] == ["compute", "collective", "compute", "compute", "copy", "compute"]
     first, last = breakdown_of([read], device="", batch_size=1).shares[0]
-    assert first.parts == {"compute": 16_000, "transfer": 0, "imbalance": 0, "input": 0, "launch": 1_875}
-    assert last.parts == {"compute": 10_500, "transfer": 0, "imbalance": 0, "input": 8_000, "launch": 1_000}
+    assert first.parts == {"compute": 16_000, "communication": 0, "imbalance": 0, "input": 0, "launch": 1_875}
+    assert last.parts == {"compute": 10_500, "communication": 0, "imbalance": 0, "input": 8_000, "launch": 1_000}
     assert from_text(as_text(read)) == read
 
 
@@ -161,7 +172,7 @@ def test_what_goes_over_gpus_own_memory_is_a_collective(name: str) -> None:
     written["traceEvents"].append(event(name, "kernel", 90, 101.5, correlation=4, stream=8))
     read = read_trace(written, 0, on_gpu=True, before=1)
     last = breakdown_of([read], device="", batch_size=1).shares[0][-1]
-    assert (last.parts["compute"], last.parts["transfer"], last.hidden_ns) == (10_500, 2_000, 9_500)
+    assert (last.parts["compute"], last.parts["communication"], last.overlapped_ns) == (10_500, 2_000, 9_500)
 
 
 def test_on_a_cpu_an_operation_that_waits_in_a_collective_computes_nothing() -> None:
@@ -176,8 +187,8 @@ def test_on_a_cpu_an_operation_that_waits_in_a_collective_computes_nothing() -> 
     read = read_trace({"traceEvents": events}, 0, on_gpu=False)
     assert read.steps == (Span(0, 35_000),)
     (shares,) = breakdown_of([read], device="", batch_size=1).shares[0]
-    assert shares.parts == {"compute": 15_000, "transfer": 15_000, "imbalance": 0, "input": 4_000, "launch": 1_000}
-    assert shares.hidden_ns == 2_000
+    assert shares.parts == {"compute": 15_000, "communication": 15_000, "imbalance": 0, "input": 4_000, "launch": 1_000}
+    assert shares.overlapped_ns == 2_000
 
 
 def test_a_trace_without_marks_or_kernels_is_refused() -> None:
@@ -219,7 +230,7 @@ def test_real_steps_add_up(tmp_path: Path) -> None:
     assert found is not None
     (steps,) = found.shares
     assert len(steps) == 4
-    assert all(share.compute_ns > 0 and share.launch_ns > 0 and share.transfer_ns == 0 for share in steps)
+    assert all(share.compute_ns > 0 and share.launch_ns > 0 and share.communication_ns == 0 for share in steps)
     assert found.undisturbed_ms is not None
     assert {file.name for file in tmp_path.iterdir()} == {"trace.json", "step-time.json", "timeline.svg"}
     assert json.loads((tmp_path / "step-time.json").read_text()) == json.loads(json.dumps(found.as_json()))

@@ -20,11 +20,11 @@ def test_validations_and_checkpoints_are_left_out() -> None:
     # A checkpoint of 5 s between steps of 3 s and 1 s.
     pace.leave_out(5.0)
     pace.taken(200)
-    assert pace.turn(109.0).samples_per_s == 125.0
+    assert pace.reset(109.0).samples_per_s == 125.0
     # A validation of 11 s.
     pace.leave_out(11.0)
     pace.taken(100)
-    assert pace.turn(122.0).samples_per_s == 50.0
+    assert pace.reset(122.0).samples_per_s == 50.0
     assert pace.whole == Rate(samples_per_s=100.0, mfu=0.1)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.train.step.compile import compiled, worth_parting
+from penstock.train.step.compile import compiled, should_split
 
 # Torch's compiler warns of what it does itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -129,6 +129,6 @@ def test_a_chain_with_a_forward_of_its_own_stays_what_it_is() -> None:
 def test_parts_are_worth_it_where_gradients_travel_long_beside_the_arithmetic() -> None:
     # ResNet-50 at 1,024 over two GPUs, and at 256 over four: seconds at the device's peak.
     all_reduce_bytes = 51_000_000
-    assert not worth_parting(all_reduce_bytes, 12.7e-3)
-    assert worth_parting(all_reduce_bytes, 1.6e-3)
-    assert worth_parting(all_reduce_bytes, None)
+    assert not should_split(all_reduce_bytes, 12.7e-3)
+    assert should_split(all_reduce_bytes, 1.6e-3)
+    assert should_split(all_reduce_bytes, None)

@@ -13,11 +13,11 @@ from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
-from penstock.train.checkpoint.state import check_optimizer, full_state, load_full_state, parts_of
+from penstock.train.checkpoint.state import full_state, load_full_state, parts_of
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.parallel import buckets as gradients_module
 from penstock.train.parallel import losses
-from penstock.train.parallel.batch_norm import SynchronisedBatchNorm, synchronise
+from penstock.train.parallel.batch_norm import SynchronizedBatchNorm, synchronize
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.layout import lay_out, rows_of
 from penstock.train.parallel.losses import CrossEntropy, _VocabParallelLoss  # pyright: ignore[reportPrivateUsage]
@@ -25,6 +25,7 @@ from penstock.train.parallel.tensor_parallel import ParallelModel, WeightSlice, 
 from penstock.train.parallel.world import World
 from penstock.train.placement import Placement
 from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe, StepExecution, with_overrides
+from penstock.train.step.capturable_optimizer import check_optimizer
 from penstock.train.trainer import Trainer
 
 NOTHING = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
@@ -101,7 +102,7 @@ def test_gradients_of_several_processes_travel_in_buckets(
         net(inputs[:2]).sum().backward()
         assert not sent
         assert not ready
-        gradients.all_reduce_in_backward()
+        gradients.begin_last_backward()
         net(inputs[2:]).sum().backward()
         # What the backward pass has not used is in the first bucket, which cannot be sent before the end.
         assert not sent
@@ -132,7 +133,7 @@ def test_gradients_travel_while_others_are_made(monkeypatch: pytest.MonkeyPatch)
     for parameter in first.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: seen.append("made"))
     gradients.start()
-    gradients.all_reduce_in_backward()
+    gradients.begin_last_backward()
     net(torch.randn(2, 4)).sum().backward()
     assert seen[:2] == ["summed", "ready"]
     gradients.finish()
@@ -162,7 +163,7 @@ def test_nothing_travels_while_layers_wait_for_other_processes(monkeypatch: pyte
     for _ in range(2):
         seen.clear()
         gradients.start()
-        gradients.all_reduce_in_backward()
+        gradients.begin_last_backward()
         net(torch.randn(2, 4)).sum().backward()
         gradients.finish()
         # Each hook of this test comes behind that of the gradients.
@@ -242,7 +243,7 @@ def test_shares_of_a_batch() -> None:
     [
         ({"execution.accumulation_steps": 0}, "execution.accumulation_steps 0; it must be a number above 0"),
         ({"clip_norm": -1.0}, "clip_norm -1.0"),
-        ({"parallel.batch_norm": "shared"}, "batch_norm 'shared'; choose one of local, synchronised"),
+        ({"parallel.batch_norm": "shared"}, "batch_norm 'shared'; choose one of local, synchronized"),
         ({"parallel.gradient_precision": "fp8"}, "gradient_precision 'fp8'"),
         ({"parallel.placements": "best"}, "placements 'best'; give 'auto', or placements by layer"),
     ],
@@ -359,14 +360,14 @@ def test_optimizers_that_need_whole_weights_are_refused_where_weights_are_cut() 
             check_optimizer(refused, cut)
 
 
-def test_a_synchronised_batch_norm_has_the_same_state_and_answers_when_served() -> None:
+def test_a_synchronized_batch_norm_has_the_same_state_and_answers_when_served() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3))
     net(torch.randn(4, 1, 5, 5))
     net.eval()
     names, inputs = list(net.state_dict()), torch.randn(2, 1, 5, 5)
     expected = net(inputs)
-    synchronise(net, company(2), (4, 4))
-    assert isinstance(net[1], SynchronisedBatchNorm)
+    synchronize(net, company(2), (4, 4))
+    assert isinstance(net[1], SynchronizedBatchNorm)
     assert list(net.state_dict()) == names
     net.eval()
     torch.testing.assert_close(net(inputs), expected)
@@ -387,9 +388,9 @@ def test_a_batch_norm_with_one_example_in_a_process_is_refused() -> None:
         (nn.BatchNorm1d(3, momentum=None), "without running statistics, weights or momentum"),
     ],
 )
-def test_a_batch_norm_that_cannot_be_synchronised_is_refused(norm: nn.Module, sentence: str) -> None:
+def test_a_batch_norm_that_cannot_be_synchronized_is_refused(norm: nn.Module, sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence):
-        synchronise(nn.Sequential(norm), company(2), (4, 4))
+        synchronize(nn.Sequential(norm), company(2), (4, 4))
 
 
 def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path: Path) -> None:
@@ -408,7 +409,7 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
         one.step((inputs, labels), step)
         mean = 0.75 * mean + 0.25 * weight(one)
     last = weight(one).clone()
-    with one.averaged():
+    with one.ema_weights():
         torch.testing.assert_close(weight(one), mean)
     assert torch.equal(weight(one), last)
     with Saver(tmp_path, World()) as saver:
@@ -419,6 +420,6 @@ def test_the_running_mean_of_the_weights_is_kept_validated_and_restored(tmp_path
     restore_checkpoint(checkpoint, other)
     for together in (one, other):
         together.step((inputs, labels), 3)
-    with one.averaged(), other.averaged():
+    with one.ema_weights(), other.ema_weights():
         assert torch.equal(weight(one), weight(other))
         assert not torch.equal(weight(one), last)

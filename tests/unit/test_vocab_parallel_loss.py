@@ -66,9 +66,11 @@ def test_half_precision_is_summed_in_float32_and_rounded_once() -> None:
     torch.testing.assert_close(sums_5N.double(), exact_5N, rtol=1e-6, atol=1e-6)
     assert sums_5N[4].tolist() == [1, 1, 0, 0]
     assert sums_5N[2, 2:].tolist() == [0, 0]
-    most_N, of_all_N, scale = exact_5N[0], 1 / exact_5N[1], torch.tensor(0.25).double()
-    exact_NC = class_gradient(logits_NC.double(), labels_N, most_N, of_all_N, scale, 0.01, 0.9)
-    found_NC = class_gradient(logits_NC, labels_N, most_N.float(), of_all_N.float(), scale.float(), 0.01, 0.9)
+    max_logit_N, softmax_scale_N, scale = exact_5N[0], 1 / exact_5N[1], torch.tensor(0.25).double()
+    exact_NC = class_gradient(logits_NC.double(), labels_N, max_logit_N, softmax_scale_N, scale, 0.01, 0.9)
+    found_NC = class_gradient(
+        logits_NC, labels_N, max_logit_N.float(), softmax_scale_N.float(), scale.float(), 0.01, 0.9
+    )
     assert found_NC.dtype == torch.bfloat16
     torch.testing.assert_close(found_NC.double(), exact_NC, rtol=2**-8, atol=1e-7)
 

@@ -101,7 +101,7 @@ _FULLY_SHARDED = {"features": Placement(kind="fully-sharded"), "classifier": Pla
 _CHECKPOINTED = {
     name: Placement(kind="fully-sharded", activation_checkpointing=True) for name in ("features", "classifier", "head")
 }
-_SYNCHRONISED = {"parallel.batch_norm": "synchronised"}
+_SYNCHRONIZED = {"parallel.batch_norm": "synchronized"}
 _IN_TWO_PARTS = {"execution.accumulation_steps": 2}
 
 CASES: dict[str, ParityCase] = {
@@ -109,8 +109,8 @@ CASES: dict[str, ParityCase] = {
     "data, uneven": ParityCase(batch=15, dropout=0.3),
     "data, accumulated": ParityCase(changes={"execution.accumulation_steps": 4}, dropout=0.3),
     "data, clipped": ParityCase(changes={"clip_norm": 0.01}),
-    "data, batch norm synchronised": ParityCase(changes=_SYNCHRONISED),
-    "data, batch norm synchronised, uneven": ParityCase(batch=15, changes=_SYNCHRONISED),
+    "data, batch norm synchronized": ParityCase(changes=_SYNCHRONIZED),
+    "data, batch norm synchronized, uneven": ParityCase(batch=15, changes=_SYNCHRONIZED),
     "tensor-parallel": ParityCase(placements=_pair()),
     "tensor-parallel, dropout": ParityCase(placements=_pair(), dropout=0.3),
     "tensor-parallel, chunks": ParityCase(placements=_pair(chunks=2), dropout=0.3),
@@ -132,14 +132,14 @@ CASES: dict[str, ParityCase] = {
     "vocab-parallel": ParityCase(placements=_VOCAB_PARALLEL),
     "vocab-parallel, uneven": ParityCase(placements=_VOCAB_PARALLEL, batch=26, dropout=0.3),
     "vocab-parallel, accumulated": ParityCase(placements=_VOCAB_PARALLEL, changes=_IN_TWO_PARTS, dropout=0.3),
-    "fully-sharded": ParityCase(placements=_FULLY_SHARDED, dropout=0.3, changes=_SYNCHRONISED),
+    "fully-sharded": ParityCase(placements=_FULLY_SHARDED, dropout=0.3, changes=_SYNCHRONIZED),
     "fully-sharded, checkpointed": ParityCase(
         placements=_CHECKPOINTED, dropout=0.3, changes={"clip_norm": 0.01, **_IN_TWO_PARTS}
     ),
     "all together": ParityCase(
         placements={**_pair(), **_VOCAB_PARALLEL, "features": Placement(kind="fully-sharded")},
         dropout=0.3,
-        changes={"clip_norm": 0.01, **_IN_TWO_PARTS, **_SYNCHRONISED},
+        changes={"clip_norm": 0.01, **_IN_TWO_PARTS, **_SYNCHRONIZED},
     ),
     "auto": ParityCase(placements="auto", dropout=0.3),
 }
@@ -150,7 +150,7 @@ ROUNDED: dict[str, ParityCase] = {
     "gradients in bf16": ParityCase(changes={"parallel.gradient_precision": "bf16"}),
     "all in bf16": ParityCase(
         placements={**_pair(chunks=2), **_VOCAB_PARALLEL, "features": Placement(kind="fully-sharded")},
-        changes={"parallel.gradient_precision": "bf16", "precision": "bf16", **_SYNCHRONISED},
+        changes={"parallel.gradient_precision": "bf16", "precision": "bf16", **_SYNCHRONIZED},
     ),
     "model in bf16": ParityCase(placements=_MODEL, changes={"precision": "bf16"}),
 }
@@ -314,7 +314,7 @@ def _groups(case: ParityCase, processes: int) -> list[list[Tensor]]:
 def _as_one(whole: nn.Module, case: ParityCase, processes: int, masks: Mapping[str, Tensor]) -> None:
     """Make the reference network use the ranks' dropout masks and batch-norm groups."""
     groups = [part for parts in _groups(case, processes) for part in parts]
-    if case.changes.get("parallel.batch_norm") == "synchronised":
+    if case.changes.get("parallel.batch_norm") == "synchronized":
         groups = [torch.cat(parts) for parts in zip(*_groups(case, processes), strict=True)]
     for name, layer in list(whole.named_modules()):
         above, _, last = name.rpartition(".")

@@ -79,7 +79,7 @@ def trainer_of(case: TrainingCase, world: World, inputs: Array) -> Trainer:
 
 def _penstock(case: TrainingCase, world: World, inputs: Array) -> Step:
     trainer = trainer_of(case, world, inputs)
-    trainer.say = print
+    trainer.notify = print
     taken = iter(range(1 << 62))
 
     def step(inputs_B: Tensor, labels_B: Tensor) -> Tensor:

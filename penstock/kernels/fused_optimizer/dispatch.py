@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.kernels.common import HAS_TRITON
 from penstock.kernels.fused_optimizer import reference
 from penstock.kernels.fused_optimizer.rules import Adam, Sgd
-from penstock.kernels.pointer_table import Addresses, is_plain
+from penstock.kernels.pointer_table import Addresses, is_dense
 
 
 @final
@@ -20,14 +20,14 @@ class Weights:
 
     Args:
         weights: float32.
-        copies: Compute copies in a lower precision, all of one type, with the weights' memory layout; None for weights
+        copies: Compute copies in a lower precision, all of one type, with the weights' memory format; None for weights
             without one.
     """
 
     def __init__(self, weights: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
         self._weights, self._copies = list(weights), list(copies)
         # Weights of torch's recurrent layers are unaligned views of one buffer.
-        by_kernel = weights[0].is_cuda and HAS_TRITON and all(map(is_plain, weights))
+        by_kernel = weights[0].is_cuda and HAS_TRITON and all(map(is_dense, weights))
         self._addresses = Addresses(weights) if by_kernel else None
 
     @torch.no_grad()
@@ -36,9 +36,9 @@ class Weights:
 
         Args:
             rule: The update rule.
-            gradients: All of one type, with the weights' memory layout.
+            gradients: All of one type, with the weights' memory format.
             rate: Learning rate, float32, a scalar on the device.
-            state: Optimizer state in the reference's order: momenta; or means, squares and steps. Same memory layout.
+            state: Optimizer state in the reference's order: momenta; or means, squares and steps. Same memory format.
         """
         if self._addresses is None:
             if isinstance(rule, Sgd):

@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B: Tensor) -> Tensor:
-    """The hidden state after one more frame; that of rows that are not valid stays what it was.
+    """Compute the hidden state after one more frame; invalid rows keep their state.
 
     Cho et al. 2014, section 2.3, with the reset gate behind the product, as cuDNN and `torch.nn.GRU` have it.
 
     Args:
-        input_BG: What the frame adds to the gates, biases included.
-        recurrent_BG: What the hidden state adds, biases included.
-        hidden_BH: The hidden state so far.
-        valid_B: Bool, whose frame it is.
+        input_BG: The frame's part of the gates, biases included.
+        recurrent_BG: The hidden state's part of the gates, biases included.
+        hidden_BH: The hidden state before the frame.
+        valid_B: Bool, the rows that have a frame.
     """
     reset_x, update_x, new_x = input_BG.chunk(3, 1)
     reset_h, update_h, new_h = recurrent_BG.chunk(3, 1)

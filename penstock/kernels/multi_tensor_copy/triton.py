@@ -1,4 +1,4 @@
-"""The same by one launch: a program for every few thousand numbers."""
+"""Triton kernel: one launch, a program for every few thousand elements."""
 
 import torch
 import triton
@@ -12,13 +12,13 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def copy_many(table_T3: Tensor, parts_P2: Tensor, source_type: torch.dtype, target_type: torch.dtype) -> None:
-    """Copy.
+    """Copy each source into its target by one launch.
 
     Args:
-        table_T3: int64, of each tensor the addresses of source and target, and how many numbers it has.
-        parts_P2: int32, of each program the tensor and the part of it.
-        source_type: Of all sources.
-        target_type: Of all targets.
+        table_T3: int64, per tensor: the addresses of source and target, and the element count.
+        parts_P2: int32, per program: the tensor and the block in it.
+        source_type: Type of all sources.
+        target_type: Type of all targets.
     """
     _copy[(len(parts_P2),)](
         table_T3, parts_P2, _TYPES[source_type], _TYPES[target_type], BLOCK, num_warps=WARPS

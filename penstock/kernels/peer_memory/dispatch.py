@@ -13,9 +13,9 @@ from penstock.kernels.pointer_table import ALIGNED_BYTES
 # Programs of a launch; fewer leave the links idle. They wait for each other, so all must be resident at once, together
 # with those of a second launch and of NCCL: two of them share a multiprocessor.
 PROGRAMS, PER_MULTIPROCESSOR = 64, 0.5
-LEAST_ROOM = 4 << 20
+MIN_ROOM = 4 << 20
 # For larger tensors latency does not matter, and NCCL needs no second copy. Allocated buffers are kept.
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 
 # The kernels' names in a profile.
 KERNELS = ("_peer_gather", "_peer_scatter", "_peer_total")
@@ -65,8 +65,8 @@ class PeerMemory:
         self._kept: list[Any] = []
         programs = self._programs()
         self._flags: list[int] = self._shared(4 * programs * self._size)
-        self._turns_B = torch.zeros(programs, dtype=torch.int32, device=device)
-        self._table_3R, self._room = self._tables(LEAST_ROOM), LEAST_ROOM
+        self._sequence_B = torch.zeros(programs, dtype=torch.int32, device=device)
+        self._table_3R, self._room = self._tables(MIN_ROOM), MIN_ROOM
         self._overlap_stream = torch.cuda.Stream(device, priority=-1)
         self._last: torch.cuda.Stream | None = None
 
@@ -83,20 +83,20 @@ class PeerMemory:
         """
         if not self._fits(own, own.nbytes):
             return None
-        return self._launched(_kernels().gather, own, whole_R, overlapped=overlapped)
+        return self._launched(_kernels().all_gather, own, whole_R, overlapped=overlapped)
 
     def reduce_scatter(self, parts_R: Tensor, own: Tensor, *, overlapped: bool = False) -> Wait | None:
         """Reduce-scatter `[R, ...]` into this rank's `[...]`. Other arguments as of `all_gather`."""
         if not self._fits(own, parts_R.nbytes):
             return None
-        return self._launched(_kernels().scatter, parts_R, own, overlapped=overlapped)
+        return self._launched(_kernels().reduce_scatter, parts_R, own, overlapped=overlapped)
 
     def all_reduce(self, flat: Tensor, *, overlapped: bool = False) -> Wait | None:
         """All-reduce in place. Other arguments as of `all_gather`."""
         part = _kernels().part_of(flat.numel(), self._size)
         if not self._fits(flat, 2 * self._size * part * flat.element_size()):
             return None
-        return self._launched(_kernels().total, flat, overlapped=overlapped)
+        return self._launched(_kernels().all_reduce, flat, overlapped=overlapped)
 
     def _programs(self) -> int:
         """Choose the number of programs that fits on every GPU."""
@@ -110,7 +110,7 @@ class PeerMemory:
             stream = self._overlap_stream
         with torch.cuda.stream(stream):
             self._follow()
-            kernel(*tensors, self._table_3R, self._turns_B, self._rank)
+            kernel(*tensors, self._table_3R, self._sequence_B, self._rank)
         if not overlapped:
             return lambda: None
         done = stream.record_event()
@@ -130,7 +130,7 @@ class PeerMemory:
         self._last = current
 
     def _fits(self, part: Tensor, nbytes: int) -> bool:
-        if nbytes > MOST_BYTES or part.dtype not in PRECISIONS or part.nbytes % ALIGNED_BYTES:
+        if nbytes > MAX_BYTES or part.dtype not in PRECISIONS or part.nbytes % ALIGNED_BYTES:
             return False
         if nbytes > self._room:
             if torch.cuda.is_current_stream_capturing():

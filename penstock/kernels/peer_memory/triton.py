@@ -20,36 +20,36 @@ ALIGNED = 64
 # R ranks, B programs
 
 
-def gather(own: Tensor, whole_R: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
+def all_gather(own: Tensor, whole_R: Tensor, table: Tensor, sequence_B: Tensor, rank: int) -> None:
     """All-gather `own` into `whole_R`, in the order of the ranks.
 
     Args:
         own: This rank's tensor, contiguous.
         whole_R: The output, contiguous.
         table: int64 `[3, R]`: for each rank the addresses of the halves of its memory, and of its flags.
-        turns_B: int32, twice the number of launches of each program.
+        sequence_B: int32, twice the number of launches of each program.
         rank: This rank.
     """
     ranks, lanes, block = _sizes(own, table)
-    _peer_gather[(len(turns_B),)](
-        own, whole_R, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
+    _peer_gather[(len(sequence_B),)](
+        own, whole_R, table, sequence_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
 
-def scatter(parts_R: Tensor, own: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
-    """Reduce-scatter: sum the ranks' `parts_R[rank]` into `own`. Other arguments as of `gather`."""
+def reduce_scatter(parts_R: Tensor, own: Tensor, table: Tensor, sequence_B: Tensor, rank: int) -> None:
+    """Reduce-scatter: sum the ranks' `parts_R[rank]` into `own`. Other arguments as of `all_gather`."""
     ranks, lanes, block = _sizes(own, table)
-    _peer_scatter[(len(turns_B),)](
-        parts_R, own, table, turns_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
+    _peer_scatter[(len(sequence_B),)](
+        parts_R, own, table, sequence_B, own.numel(), rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
 
-def total(flat: Tensor, table: Tensor, turns_B: Tensor, rank: int) -> None:
-    """All-reduce `flat` in place. Other arguments as of `gather`."""
+def all_reduce(flat: Tensor, table: Tensor, sequence_B: Tensor, rank: int) -> None:
+    """All-reduce `flat` in place. Other arguments as of `all_gather`."""
     ranks, lanes, block = _sizes(flat, table, TILE_BYTES // 2)
     part = part_of(flat.numel(), ranks)
-    _peer_total[(len(turns_B),)](
-        flat, table, turns_B, flat.numel(), part, rank, ranks, lanes, block, num_warps=WARPS
+    _peer_total[(len(sequence_B),)](
+        flat, table, sequence_B, flat.numel(), part, rank, ranks, lanes, block, num_warps=WARPS
     )  # fmt: skip
 
 
@@ -65,68 +65,68 @@ def _sizes(tensor: Tensor, table: Tensor, tile_bytes: int = TILE_BYTES) -> tuple
 
 
 @triton.jit
-def _meet(table, turn, program, rank, RANKS: tl.constexpr, LANES: tl.constexpr):
+def _barrier(table, sequence_number, program, rank, RANKS: tl.constexpr, LANES: tl.constexpr):
     # All threads of the program must have written before the flags change.
     tl.debug_barrier()
     lane = tl.arange(0, LANES)
     there = tl.load(table + 2 * RANKS + lane, lane < RANKS, 0).to(tl.pointer_type(tl.int32)) + program * RANKS + rank
-    tl.atomic_xchg(there, turn, lane < RANKS, sem="release", scope="sys")
+    tl.atomic_xchg(there, sequence_number, lane < RANKS, sem="release", scope="sys")
     here = tl.load(table + 2 * RANKS + rank).to(tl.pointer_type(tl.int32)) + program * RANKS + lane
     waits = True
     while waits:
         seen = tl.atomic_add(here, 0, lane < RANKS, sem="acquire", scope="sys")
-        waits = tl.min(tl.where(lane < RANKS, seen - turn, 0), 0) < 0
+        waits = tl.min(tl.where(lane < RANKS, seen - sequence_number, 0), 0) < 0
     tl.debug_barrier()
 
 
 @triton.jit
-def _own_half(table, turn, rank, KIND: tl.constexpr, RANKS: tl.constexpr):
-    address = tl.load(table + (turn // 2 & 1) * RANKS + rank)
+def _own_half(table, sequence_number, rank, KIND: tl.constexpr, RANKS: tl.constexpr):
+    address = tl.load(table + (sequence_number // 2 & 1) * RANKS + rank)
     return tl.multiple_of(address.to(tl.pointer_type(KIND)), 16)
 
 
 @triton.jit
-def _halves(table, turn, KIND: tl.constexpr, RANKS: tl.constexpr, LANES: tl.constexpr):
+def _halves(table, sequence_number, KIND: tl.constexpr, RANKS: tl.constexpr, LANES: tl.constexpr):
     lane = tl.arange(0, LANES)
-    addresses = tl.load(table + (turn // 2 & 1) * RANKS + lane, lane < RANKS, 0)
+    addresses = tl.load(table + (sequence_number // 2 & 1) * RANKS + lane, lane < RANKS, 0)
     return tl.multiple_of(addresses.to(tl.pointer_type(KIND)), [16])
 
 
 @triton.jit(do_not_specialize=["rank"])
 def _peer_gather(
-    own, whole, table, turns, count, rank,
+    own, whole, table, sequence_numbers, count, rank,
     RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     KIND: tl.constexpr = own.dtype.element_ty
     program = tl.program_id(0)
-    turn = tl.load(turns + program) + 2
-    mine = _own_half(table, turn, rank, KIND, RANKS)
+    sequence_number = tl.load(sequence_numbers + program) + 2
+    mine = _own_half(table, sequence_number, rank, KIND, RANKS)
     step = tl.num_programs(0) * BLOCK
     for first in range(program * BLOCK, count, step):
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)
         numbers = tl.load(own + offset, offset < count)
         tl.store(mine + offset, numbers, offset < count)
         tl.store(whole + rank.to(tl.int64) * count + offset, numbers, offset < count)
-    _meet(table, turn, program, rank, RANKS, LANES)
-    bases = _halves(table, turn, KIND, RANKS, LANES)[:, None]
+    _barrier(table, sequence_number, program, rank, RANKS, LANES)
+    bases = _halves(table, sequence_number, KIND, RANKS, LANES)[:, None]
     lane = tl.arange(0, LANES)[:, None]
     others = (lane < RANKS) & (lane != rank)
     for first in range(program * BLOCK, count, step):
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
         mask = others & (offset < count)
         tl.store(whole + lane.to(tl.int64) * count + offset, tl.load(bases + offset, mask), mask)
-    tl.store(turns + program, turn)
+    tl.store(sequence_numbers + program, sequence_number)
 
 
 @triton.jit(do_not_specialize=["rank"])
 def _peer_scatter(
-    parts, own, table, turns, count, rank,
+    parts, own, table, sequence_numbers, count, rank,
     RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     KIND: tl.constexpr = own.dtype.element_ty
     program = tl.program_id(0)
-    turn = tl.load(turns + program) + 2
-    bases = _halves(table, turn, KIND, RANKS, LANES)[:, None]
+    sequence_number = tl.load(sequence_numbers + program) + 2
+    bases = _halves(table, sequence_number, KIND, RANKS, LANES)[:, None]
     lane = tl.arange(0, LANES)[:, None]
     others = (lane < RANKS) & (lane != rank)
     step = tl.num_programs(0) * BLOCK
@@ -135,27 +135,27 @@ def _peer_scatter(
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
         mask = others & (offset < count)
         tl.store(bases + mine + offset, tl.load(parts + lane.to(tl.int64) * count + offset, mask), mask)
-    _meet(table, turn, program, rank, RANKS, LANES)
-    come = _own_half(table, turn, rank, KIND, RANKS)
+    _barrier(table, sequence_number, program, rank, RANKS, LANES)
+    come = _own_half(table, sequence_number, rank, KIND, RANKS)
     for first in range(program * BLOCK, count, step):
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)
         mask = others & (offset[None, :] < count)
         summed = tl.sum(tl.load(come + lane.to(tl.int64) * count + offset[None, :], mask, 0).to(tl.float32), 0)
         summed += tl.load(parts + mine + offset, offset < count, 0).to(tl.float32)
         tl.store(own + offset, summed.to(KIND), offset < count)
-    tl.store(turns + program, turn)
+    tl.store(sequence_numbers + program, sequence_number)
 
 
 @triton.jit(do_not_specialize=["rank"])
 def _peer_total(
-    flat, table, turns, count, part, rank,
+    flat, table, sequence_numbers, count, part, rank,
     RANKS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     KIND: tl.constexpr = flat.dtype.element_ty
     program = tl.program_id(0)
-    turn = tl.load(turns + program) + 2
-    bases = _halves(table, turn, KIND, RANKS, LANES)[:, None]
-    come = _own_half(table, turn, rank, KIND, RANKS)
+    sequence_number = tl.load(sequence_numbers + program) + 2
+    bases = _halves(table, sequence_number, KIND, RANKS, LANES)[:, None]
+    come = _own_half(table, sequence_number, rank, KIND, RANKS)
     lane = tl.arange(0, LANES)[:, None]
     others = (lane < RANKS) & (lane != rank)
     step = tl.num_programs(0) * BLOCK
@@ -163,7 +163,7 @@ def _peer_total(
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
         mask = others & (offset < part) & (lane * part + offset < count)
         tl.store(bases + rank * part + offset, tl.load(flat + lane * part + offset, mask), mask)
-    _meet(table, turn - 1, program, rank, RANKS, LANES)
+    _barrier(table, sequence_number - 1, program, rank, RANKS, LANES)
     # Sums are stored behind the received data.
     behind = RANKS * part
     for first in range(program * BLOCK, part, step):
@@ -178,9 +178,9 @@ def _peer_total(
             tl.broadcast_to(summed[None, :], LANES, BLOCK),
             others & inside[None, :],
         )
-    _meet(table, turn, program, rank, RANKS, LANES)
+    _barrier(table, sequence_number, program, rank, RANKS, LANES)
     for first in range(program * BLOCK, part, step):
         offset = tl.multiple_of(first, BLOCK) + tl.arange(0, BLOCK)[None, :]
         mask = others & (offset < part) & (lane * part + offset < count)
         tl.store(flat + lane * part + offset, tl.load(come + behind + lane * part + offset, mask), mask)
-    tl.store(turns + program, turn)
+    tl.store(sequence_numbers + program, sequence_number)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def gather_rows(table_ER: Tensor, row_B: Tensor) -> Tensor:
-    """The rows of a table, `[B, R]`, where their numbers are.
+    """Gather rows of a table, `[B, R]`, on the device of their indices.
 
     Args:
         table_ER: In the host's memory.
-        row_B: Which, int64, of 0 to E - 1.
+        row_B: Indices of the rows, int64, from 0 to E - 1.
     """
     return table_ER[row_B.to(table_ER.device)].to(row_B.device)
 
@@ -21,7 +21,7 @@ def scatter_rows(values_BR: Tensor, row_B: Tensor, table_ER: Tensor) -> None:
 
     Args:
         values_BR: The rows, of the table's dtype.
-        row_B: Where each goes, int64, no two to one place; a negative one goes nowhere.
+        row_B: Index of each row in the table, int64, unique; negative indices are skipped.
         table_ER: In the host's memory.
     """
     goes_B = row_B >= 0

@@ -21,15 +21,17 @@ def class_sums(logits_NC: Tensor, targets: Tensor) -> Tensor:
 def class_gradient(
     logits_NC: Tensor,
     targets: Tensor,
-    most_N: Tensor,
-    of_all_N: Tensor,
+    max_logit_N: Tensor,
+    softmax_scale_N: Tensor,
     scale: Tensor,
-    even: float,
-    wanted: float,
+    smoothing_per_class: float,
+    target_weight: float,
 ) -> Tensor:
     """See `reference.class_gradient`."""
     by = _chosen_for(logits_NC, targets)
-    return by.class_gradient(logits_NC, targets, most_N, of_all_N, scale, even, wanted)
+    return by.class_gradient(
+        logits_NC, targets, max_logit_N, softmax_scale_N, scale, smoothing_per_class, target_weight
+    )
 
 
 def _chosen_for(logits_NC: Tensor, targets: Tensor) -> ModuleType:

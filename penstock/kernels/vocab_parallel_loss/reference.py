@@ -17,45 +17,47 @@ def class_sums(logits_NC: Tensor, targets: Tensor) -> Tensor:
         targets: Labels `[N]`, int64; those outside 0..C - 1 belong to other processes. Or probabilities `[N, C]`.
     """
     dtype = torch.promote_types(logits_NC.dtype, torch.float32)
-    most_N = logits_NC.amax(1).to(dtype).clamp(min=torch.finfo(dtype).min)
-    scores_NC = logits_NC - most_N[:, None]
+    max_logit_N = logits_NC.amax(1).to(dtype).clamp(min=torch.finfo(dtype).min)
+    scores_NC = logits_NC - max_logit_N[:, None]
     if targets.is_floating_point():
         shares_NC = targets.to(scores_NC)
-        share_N, wanted_N = shares_NC.sum(1), (shares_NC * scores_NC).sum(1)
+        share_N, target_score_N = shares_NC.sum(1), (shares_NC * scores_NC).sum(1)
     else:
         own_N, mine_N = _own(targets, logits_NC.shape[1])
         share_N = mine_N.to(scores_NC)
-        wanted_N = scores_NC.gather(1, own_N[:, None])[:, 0].masked_fill(~mine_N, 0)
+        target_score_N = scores_NC.gather(1, own_N[:, None])[:, 0].masked_fill(~mine_N, 0)
     sum_N = scores_NC.sum(1)
-    return torch.stack([most_N, scores_NC.exp_().sum(1), wanted_N, sum_N, share_N])
+    return torch.stack([max_logit_N, scores_NC.exp_().sum(1), target_score_N, sum_N, share_N])
 
 
 def class_gradient(
     logits_NC: Tensor,
     targets: Tensor,
-    most_N: Tensor,
-    of_all_N: Tensor,
+    max_logit_N: Tensor,
+    softmax_scale_N: Tensor,
     scale: Tensor,
-    even: float,
-    wanted: float,
+    smoothing_per_class: float,
+    target_weight: float,
 ) -> Tensor:
-    """`(exp(logit - most) * of_all - even - wanted * target) * scale`, `[N, C]`, in the logits' type, rounded once.
+    """Compute the gradient of the logits, `[N, C]`, in their type, rounded once.
+
+    It is `(exp(logit - max_logit) * softmax_scale - smoothing_per_class - target_weight * target) * scale`.
 
     Args:
         logits_NC: This process's classes.
         targets: As of `class_sums`.
-        most_N: The largest logits, as of `class_sums`.
-        of_all_N: The factor that turns exp(score) into a probability over all classes.
+        max_logit_N: The largest logits, as of `class_sums`.
+        softmax_scale_N: The factor that turns exp(score) into a probability over all classes.
         scale: A scalar on the logits' device.
-        even: The smoothed target of every class.
-        wanted: The weight of the given target.
+        smoothing_per_class: The smoothed target of every class.
+        target_weight: The weight of the given target.
     """
-    grad_NC = (logits_NC - most_N[:, None]).exp_().mul_(of_all_N[:, None]).sub_(even)
+    grad_NC = (logits_NC - max_logit_N[:, None]).exp_().mul_(softmax_scale_N[:, None]).sub_(smoothing_per_class)
     if targets.is_floating_point():
-        grad_NC.add_(targets.to(grad_NC), alpha=-wanted)
+        grad_NC.add_(targets.to(grad_NC), alpha=-target_weight)
     else:
         own_N, mine_N = _own(targets, logits_NC.shape[1])
-        grad_NC.scatter_add_(1, own_N[:, None], (-wanted * mine_N).to(grad_NC)[:, None])
+        grad_NC.scatter_add_(1, own_N[:, None], (-target_weight * mine_N).to(grad_NC)[:, None])
     return grad_NC.mul_(scale).to(logits_NC.dtype)
 
 

@@ -35,21 +35,22 @@ def class_sums(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
 def class_gradient(
     logits_NC: Tensor,
     labels_N: Tensor,
-    most_N: Tensor,
-    of_all_N: Tensor,
+    max_logit_N: Tensor,
+    softmax_scale_N: Tensor,
     scale: Tensor,
-    even: float,
-    wanted: float,
+    smoothing_per_class: float,
+    target_weight: float,
 ) -> Tensor:
     """As the reference, of labels; computed in float32."""
     logits_NC, labels_N = logits_NC.contiguous(), labels_N.contiguous()
-    most_N, of_all_N = most_N.contiguous(), of_all_N.contiguous()
+    max_logit_N, softmax_scale_N = max_logit_N.contiguous(), softmax_scale_N.contiguous()
     rows, classes = logits_NC.shape
     block, parts, warps = _cut(classes)
     grad_NC = torch.empty_like(logits_NC)
     _gradient[(rows * parts,)](
-        logits_NC, labels_N, most_N, of_all_N, scale, grad_NC, classes, parts, even, wanted, block, num_warps=warps
-    )
+        logits_NC, labels_N, max_logit_N, softmax_scale_N, scale, grad_NC, classes, parts, smoothing_per_class,
+        target_weight, block, num_warps=warps,
+    )  # fmt: skip
     return grad_NC
 
 
@@ -91,17 +92,18 @@ def _whole(
     scores_P = tl.load(source + 2 * parts, inside, 0.0) + count_P * below_P
     label = tl.load(labels_N + row)
     mine = (label >= 0) & (label < classes)
-    wanted = tl.load(logits + row * classes + label, mine, 0.0).to(tl.float32) - most
+    target_score = tl.load(logits + row * classes + label, mine, 0.0).to(tl.float32) - most
     tl.store(sums_5N + row, most)
     tl.store(sums_5N + rows + row, tl.sum(exponents_P))
-    tl.store(sums_5N + 2 * rows + row, tl.where(mine, wanted, 0.0))
+    tl.store(sums_5N + 2 * rows + row, tl.where(mine, target_score, 0.0))
     tl.store(sums_5N + 3 * rows + row, tl.sum(tl.where(inside, scores_P, 0.0)))
     tl.store(sums_5N + 4 * rows + row, mine.to(tl.float32))
 
 
 @triton.jit
 def _gradient(
-    logits, labels_N, most_N, of_all_N, scale, grad_NC, classes, parts, even, wanted, BLOCK: tl.constexpr
+    logits, labels_N, max_logit_N, softmax_scale_N, scale, grad_NC, classes, parts, smoothing_per_class, target_weight,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row = (program // parts).to(tl.int64)
@@ -111,6 +113,6 @@ def _gradient(
     label = tl.load(labels_N + row)
     label = tl.where((label >= 0) & (label < classes), label, -1).to(tl.int32)
     logit = tl.load(logits + row * classes + column, inside, float("-inf")).to(tl.float32)
-    chance = tl.exp(logit - tl.load(most_N + row)) * tl.load(of_all_N + row)
-    grad = (chance - even - tl.where(column == label, wanted, 0.0)) * tl.load(scale)
+    probability = tl.exp(logit - tl.load(max_logit_N + row)) * tl.load(softmax_scale_N + row)
+    grad = (probability - smoothing_per_class - tl.where(column == label, target_weight, 0.0)) * tl.load(scale)
     tl.store(grad_NC + row * classes + column, grad.to(grad_NC.dtype.element_ty), inside)

@@ -5,7 +5,7 @@ placements.
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from penstock.train.checkpoint.snapshot import SlicedTensor
 from penstock.train.parallel.collectives import pad_rows, start_all_gather, unpad_ranks
 from penstock.train.parallel.tensor_parallel import ParallelModel, WeightSlice
 from penstock.train.parallel.world import World
-from penstock.train.step.capturable_optimizer import ELEMENTWISE, is_elementwise
 
 
 @torch.no_grad()
@@ -76,43 +75,6 @@ def load_full_state(placed: ParallelModel, world: World, state: Mapping[str, Ten
         placed.module.load_state_dict(parts_of(placed, world, state))
     except RuntimeError as error:
         raise _of_another(error) from None
-
-
-def check_optimizer(optimizer: Optimizer, slices: Mapping[str, WeightSlice]) -> None:
-    """Check that an optimizer treats weight slices as it treats whole weights.
-
-    Args:
-        optimizer: Of torch or Penstock, or one of your own whose class has `elementwise = True`.
-        slices: By parameter name.
-
-    Raises:
-        TrainError: It needs whole weights, or is unknown.
-    """
-    kind = type(optimizer)
-    if not slices or is_elementwise(optimizer) or hasattr(kind, "over_parts"):
-        return
-    raise TrainError(
-        f"the optimizer {kind.__name__} may need whole weights, and each process has only a slice of "
-        f"{next(iter(slices))!r}; make all placements 'data', or choose one of {', '.join(ELEMENTWISE)}, LARS, LAMB. "
-        f"If each weight's step depends on its own gradients alone, give the class 'elementwise = True'."
-    )
-
-
-def share_norms(optimizer: Optimizer, placed: ParallelModel, world: World) -> None:
-    """Pass the weight slices and their all-reduce to an optimizer that needs the norms of whole weights.
-
-    Args:
-        optimizer: One whose class has `over_parts(cut, total)`, as LARS and LAMB; others are left as they are.
-        placed: The network.
-        world: The processes.
-    """
-    if world.size > 1 and hasattr(optimizer, "over_parts"):
-        weights = dict(placed.module.named_parameters())
-
-        def total(own: Tensor) -> Tensor:
-            return world.all_reduce(own, "the norms of the optimizer's weights")
-
-        cast(Any, optimizer).over_parts([weights[name] for name in placed.slices], total)
 
 
 def local_optimizer_state(placed: ParallelModel, optimizer: Optimizer) -> dict[str, Any]:

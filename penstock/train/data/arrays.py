@@ -74,7 +74,7 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
             of = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
             squares = loss is nn.functional.mse_loss or isinstance(loss, nn.MSELoss)
             if squares and outputs.shape != targets.shape:
-                raise TrainError(f"the mean square is of numbers side by side, and there are {of}; reshape y.")
+                raise TrainError(f"MSE needs equal shapes, and there are {of}; reshape y.")
             _check_labels(examples, outputs, loss, name)
             found = loss(outputs, targets)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:

@@ -232,5 +232,5 @@ def _pictures(folder: Path) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    # Our own sentences end with a full stop.
+    # Our own notices end with a full stop.
     return str(error).rstrip(".") if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

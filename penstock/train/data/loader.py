@@ -19,7 +19,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad
-from penstock.train.data.sampler import Places, another, one_pass
+from penstock.train.data.sampler import BatchIndices, another, one_pass
 
 # B examples of a batch, P examples of a piece
 
@@ -42,15 +42,15 @@ class Loader(ABC):
     """An iterator over batches that records the time of waits and the examples that cannot be read.
 
     Args:
-        notice: Called with a sentence when an example is first found to be damaged.
+        notify: Called with a sentence when an example is first found to be damaged.
     """
 
-    def __init__(self, notice: Callable[[str], object] | None = None) -> None:
+    def __init__(self, notify: Callable[[str], object] | None = None) -> None:
         self.waited_s = 0.0
         """Seconds of waiting for batches."""
         self.bad: dict[str, int] = {}
         """Names of examples that cannot be read, with the number of times each was replaced."""
-        self._notice = notice
+        self._notify = notify
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -78,8 +78,8 @@ class Loader(ABC):
 
     def _count(self, errors: list[BadExample]) -> None:
         for error in errors:
-            if error.name not in self.bad and self._notice is not None:
-                self._notice(f"{error} It is replaced by another example.")
+            if error.name not in self.bad and self._notify is not None:
+                self._notify(f"{error} It is replaced by another example.")
             self.bad[error.name] = self.bad.get(error.name, 0) + 1
 
 
@@ -94,20 +94,20 @@ class ReadingLoader(Loader):
         on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
         device: The device of the batches. For a GPU they are read into page-locked memory and copied during the step
             before.
-        notice: Called with a sentence when an example is first found to be damaged.
+        notify: Called with a sentence when an example is first found to be damaged.
     """
 
     def __init__(
         self,
         examples: Examples,
-        order: Iterator[Places],
+        order: Iterator[BatchIndices],
         *,
         workers: int = 0,
         on_bad: OnBad = "stop",
         device: torch.device | None = None,
-        notice: Callable[[str], object] | None = None,
+        notify: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(notice)
+        super().__init__(notify)
         self._examples, self._order = examples, order
         self._on_bad: OnBad = on_bad
         self._device = device or torch.device("cpu")
@@ -158,7 +158,7 @@ class ReadingLoader(Loader):
                 return
             self._begin(places)
 
-    def _begin(self, places: Places) -> None:
+    def _begin(self, places: BatchIndices) -> None:
         count = len(places.indices_B)
         # Torch's cache of page-locked memory reuses none before its copy is done.
         room = torch.from_numpy(self._examples.empty(0))
@@ -167,7 +167,7 @@ class ReadingLoader(Loader):
         parts: list[Future[_Part] | Callable[[], _Part]] = []
         for start in range(0, count, self._piece):
             rows = slice(start, start + self._piece)
-            piece = Places(indices_B=places.indices_B[rows], seeds_B=places.seeds_B[rows])
+            piece = BatchIndices(indices_B=places.indices_B[rows], seeds_B=places.seeds_B[rows])
             read = _Read(self._examples, piece, inputs_B[rows], self._on_bad)
             parts.append(self._pool.submit(read) if self._pool else read)
         self._pieces_under_way += len(parts)
@@ -198,7 +198,7 @@ class _Read:
     """A task that reads a piece of a batch."""
 
     examples: Examples
-    places: Places
+    places: BatchIndices
     inputs_P: Array
     on_bad: OnBad
 
@@ -214,7 +214,7 @@ class _Read:
         return _Part(np.concatenate(targets), bad)
 
     def _one(self, row: slice, bad: list[BadExample]) -> Array:
-        place = Places(indices_B=self.places.indices_B[row], seeds_B=self.places.seeds_B[row])
+        place = BatchIndices(indices_B=self.places.indices_B[row], seeds_B=self.places.seeds_B[row])
         index_1, attempts_1 = place.indices_B, np.zeros(1, np.int64)
         while True:
             try:
@@ -225,7 +225,7 @@ class _Read:
 
 
 def replaced(
-    indices_B: Array, places: Places, error: BadExample, attempts_B: Array, examples: int
+    indices_B: Array, places: BatchIndices, error: BadExample, attempts_B: Array, examples: int
 ) -> tuple[Array, int]:
     """Replace the indices of an example that cannot be read, as a function of the places alone.
 

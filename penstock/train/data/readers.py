@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.errors import BadExample
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
-from penstock.train.data.sampler import Places
+from penstock.train.data.sampler import BatchIndices
 
 # P examples of a piece
 
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     bad: list[BadExample]
 
 
-def in_order(examples: Examples, order: Iterator[Places], workers: int) -> Iterator[Piece]:
+def in_order(examples: Examples, order: Iterator[BatchIndices], workers: int) -> Iterator[Piece]:
     """Read the examples of an order by threads, without those that cannot be read."""
     with ThreadPoolExecutor(max(1, workers), "penstock-read") as pool:
         under_way = deque(
@@ -57,7 +57,7 @@ def in_order(examples: Examples, order: Iterator[Places], workers: int) -> Itera
             yield piece
 
 
-def _as_far_as_possible(examples: Examples, places: Places) -> Piece:
+def _as_far_as_possible(examples: Examples, places: BatchIndices) -> Piece:
     inputs_P = examples.empty(len(places.indices_B))
     try:
         targets_P = examples.read(places.indices_B, places.seeds_B, inputs_P)

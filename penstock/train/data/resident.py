@@ -12,7 +12,7 @@ from penstock.core.errors import BadExample
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Batch, Loader, ReadingLoader, replaced
 from penstock.train.data.readers import OnBad, in_order
-from penstock.train.data.sampler import Indices, Places, one_pass
+from penstock.train.data.sampler import BatchIndices, Indices, one_pass
 
 # n examples, B examples of a batch
 
@@ -77,18 +77,18 @@ class ResidentLoader(Loader):
         examples: On their device.
         order: The examples of each batch.
         on_bad: As of `ReadingLoader`.
-        notice: Called with a sentence when an example is first met that is damaged.
+        notify: Called with a sentence when an example is first met that is damaged.
     """
 
     def __init__(
         self,
         examples: Resident,
-        order: Iterator[Places],
+        order: Iterator[BatchIndices],
         *,
         on_bad: OnBad = "stop",
-        notice: Callable[[str], object] | None = None,
+        notify: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(notice)
+        super().__init__(notify)
         self._examples, self._order = examples, order
         self._on_bad: OnBad = on_bad
         self._rows: deque[Tensor] = deque()
@@ -122,7 +122,7 @@ class ResidentLoader(Loader):
         rows = indices.to(self._examples.device, non_blocking=True)
         self._rows.extend(rows.split([len(indices_B) for indices_B in batches]))
 
-    def _without_damaged(self, places: Places) -> Indices:
+    def _without_damaged(self, places: BatchIndices) -> Indices:
         indices_B, damaged = places.indices_B, self._examples.damaged
         attempts_B = np.zeros(len(indices_B), np.int64)
         while damaged and (met := next((index for index in indices_B.tolist() if index in damaged), None)) is not None:
@@ -139,7 +139,7 @@ def keep_on_device(
     device: torch.device,
     *,
     workers: int,
-    say: Callable[[str], object],
+    notify: Callable[[str], object],
     on_piece: Callable[[], object] = lambda: None,
 ) -> "Examples | Resident":
     """Put examples onto a GPU if they do not vary and fit into a quarter of its free memory.
@@ -148,7 +148,7 @@ def keep_on_device(
         examples: The training set.
         device: The device of the steps.
         workers: Reading threads.
-        say: Called with a sentence on the choice and its reason.
+        notify: Called with a sentence on the choice and its reason.
         on_piece: Called after each piece.
 
     Returns:
@@ -161,18 +161,18 @@ def keep_on_device(
     resident = not examples.varies and size <= room
     why = "they are read differently in each epoch" if examples.varies else f"{room / 1e9:.1f} GB are free for them"
     where = f"stay on {device}" if resident else f"are read by {workers} threads"
-    say(f"The examples ({size / 1e9:.1f} GB) {where}: {why}.")
+    notify(f"The examples ({size / 1e9:.1f} GB) {where}: {why}.")
     return Resident(examples, device, workers, on_piece) if resident else examples
 
 
 def make_loader(
     examples: "Examples | Resident",
-    order: Iterator[Places],
+    order: Iterator[BatchIndices],
     *,
     workers: int,
     on_bad: OnBad = "stop",
     device: torch.device | None = None,
-    notice: Callable[[str], object] | None = None,
+    notify: Callable[[str], object] | None = None,
 ) -> Loader:
     """Make the loader for resident examples, examples in memory, or others.
 
@@ -182,10 +182,10 @@ def make_loader(
         workers: Reading threads.
         on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
         device: The device of the batches; the CPU by default.
-        notice: Called with a sentence when an example is first found to be damaged.
+        notify: Called with a sentence when an example is first found to be damaged.
     """
     if isinstance(examples, Resident):
-        return ResidentLoader(examples, order, on_bad=on_bad, notice=notice)
+        return ResidentLoader(examples, order, on_bad=on_bad, notify=notify)
     on_cpu = device is None or device.type == "cpu"
     workers = 0 if examples.in_memory and on_cpu else workers
-    return ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notice=notice)
+    return ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notify=notify)

@@ -27,8 +27,8 @@ _ALL_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """The examples of a batch.
+class BatchIndices:
+    """The indices and seeds of a batch's examples.
 
     Args:
         indices_B: Their indices.
@@ -62,7 +62,7 @@ def batch_indices(seed: int, cursor: int, batch_size: int, examples: int) -> Ind
 
 def training_order(
     seed: int, examples: int, batch_size: int, *, first_step: int = 0, rows: slice = slice(None)
-) -> Iterator[Places]:
+) -> Iterator[BatchIndices]:
     """Yield the batches of a training, without end.
 
     Args:
@@ -79,23 +79,23 @@ def training_order(
         indices_SB = batch_indices(seed, cursor, count, examples).reshape(steps, batch_size)[:, rows]
         seeds_SB = example_seeds(seed, epochs_SB, indices_SB)
         for indices_B, seeds_B in zip(indices_SB, seeds_SB, strict=True):
-            yield Places(indices_B=indices_B, seeds_B=seeds_B)
+            yield BatchIndices(indices_B=indices_B, seeds_B=seeds_B)
         step += steps
 
 
-def one_pass(examples: int, batch_size: int) -> Iterator[Places]:
+def one_pass(examples: int, batch_size: int) -> Iterator[BatchIndices]:
     """Yield every example once, in order; the last batch may be smaller."""
     for start in range(0, examples, batch_size):
         indices_B = np.arange(start, min(start + batch_size, examples))
-        yield Places(indices_B=indices_B, seeds_B=example_seeds(0, np.zeros_like(indices_B), indices_B))
+        yield BatchIndices(indices_B=indices_B, seeds_B=example_seeds(0, np.zeros_like(indices_B), indices_B))
 
 
-def equal_shares(order: Iterator[Places], rank: int, ranks: int) -> Iterator[Places]:
+def equal_shares(order: Iterator[BatchIndices], rank: int, ranks: int) -> Iterator[BatchIndices]:
     """Take one process's rows of each batch, the same number for all: the last example pads the batch."""
     for places in order:
         most = -(-len(places.indices_B) // ranks)
         own = np.arange(rank * most, (rank + 1) * most).clip(max=len(places.indices_B) - 1)
-        yield Places(indices_B=places.indices_B[own], seeds_B=places.seeds_B[own])
+        yield BatchIndices(indices_B=places.indices_B[own], seeds_B=places.seeds_B[own])
 
 
 def example_seeds(seed: int, epochs_B: Indices, indices_B: Indices) -> Seeds:

@@ -1,4 +1,4 @@
-"""Batch norm over several processes: local or synchronised statistics."""
+"""Batch norm over several processes: local or synchronized statistics."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -17,7 +17,7 @@ from penstock.train.parallel.world import World
 
 
 @final
-class SynchronisedBatchNorm(nn.Module):
+class SynchronizedBatchNorm(nn.Module):
     """Batch norm with the statistics of the batch of all processes.
 
     Each gives its mean and the sum of squares about it; together they are those of all (Chan et al. 1979, "Updating
@@ -76,29 +76,29 @@ class SynchronisedBatchNorm(nn.Module):
         return (exact * scale_C.view(shape) + shift_C.view(shape)).to(given.dtype)
 
 
-def synchronise(module: nn.Module, world: World, rows: Sequence[int]) -> None:
-    """Replace a network's batch norms by synchronised ones.
+def synchronize(module: nn.Module, world: World, rows: Sequence[int]) -> None:
+    """Replace a network's batch norms by synchronized ones.
 
     Raises:
-        TrainError: A batch norm cannot be synchronised.
+        TrainError: A batch norm cannot be synchronized.
     """
     for name, norm in list(module.named_modules()):
         if isinstance(norm, SequenceBatchNorm):
-            raise TrainError(f"{name!r} is a batch norm over sequences, which cannot be synchronised; choose 'local'.")
+            raise TrainError(f"{name!r} is a batch norm over sequences, which cannot be synchronized; choose 'local'.")
         if not isinstance(norm, _BatchNorm):
             continue
         if any(getattr(norm, part) is None for part in ("running_mean", "weight", "momentum")):
             raise TrainError(
                 f"{name!r} is a batch norm without running statistics, weights or momentum, which cannot be "
-                f"synchronised; choose 'local'."
+                f"synchronized; choose 'local'."
             )
         above, _, last = name.rpartition(".")
-        setattr(module.get_submodule(above), last, SynchronisedBatchNorm(norm, world, name, rows))
+        setattr(module.get_submodule(above), last, SynchronizedBatchNorm(norm, world, name, rows))
 
 
 def has_batch_norm(module: nn.Module) -> bool:
     """Return True if a network's outputs depend on the other examples of the batch."""
-    return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronisedBatchNorm) for layer in module.modules())
+    return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronizedBatchNorm) for layer in module.modules())
 
 
 def norm_of_single_numbers(module: nn.Module, example_B: Tensor) -> str | None:
@@ -131,7 +131,7 @@ def norm_of_single_numbers(module: nn.Module, example_B: Tensor) -> str | None:
 
 
 def running_statistics(
-    module: nn.Module, kinds: tuple[type[nn.Module], ...] = (_BatchNorm, SequenceBatchNorm, SynchronisedBatchNorm)
+    module: nn.Module, kinds: tuple[type[nn.Module], ...] = (_BatchNorm, SequenceBatchNorm, SynchronizedBatchNorm)
 ) -> dict[str, Tensor]:
     """Collect the running means and variances of batch norms, by name.
 
@@ -162,7 +162,7 @@ class RunningStatistics:
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self._world = world
-        # Synchronised ones are equal on all processes already.
+        # Synchronized ones are equal on all processes already.
         self._tensors = list(running_statistics(module, (_BatchNorm, SequenceBatchNorm)).values())
 
     @torch.no_grad()

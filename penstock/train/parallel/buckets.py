@@ -65,34 +65,36 @@ class _ReducedBucket(_Bucket):
 
     Args:
         parameters: As of `_Bucket`.
-        wire_dtype: The dtype of the all-reduce.
+        comm_dtype: The dtype of the all-reduce.
         peer_memory: Used if the bucket is small.
-        keep_wire_dtype: Return sums in the wire's dtype instead of storing them as the parameters' `grad`.
+        keep_comm_dtype: Return sums in the dtype of the all-reduce instead of storing them as the parameters' `grad`.
     """
 
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        wire_dtype: torch.dtype,
+        comm_dtype: torch.dtype,
         peer_memory: PeerMemory | None,
         *,
-        keep_wire_dtype: bool,
+        keep_comm_dtype: bool,
     ) -> None:
         super().__init__(parameters=parameters)
         first = parameters[0].detach()
-        own_dtype = wire_dtype if keep_wire_dtype else first.dtype
-        self._wire = first.new_zeros(sum(map(_aligned_numel, parameters)), dtype=wire_dtype)
-        self._flat = self._wire if wire_dtype == own_dtype else torch.zeros_like(self._wire, dtype=own_dtype)
-        self._keep_wire_dtype = keep_wire_dtype
-        self._wire_views, self._sums = _views(parameters, self._wire), _views(parameters, self._flat)
+        own_dtype = comm_dtype if keep_comm_dtype else first.dtype
+        self._comm_buffer = first.new_zeros(sum(map(_aligned_numel, parameters)), dtype=comm_dtype)
+        self._flat = (
+            self._comm_buffer if comm_dtype == own_dtype else torch.zeros_like(self._comm_buffer, dtype=own_dtype)
+        )
+        self._keep_comm_dtype = keep_comm_dtype
+        self._comm_views, self._sums = _views(parameters, self._comm_buffer), _views(parameters, self._flat)
         self._copies: dict[tuple[int, ...], Copies] = {}
         self._wait: Callable[[], object] | None = None
-        small = self.nbytes <= MAX_PEER_MEMORY_BYTES and wire_dtype in PRECISIONS
+        small = self.nbytes <= MAX_PEER_MEMORY_BYTES and comm_dtype in PRECISIONS
         self._peer_memory = peer_memory if small else None
 
     @property
     def nbytes(self) -> int:
-        return self._wire.numel() * self._wire.element_size()
+        return self._comm_buffer.numel() * self._comm_buffer.element_size()
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -110,22 +112,22 @@ class _ReducedBucket(_Bucket):
         by_dtype: defaultdict[torch.dtype, dict[int, Tensor]] = defaultdict(dict)
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is None:
-                self._wire_views[index].zero_()
+                self._comm_views[index].zero_()
             else:
                 by_dtype[parameter.grad.dtype][index] = parameter.grad
-            parameter.grad = None if self._keep_wire_dtype else self._sums[index]
+            parameter.grad = None if self._keep_comm_dtype else self._sums[index]
         for grads in by_dtype.values():
             indices = tuple(grads)
             if indices not in self._copies:
-                self._copies[indices] = Copies([self._wire_views[index] for index in indices])
+                self._copies[indices] = Copies([self._comm_views[index] for index in indices])
             self._copies[indices].fill(list(grads.values()))
         self._wait = None
         with world.operation(name):
             if self._peer_memory is None:
-                work: Any = dist.all_reduce(self._wire, group=world.gradient_group, async_op=True)
+                work: Any = dist.all_reduce(self._comm_buffer, group=world.gradient_group, async_op=True)
                 self._wait = work.wait
             elif not waits:
-                self._wait = self._peer_memory.all_reduce(self._wire, overlapped=True)
+                self._wait = self._peer_memory.all_reduce(self._comm_buffer, overlapped=True)
 
     def finish_capture(self) -> None:
         for copies in self._copies.values():
@@ -137,11 +139,11 @@ class _ReducedBucket(_Bucket):
         with world.operation(name):
             wait = self._wait
             if wait is None and self._peer_memory is not None:
-                wait = self._peer_memory.all_reduce(self._wire)
-            assert wait is not None, f"{self.nbytes} bytes of {self._wire.dtype} do not fit"
+                wait = self._peer_memory.all_reduce(self._comm_buffer)
+            assert wait is not None, f"{self.nbytes} bytes of {self._comm_buffer.dtype} do not fit"
             wait()
-        if self._wire is not self._flat:
-            self._flat.copy_(self._wire)
+        if self._comm_buffer is not self._flat:
+            self._flat.copy_(self._comm_buffer)
 
 
 @final
@@ -161,7 +163,7 @@ class GradientBuckets:
         bucket_bytes: The size of a bucket.
         ready: Called with parameters and their gradients as soon as these are final, on a GPU in a second stream while
             the backward pass goes on. None if all are wanted at once, after `finish`.
-        keep_wire_dtype: Pass gradients to `ready` in the dtype of the backward pass or of the all-reduce, and leave the
+        keep_comm_dtype: Pass gradients to `ready` in the dtype of the backward pass or of the all-reduce, and leave the
             parameters' `grad` None.
     """
 
@@ -174,9 +176,9 @@ class GradientBuckets:
         precision: Literal["fp32", "bf16"] = "fp32",
         bucket_bytes: int | None = None,
         ready: Ready | None = None,
-        keep_wire_dtype: bool = False,
+        keep_comm_dtype: bool = False,
     ) -> None:
-        assert ready or not keep_wire_dtype, "without `ready` gradients are the parameters' own"
+        assert ready or not keep_comm_dtype, "without `ready` gradients are the parameters' own"
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         self._world, self._ready = world, ready
         self._sliced = [parameter for name, parameter in trained.items() if name in sliced]
@@ -187,20 +189,20 @@ class GradientBuckets:
         self._reduced_buckets = [
             _ReducedBucket(
                 part,
-                _wire_dtype(part[0], precision, keep_wire_dtype=keep_wire_dtype),
+                _comm_dtype(part[0], precision, keep_comm_dtype=keep_comm_dtype),
                 world.gradient_peer_memory,
-                keep_wire_dtype=keep_wire_dtype,
+                keep_comm_dtype=keep_comm_dtype,
             )
-            for part in _parts(reduced, bucket_bytes, mixed=keep_wire_dtype)
+            for part in _parts(reduced, bucket_bytes, mixed=keep_comm_dtype)
         ]
         # Layers that are not adjacent get buckets of their own: the first would wait for the last.
         runs = _runs(list(trained.values()), self._local) if ready else []
-        parts = [part for run in runs for part in _parts(run, bucket_bytes, mixed=keep_wire_dtype)]
+        parts = [part for run in runs for part in _parts(run, bucket_bytes, mixed=keep_comm_dtype)]
         self._local_buckets = [_Bucket(parameters=part) for part in parts]
         if world.size > 1:
             _order([*reversed(trained.values())], self._reduced_buckets, self._local_buckets)
         self._started = 0
-        self._is_last = False
+        self._in_last_backward = False
         self._stream = torch.cuda.Stream(world.device) if ready and world.device.type == "cuda" else None
         self._hooks: list[Any] = []
         for bucket in (*self._reduced_buckets, *self._local_buckets):
@@ -235,11 +237,11 @@ class GradientBuckets:
         self._clear()
         for bucket in (*self._reduced_buckets, *self._local_buckets):
             bucket.produced, bucket.started = 0, False
-        self._started, self._is_last = 0, False
+        self._started, self._in_last_backward = 0, False
 
-    def all_reduce_in_backward(self) -> None:
-        """All-reduce each bucket as soon as the next backward pass, the last of the step, has filled it."""
-        self._is_last = True
+    def begin_last_backward(self) -> None:
+        """All-reduce each bucket, and pass it to `ready`, once the next backward pass, the last, has filled it."""
+        self._in_last_backward = True
 
     def finish(self) -> None:
         """All-reduce buckets that no backward pass has filled, and wait for all; on a GPU the current stream waits."""
@@ -279,7 +281,7 @@ class GradientBuckets:
 
     def _produced(self, bucket: _Bucket) -> Any:
         def hook(parameter: nn.Parameter) -> None:
-            if not self._is_last:
+            if not self._in_last_backward:
                 return
             assert not bucket.started, "a gradient was produced again after its all-reduce had started"
             bucket.produced += 1
@@ -365,10 +367,10 @@ def _order(produced: Sequence[nn.Parameter], reduced: Sequence[_Bucket], local: 
         bucket.after = [following]
 
 
-def _wire_dtype(parameter: nn.Parameter, precision: Literal["fp32", "bf16"], *, keep_wire_dtype: bool) -> torch.dtype:
+def _comm_dtype(parameter: nn.Parameter, precision: Literal["fp32", "bf16"], *, keep_comm_dtype: bool) -> torch.dtype:
     if precision == "bf16":
         return torch.bfloat16
-    return torch.float32 if keep_wire_dtype else parameter.dtype
+    return torch.float32 if keep_comm_dtype else parameter.dtype
 
 
 def _aligned_numel(parameter: nn.Parameter) -> int:

@@ -68,7 +68,7 @@ def _started(
 ) -> Pending:
     with world.operation(name):
         wait = over_peer_memory(given, output, overlapped=overlapped) if over_peer_memory else None
-        # Flat: the group collectives check shapes, and both layouts are the same in memory.
+        # Flat: the group collectives check shapes, and both shapes are the same in memory.
         wait = wait or over_group(output.view(-1), given.view(-1), group=world.group, async_op=True).wait
 
     def pending() -> Tensor:

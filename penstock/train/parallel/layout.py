@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
-from penstock.train.parallel.batch_norm import has_batch_norm, norm_of_single_numbers, synchronise
+from penstock.train.parallel.batch_norm import has_batch_norm, norm_of_single_numbers, synchronize
 from penstock.train.parallel.dataflow import linear_uses
 from penstock.train.parallel.planner import check, choose, named_layers
 from penstock.train.parallel.tensor_parallel import ParallelModel, parallelize
@@ -27,13 +27,13 @@ class Layout:
         model: The network with this process's weight slices, on its device.
         placements: By layer name; layers left out are data-parallel.
         rows: Examples of a batch that each process computes at once.
-        sentences: The choices with their reasons, for people.
+        notices: The choices with their reasons, for people.
     """
 
     model: ParallelModel
     placements: dict[str, Placement]
     rows: tuple[int, ...]
-    sentences: list[str]
+    notices: list[str]
 
 
 def check_trainable(module: nn.Module) -> None:
@@ -93,31 +93,31 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
     rows = rows_of(recipe, world)
     module.to(world.device)
     if world.device.type == "cuda":
-        # The layout of cuDNN's convolutions, which otherwise transpose in every step.
+        # The memory format of cuDNN's convolutions, which otherwise transpose in every step.
         module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    if min(rows) == 1 and not (recipe.parallel.batch_norm == "synchronised" and world.size > 1):
+    if min(rows) == 1 and not (recipe.parallel.batch_norm == "synchronized" and world.size > 1):
         _check_spread(module, recipe, world, examples_B[:1].to(world.device))
     world.broadcast([*module.parameters(), *module.buffers()], "the first weights")
-    sentences: list[str] = []
+    notices: list[str] = []
     placements: dict[str, Placement] = {}
     if recipe.parallel.placements == "auto" and world.size > 1:
         uses = linear_uses(module, examples_B[:TRACED_EXAMPLES].to(world.device))
         choice = choose(uses, sum(rows), world.size, recipe.loss)
         placements = choice.placements
-        sentences += [f"Placement of {reason}" for reason in choice.reasons]
+        notices += [f"Placement of {reason}" for reason in choice.reasons]
     elif recipe.parallel.placements and recipe.parallel.placements != "auto":
         uses = linear_uses(module, examples_B[:TRACED_EXAMPLES].to(world.device))
         placements = named_layers(module, recipe.parallel.placements)
         check(module, placements, uses, rows, recipe.loss)
-        sentences += [f"Placement of {name}: {placement.kind}." for name, placement in placements.items()]
+        notices += [f"Placement of {name}: {placement.kind}." for name, placement in placements.items()]
     if world.size > 1 and has_batch_norm(module):
-        sentences.append(_batch_norm(module, recipe, world, rows))
+        notices.append(_batch_norm(module, recipe, world, rows))
     model = parallelize(module, placements, world, rows)
     if world.size > 1 and world.device.type == "cuda":
         why = world.share_memory(recipe.parallel.peer_memory)
         way = f"NCCL: {why}" if why else "peer memory for small tensors, NCCL for others"
-        sentences.append(f"Collectives of layers use {way}.")
-    return Layout(model=model, placements=placements, rows=rows, sentences=sentences)
+        notices.append(f"Collectives of layers use {way}.")
+    return Layout(model=model, placements=placements, rows=rows, notices=notices)
 
 
 def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Tensor) -> None:
@@ -127,7 +127,7 @@ def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Te
     of, parts = f"{recipe.batch_size:,}", recipe.execution.accumulation_steps
     of += f" over {world.size} processes" if world.size > 1 else ""
     of += f" in {parts} parts" if parts > 1 else ""
-    or_else = ", or batch_norm='synchronised'" if world.size > 1 else ""
+    or_else = ", or batch_norm='synchronized'" if world.size > 1 else ""
     raise TrainError(
         f"a batch of {of} gives the batch norm {name!r} a single number for each channel, whose variance is 0; give a "
         f"batch size of {2 * world.size * parts:,} or more{or_else}."
@@ -135,11 +135,11 @@ def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Te
 
 
 def _batch_norm(module: nn.Module, recipe: Recipe, world: World, rows: Sequence[int]) -> str:
-    if recipe.parallel.batch_norm == "synchronised":
-        synchronise(module, world, rows)
+    if recipe.parallel.batch_norm == "synchronized":
+        synchronize(module, world, rows)
         return f"Batch norm over the {sum(rows):,} examples of all processes."
     return (
-        f"Batch norm over each process's own {min(rows):,} examples; batch_norm='synchronised' uses all {sum(rows):,}."
+        f"Batch norm over each process's own {min(rows):,} examples; batch_norm='synchronized' uses all {sum(rows):,}."
     )
 
 

@@ -101,31 +101,33 @@ class _VocabParallelLoss(Function):
         own = _own_targets(targets_N, world.rank * classes, classes)
         own_5N = class_sums(logits_NC, own)
         of_ranks_R5N = start_all_gather(world, "the all-gather of class sums", own_5N)()
-        most_RN, part_RN, wanted_RN, sum_RN, share_RN = of_ranks_R5N.unbind(1)
+        max_logit_RN, part_RN, target_score_RN, sum_RN, share_RN = of_ranks_R5N.unbind(1)
         # Each rank's sums are relative to its own largest logit; rescale them to the largest of all ranks.
-        below_RN = most_RN - most_RN.amax(0)
+        below_RN = max_logit_RN - max_logit_RN.amax(0)
         whole_N = (part_RN * below_RN.exp()).sum(0)
-        wanted_N = (wanted_RN + share_RN * below_RN).sum(0)
+        target_score_N = (target_score_RN + share_RN * below_RN).sum(0)
         share_N = share_RN.sum(0)
         if not targets_N.is_floating_point():
             # A label that no rank has makes the loss NaN, which the host checks; it does not read labels.
             share_N = share_N.masked_fill(share_N == 0, torch.nan)
         weight_N = (1 - smoothing) * share_N + smoothing
-        loss_N = weight_N * whole_N.log() - (1 - smoothing) * wanted_N
-        ctx.even = smoothing / (classes * world.size)
+        loss_N = weight_N * whole_N.log() - (1 - smoothing) * target_score_N
+        ctx.smoothing_per_class = smoothing / (classes * world.size)
         if smoothing:
-            loss_N -= ctx.even * (sum_RN + classes * below_RN).sum(0)
-        of_all_N = weight_N * below_RN[world.rank].exp() / whole_N
-        ctx.save_for_backward(logits_NC, own, own_5N[0], of_all_N)
-        ctx.rows, ctx.wanted = rows[world.rank], 1 - smoothing
+            loss_N -= ctx.smoothing_per_class * (sum_RN + classes * below_RN).sum(0)
+        softmax_scale_N = weight_N * below_RN[world.rank].exp() / whole_N
+        ctx.save_for_backward(logits_NC, own, own_5N[0], softmax_scale_N)
+        ctx.rows, ctx.target_weight = rows[world.rank], 1 - smoothing
         first = sum(rows[: world.rank])
         return loss_N[first : first + rows[world.rank]].mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        logits_NC, own, most_N, of_all_N = ctx.saved_tensors
-        logits_grad = class_gradient(logits_NC, own, most_N, of_all_N, grad / ctx.rows, ctx.even, ctx.wanted)
+        logits_NC, own, max_logit_N, softmax_scale_N = ctx.saved_tensors
+        logits_grad = class_gradient(
+            logits_NC, own, max_logit_N, softmax_scale_N, grad / ctx.rows, ctx.smoothing_per_class, ctx.target_weight
+        )
         return None, logits_grad, None, None, None
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from penstock.train.parallel.batch_norm import SynchronisedBatchNorm
+from penstock.train.parallel.batch_norm import SynchronizedBatchNorm
 from penstock.train.parallel.collectives import (
     all_gather_linear,
     all_to_all_rows,
@@ -197,7 +197,7 @@ class VocabParallelLinear(ParallelLinear):
 
 def layers_that_wait(module: nn.Module) -> list[nn.Module]:
     """List the layers whose forward pass waits for other processes."""
-    kinds = ParallelLinear | FullyShardedLayer | SynchronisedBatchNorm
+    kinds = ParallelLinear | FullyShardedLayer | SynchronizedBatchNorm
     return [layer for layer in module.modules() if isinstance(layer, kinds)]
 
 

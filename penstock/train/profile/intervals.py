@@ -1,6 +1,7 @@
 """Sets of time intervals in whole nanoseconds, so that parts add up to the whole."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -22,51 +23,41 @@ Spans = list[Span]
 
 def union(spans: Iterable[Span]) -> Spans:
     """Unite spans, given in any order."""
-    found: Spans = []
-    for start_ns, end_ns in sorted(spans):
-        if end_ns <= start_ns:
-            continue
-        if found and start_ns <= found[-1].end_ns:
-            found[-1] = Span(found[-1].start_ns, max(end_ns, found[-1].end_ns))
-        else:
-            found.append(Span(start_ns, end_ns))
-    return found
+    return _combined(spans, (), lambda inside, _: inside)
 
 
 def common(some: Spans, others: Spans) -> Spans:
     """Intersect two sets of spans."""
-    found: Spans = []
-    first, second = 0, 0
-    while first < len(some) and second < len(others):
-        one, other = some[first], others[second]
-        start_ns, end_ns = max(one.start_ns, other.start_ns), min(one.end_ns, other.end_ns)
-        if start_ns < end_ns:
-            found.append(Span(start_ns, end_ns))
-        if one.end_ns <= other.end_ns:
-            first += 1
-        else:
-            second += 1
-    return found
+    return _combined(some, others, lambda inside, inside_other: inside and inside_other)
 
 
 def without(some: Spans, others: Spans) -> Spans:
     """Subtract the second set of spans from the first."""
-    found: Spans = []
-    second = 0
-    for start_ns, end_ns in some:
-        while second < len(others) and others[second].end_ns <= start_ns:
-            second += 1
-        at = second
-        while at < len(others) and others[at].start_ns < end_ns:
-            if start_ns < others[at].start_ns:
-                found.append(Span(start_ns, others[at].start_ns))
-            start_ns = others[at].end_ns
-            at += 1
-        if start_ns < end_ns:
-            found.append(Span(start_ns, end_ns))
-    return found
+    return _combined(some, others, lambda inside, inside_other: inside and not inside_other)
 
 
 def length_ns(spans: Spans) -> int:
     """Compute the total length."""
     return sum(span.length_ns for span in spans)
+
+
+def _combined(some: Iterable[Span], others: Iterable[Span], kept: Callable[[bool, bool], bool]) -> Spans:
+    """Sweep over the ends of all spans, and keep the times at which `kept(in some, in others)` holds."""
+    changes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for index, spans in enumerate((some, others)):
+        for start_ns, end_ns in spans:
+            if start_ns < end_ns:
+                changes[start_ns][index] += 1
+                changes[end_ns][index] -= 1
+    found: Spans = []
+    begin_ns: int | None = None
+    first = second = 0
+    for at_ns, (more, more_others) in sorted(changes.items()):
+        first, second = first + more, second + more_others
+        if kept(first > 0, second > 0) != (begin_ns is not None):
+            if begin_ns is None:
+                begin_ns = at_ns
+            else:
+                found.append(Span(begin_ns, at_ns))
+                begin_ns = None
+    return found

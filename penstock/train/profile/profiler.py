@@ -20,9 +20,9 @@ from penstock.train.profile.timeline import draw_timeline
 from penstock.train.step.cuda_graph import EAGER_STEPS, STEPS_AHEAD
 from penstock.train.trainer import Trainer
 
-# Libraries choose algorithms and the step is captured in these.
+# Libraries choose algorithms, and the step is captured.
 WARM_UP_STEPS = EAGER_STEPS + 5
-# The first of them fill the device's queue; what is counted is the steady state.
+# Profiled steps that fill the device's queue; only the steady state after them is counted.
 LEAD_IN_STEPS = STEPS_AHEAD + 1
 TRACE_FILE, BREAKDOWN_FILE, PICTURE_FILE = "trace.json", "step-time.json", "timeline.svg"
 
@@ -34,20 +34,20 @@ class NoProfile(TrainError):
 
 @final
 class Profile:
-    """Watches a training: after a warm-up, some steps without the profiler, for comparison, and as many with it.
+    """Profiles a training: after a warm-up, some steps without the profiler, for comparison, then as many with it.
 
-    All processes have one, and mark the same steps.
+    Every process has one, and marks the same steps.
 
     Args:
         world: The processes.
-        steps: How many steps are counted.
+        steps: Number of steps that are counted.
         batch_size: Examples a step, over all processes.
-        folder: Where trace.json goes, the other processes' beside it as trace-RANK.json, step-time.json, and
-            timeline.svg. None for nowhere.
-        left: How many steps there are to come; None where there is no end.
+        folder: The folder of trace.json, of trace-RANK.json of the other processes, step-time.json and timeline.svg;
+            None to write no files.
+        left: Number of steps left in the run; None if unlimited.
 
     Raises:
-        TrainError: There are fewer than it takes.
+        TrainError: Fewer steps are left than it takes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Profile:
                 f"or profile fewer."
             )
         self.steps_needed = needed
-        """How many steps it takes to the end."""
+        """Number of steps until the profile is complete."""
         self._world, self._steps, self._batch_size, self._folder = world, steps, batch_size, folder
         self._taken = 0
         self._aside_s = self._started_s = 0.0
@@ -71,7 +71,7 @@ class Profile:
         activities = [ProfilerActivity.CPU]
         if world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # Its events are of all that it saw, not of what it calls a cycle; else it warns of that.
+        # Keep the events of all profiler cycles; otherwise torch warns.
         self._profiler = profile(activities=activities, acc_events=True)
 
     @property
@@ -80,43 +80,43 @@ class Profile:
         return self._taken == self.steps_needed
 
     def batch(self) -> AbstractContextManager[object]:
-        """Entered while the host waits for a batch."""
+        """Context for the host's wait for a batch."""
         return record_function(BATCH)
 
     def step(self) -> AbstractContextManager[object]:
-        """Entered while the host takes a step."""
+        """Context for the host's part of a step."""
         return record_function(STEP)
 
     @contextmanager
     def aside(self) -> Generator[None]:
-        """Entered for what is of no step, such as a validation."""
+        """Context for work outside steps, such as a validation."""
         started_s = time.perf_counter()
         with record_function(ASIDE):
             yield
         self._aside_s += time.perf_counter() - started_s
 
     def taken(self) -> StepTimeBreakdown | None:
-        """A step was taken, in every process.
+        """Count a step; all processes call this.
 
         Returns:
-            The breakdown, in the first process after the last step; None else.
+            The breakdown, in the first process after the last step; otherwise None.
 
         Raises:
-            NoProfile: After the last step, the profiler or what is made of its trace failed in a process.
+            NoProfile: After the last step, if the profiler or the evaluation of its trace failed in a process.
         """
         self._taken += 1
         if self._taken == WARM_UP_STEPS:
-            self._meet()
+            self._barrier()
             self._started_s, self._aside_s = time.perf_counter(), 0.0
         elif self._taken == WARM_UP_STEPS + self._steps:
-            self._meet()
+            self._barrier()
             spent_s = time.perf_counter() - self._started_s - self._aside_s
             self._undisturbed_ms = spent_s * 1000 / self._steps
             with self._failure_kept():
                 self._profiler.start()
-            self._meet()
+            self._barrier()
         elif self._taken == self.steps_needed:
-            self._meet()
+            self._barrier()
             return self._finish()
         return None
 
@@ -129,7 +129,7 @@ class Profile:
             said = " ".join(str(error).split())[:300].removesuffix(".")
             self._failed = self._failed or f"{self._world.label}: {said or type(error).__name__}"
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         """Wait until all processes have finished the same step."""
         self._world.sum_on_host(0.0)
         if self._world.device.type == "cuda":
@@ -157,7 +157,7 @@ class Profile:
         with ExitStack() as stack:
             folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             file = folder / (TRACE_FILE if rank == 0 else f"trace-{rank}.json")
-            # One that cannot be written torch passes over, and one of before would be taken for it.
+            # torch ignores a file that it cannot write, and an old one would be read in its place.
             file.unlink(missing_ok=True)
             self._profiler.export_chrome_trace(str(file))
             try:
@@ -183,17 +183,17 @@ class Profile:
 def profiled(
     trainer: Trainer, feed: Loader, steps: int, *, first_step: int = 0, folder: Path | None = None
 ) -> StepTimeBreakdown | None:
-    """Take real steps, of which some are profiled. Every process calls this.
+    """Take real steps and profile some of them. All processes call this.
 
     Args:
         trainer: Takes the steps.
-        feed: Gives the batches; `Profile.steps_needed` of them are taken.
-        steps: How many are counted.
-        first_step: The number of the first one.
-        folder: Where trace, breakdown and picture go; None for nowhere.
+        feed: Yields the batches; `Profile.steps_needed` of them are taken.
+        steps: Number of steps that are counted.
+        first_step: The number of the first step.
+        folder: The folder of trace, breakdown and picture; None to write no files.
 
     Returns:
-        Where the time went, in the first process; None in the others.
+        The breakdown, in the first process; None in the others.
 
     Raises:
         NoProfile: The processes did not take the same steps, the profiler sees nothing, or the files cannot be written.

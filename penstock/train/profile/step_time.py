@@ -2,16 +2,16 @@
 
 A step's wall time is split into five parts that add up to it:
 
-    compute      at least one kernel other than a collective ran
-    transfer     only collectives ran, and bytes moved
-    imbalance    only collectives ran, and they waited for a slower process
-    input        nothing ran, and the step waited for its batch
-    launch       nothing ran, and the batch was there: the host was too slow, or did something else
+    compute          at least one kernel other than a collective ran
+    communication    exposed communication: only collectives ran, and bytes moved
+    imbalance        only collectives ran, and they waited for a slower process
+    input            nothing ran, and the step waited for its batch
+    launch           nothing ran, and the batch was there: the host was too slow, or did something else
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from statistics import median_low
 from typing import Any, Literal
 
@@ -19,10 +19,10 @@ from penstock.core.errors import TrainError
 from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, without
 
 MS = 1e6
-# Of a step; what takes more is worth a sentence.
-WORTH_SAYING = 0.1
+# Share of a step above which a part gets a sentence of advice.
+ADVICE_SHARE = 0.1
 ADVICE = {
-    "transfer": "the all-reduce of gradients takes longer than the computation beside it; larger batches, other "
+    "communication": "the all-reduce of gradients takes longer than the computation beside it; larger batches, other "
     "placements or gradient_precision='bf16' make it less",
     "imbalance": "processes wait for a slower one; see whose share is the smallest",
     "input": "steps wait for their examples; decode them beforehand ('penstock shard'), or read with more workers",
@@ -33,13 +33,13 @@ ADVICE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Something that a device did.
+    """One operation of a device.
 
     Args:
-        name: Of the kernel, the copy or the operation.
-        lane: The stream or thread that it ran in.
-        kind: `"copy"` is one that brings a batch to the device.
-        span: When, by the process's own clock.
+        name: Name of the kernel, copy or operation.
+        lane: Its stream or thread.
+        kind: `"copy"` is the copy of a batch to the device.
+        span: ActivitySpans, by the process's own clock.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class When:
+class ActivitySpans:
     """Times of each activity of a process's device.
 
     Args:
@@ -84,27 +84,27 @@ class When:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """A step's wall time, or that of several, in the parts of which it is the sum; and what was hidden behind compute.
+    """The wall time of steps, split into parts that add up to it, and the overlapped communication.
 
     Args:
-        compute_ns: At least one kernel ran that is no collective.
-        transfer_ns: Only collectives ran, and bytes moved.
+        compute_ns: At least one kernel other than a collective ran.
+        communication_ns: Exposed communication: only collectives ran, and bytes moved.
         imbalance_ns: Only collectives ran, and they waited for a slower process.
         input_ns: Nothing ran, and the step waited for its batch.
         launch_ns: Nothing ran, and the batch was there.
-        hidden_ns: Collectives ran beside compute. It is in `compute_ns` and no part of the sum.
+        overlapped_ns: Overlapped communication: collectives ran beside compute. It is contained in `compute_ns`.
     """
 
     compute_ns: int
-    transfer_ns: int
+    communication_ns: int
     imbalance_ns: int
     input_ns: int
     launch_ns: int
-    hidden_ns: int
+    overlapped_ns: int
 
     @property
     def wall_ns(self) -> int:
-        """The whole."""
+        """The sum of the parts."""
         return sum(self.parts.values())
 
     @property
@@ -123,9 +123,8 @@ class StepTimeBreakdown:
     Args:
         device: The devices, for people.
         batch_size: Examples a step, over all processes.
-        shares: By rank, of each step.
-        undisturbed_ms: What a step took just before, without the profiler, which costs time itself; None where that was
-            not measured.
+        shares: The parts of each step, by rank.
+        undisturbed_ms: Duration of a step just before, without the profiler's overhead; None if not measured.
     """
 
     device: str
@@ -148,13 +147,13 @@ class StepTimeBreakdown:
         return self.mean.parts[part] / max(self.mean.wall_ns, 1)
 
     def describe(self) -> str:
-        """A table for people, a row a process, and a sentence on each share that is worth one."""
+        """Format a table with a row per process, and advice on each large part."""
         count = len(self.shares[0])
         undisturbed = "" if self.undisturbed_ms is None else f"; {self.undisturbed_ms:.2f} ms without the profiler"
         head = (
             f"{count} steps of {self.batch_size:,} examples on {self.device}: {self.step_ms:.2f} ms each{undisturbed}."
         )
-        names = ["", "step", *PARTS, "hidden"]
+        names = ["", "step", *PARTS, "overlapped"]
         rows = [names, *(_row(f"rank {rank}", summed(own), count) for rank, own in enumerate(self.shares))]
         if len(self.shares) > 1:
             rows.append(_row("mean", self.mean, count * len(self.shares)))
@@ -163,12 +162,12 @@ class StepTimeBreakdown:
         said = [
             f"{name} {self.fraction(name):.0%}: {advice}."
             for name, advice in ADVICE.items()
-            if self.fraction(name) > WORTH_SAYING
+            if self.fraction(name) > ADVICE_SHARE
         ]
         return "\n".join([head, *table, *said])
 
     def as_json(self) -> dict[str, Any]:
-        """Plain fields: milliseconds on average, and each step's parts in nanoseconds, which add up."""
+        """Convert to JSON fields: mean milliseconds, and the parts of each step in nanoseconds."""
         return {
             "device": self.device,
             "processes": len(self.shares),
@@ -177,14 +176,7 @@ class StepTimeBreakdown:
             "step_ms": self.step_ms,
             "undisturbed_ms": self.undisturbed_ms,
             "fractions": {name: self.fraction(name) for name in PARTS},
-            "ranks": [
-                [
-                    {**{f"{name}_ns": value for name, value in share.parts.items()}, "hidden_ns": share.hidden_ns}
-                    | {"wall_ns": share.wall_ns}
-                    for share in own
-                ]
-                for own in self.shares
-            ],
+            "ranks": [[asdict(share) | {"wall_ns": share.wall_ns} for share in own] for own in self.shares],
         }
 
 
@@ -194,10 +186,10 @@ def breakdown_of(
     """Break down the steps of all processes.
 
     Args:
-        traces: Of every process, in the order of their ranks.
-        device: What computed, in words.
+        traces: The traces of all processes, in the order of their ranks.
+        device: The devices, for people.
         batch_size: Examples a step, over all processes.
-        undisturbed_ms: What a step took without the profiler.
+        undisturbed_ms: Duration of a step without the profiler.
 
     Raises:
         TrainError: The processes did not take the same steps.
@@ -206,42 +198,43 @@ def breakdown_of(
     if len(counts) != 1 or counts == {0}:
         raise TrainError(f"the traces are of {sorted(counts)} steps; profile the same steps in every process.")
     shares = tuple(
-        tuple(split(step, when) for step in trace.steps) for trace, when in zip(traces, whens_of(traces), strict=True)
+        tuple(split(step, activities) for step in trace.steps)
+        for trace, activities in zip(traces, activities_of(traces), strict=True)
     )
     return StepTimeBreakdown(device=device, batch_size=batch_size, shares=shares, undisturbed_ms=undisturbed_ms)
 
 
-def split(window: Span, when: When) -> Shares:
-    """The parts of a stretch of a process's time."""
-    parts = parts_of(window, when)
+def split(window: Span, activities: ActivitySpans) -> Shares:
+    """Split a stretch of a process's time into its parts."""
+    parts = parts_of(window, activities)
     return Shares(
         **{f"{name}_ns": length_ns(spans) for name, spans in parts.items()},
-        hidden_ns=length_ns(common(parts["compute"], when.collective)),
+        overlapped_ns=length_ns(common(parts["compute"], activities.collective)),
     )
 
 
-def parts_of(window: Span, when: When) -> dict[str, Spans]:
+def parts_of(window: Span, activities: ActivitySpans) -> dict[str, Spans]:
     """Compute the times of each part of `split`; they are disjoint and cover the window."""
-    compute = common(when.compute, [window])
-    exposed = without(common(when.collective, [window]), compute)
+    compute = common(activities.compute, [window])
+    exposed = without(common(activities.collective, [window]), compute)
     idle = without(without([window], compute), exposed)
     return {
         "compute": compute,
-        "transfer": common(exposed, when.moving),
-        "imbalance": without(exposed, when.moving),
-        "input": common(idle, when.waiting),
-        "launch": without(idle, when.waiting),
+        "communication": common(exposed, activities.moving),
+        "imbalance": without(exposed, activities.moving),
+        "input": common(idle, activities.waiting),
+        "launch": without(idle, activities.waiting),
     }
 
 
-def whens_of(traces: Sequence[Trace]) -> list[When]:
+def activities_of(traces: Sequence[Trace]) -> list[ActivitySpans]:
     """Compute the activities of each process.
 
     Raises:
         TrainError: The processes ran other collectives.
     """
     return [
-        When(
+        ActivitySpans(
             compute=union(work.span for work in trace.work if work.kind == "compute"),
             collective=union(work.span for work in trace.work if work.kind == "collective"),
             moving=moving,
@@ -304,5 +297,7 @@ def _collectives(trace: Trace) -> Mapping[str, list[Span]]:
 
 def _row(name: str, shares: Shares, steps: int) -> list[str]:
     whole = max(shares.wall_ns, 1)
-    cells = [f"{part / MS / steps:.2f} ms {part / whole:4.0%}" for part in (*shares.parts.values(), shares.hidden_ns)]
+    cells = [
+        f"{part / MS / steps:.2f} ms {part / whole:4.0%}" for part in (*shares.parts.values(), shares.overlapped_ns)
+    ]
     return [name, f"{shares.wall_ns / MS / steps:.2f} ms", *cells]

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.train.profile.intervals import Span, Spans, common, union
-from penstock.train.profile.step_time import PARTS, Trace, When, parts_of, split, usual_step, whens_of
+from penstock.train.profile.step_time import PARTS, ActivitySpans, Trace, activities_of, parts_of, split, usual_step
 
 COLOURS = {
     "compute": "#00897b",
-    "transfer": "#f57c00",
+    "communication": "#f57c00",
     "imbalance": "#ffcc80",
     "input": "#8e24aa",
     "launch": "#cfd8dc",
@@ -17,30 +17,30 @@ COLOURS = {
 OF_KIND = {"compute": "#4db6ac", "collective": "#ffa726", "copy": "#ba68c8"}
 STREAMS_SHOWN = 4
 PROCESSES_SHOWN = 16
-# Of the picture's width; kernels that are nearer than that are drawn as one.
+# Share of the picture's width; kernels closer than that are drawn as one.
 FINEST = 1 / 3000
 
-# A lane's name, when it did what, and in which colours.
+# A lane's name, the spans of each activity, and their colours.
 Row = tuple[str, Mapping[str, Spans], Mapping[str, str]]
 BAR = 0.8
 
 
 def draw_timeline(traces: Sequence[Trace], file: Path) -> Path:
-    """Draw one step, as long as most are.
+    """Draw one step, that of median length.
 
-    For each process there is a lane of what its time counts as, and one for each of its streams. Processes are laid
-    over each other such that their last collective ends at once, as it does.
+    Each process has a row of its parts of the step time, and one for each of its streams. Processes are aligned at the
+    end of their last collective.
 
     Args:
-        traces: Of every process, in the order of their ranks.
-        file: SVG or PNG, by its ending.
+        traces: The traces of all processes, in the order of their ranks.
+        file: SVG or PNG, by its suffix.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    step, whens = usual_step(traces[0]), whens_of(traces)
-    rows = _rows(traces, whens, step)
+    step, activities = usual_step(traces[0]), activities_of(traces)
+    rows = _rows(traces, activities, step)
     figure = Figure(figsize=(11, 1.4 + 0.3 * len(rows)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
@@ -52,7 +52,7 @@ def draw_timeline(traces: Sequence[Trace], file: Path) -> Path:
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("ms")
-    shares = split(traces[0].steps[step], whens[0])
+    shares = split(traces[0].steps[step], activities[0])
     shown = [Patch(color=COLOURS[name], label=f"{name} {shares.parts[name] / 1e6:.2f} ms") for name in PARTS]
     figure.legend(handles=shown, loc="outside upper center", ncols=len(shown), fontsize=8, title="one step of rank 0")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,14 +60,14 @@ def draw_timeline(traces: Sequence[Trace], file: Path) -> Path:
     return file
 
 
-def _rows(traces: Sequence[Trace], whens: Sequence[When], step: int) -> list[Row]:
+def _rows(traces: Sequence[Trace], all_activities: Sequence[ActivitySpans], step: int) -> list[Row]:
     """The lanes from top to bottom."""
     rows: list[Row] = []
     width_ns = max(trace.steps[step].length_ns for trace in traces)
-    for trace, when in list(zip(traces, whens, strict=True))[:PROCESSES_SHOWN]:
+    for trace, activities in list(zip(traces, all_activities, strict=True))[:PROCESSES_SHOWN]:
         window = trace.steps[step]
         zero_ns = _last_end_ns(trace, window)
-        rows.append((f"rank {trace.rank}", _moved(parts_of(window, when), zero_ns, width_ns), COLOURS))
+        rows.append((f"rank {trace.rank}", _moved(parts_of(window, activities), zero_ns, width_ns), COLOURS))
         for lane, work in _lanes(trace, window)[:STREAMS_SHOWN]:
             rows.append((lane, _moved(work, zero_ns, width_ns), OF_KIND))
     return rows
@@ -96,7 +96,7 @@ def _last_end_ns(trace: Trace, window: Span) -> int:
 
 
 def _moved(lanes: Mapping[str, Spans], zero_ns: int, width_ns: int) -> dict[str, Spans]:
-    """Spans by another clock, those that cannot be told apart as one."""
+    """Shift spans to a common clock, and merge those too close to tell apart."""
     near_ns = int(width_ns * FINEST)
     found: dict[str, Spans] = {}
     for name, spans in lanes.items():

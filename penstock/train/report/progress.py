@@ -71,9 +71,9 @@ class Progress:
         """Set the best metrics so far."""
         self._metrics = " ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != "loss")
 
-    def say(self, sentence: str) -> None:
+    def notify(self, notice: str) -> None:
         """Print a line above the bar."""
-        self._console.print(sentence)
+        self._console.print(notice)
 
     def _info(self) -> str:
         return f"loss {self._loss:.4f}  {self._rate}  {self._metrics}"

@@ -63,7 +63,7 @@ class Pace:
         """Return the rate since the last validation."""
         return self._rate(self._samples, now_s - self._began_s)
 
-    def turn(self, now_s: float) -> Rate:
+    def reset(self, now_s: float) -> Rate:
         """Return the rate since the last validation and start a new period."""
         rate = self.rate(now_s)
         self._before_samples += self._samples

@@ -1,13 +1,15 @@
 """An optimizer whose steps run on the device alone, so that a CUDA graph can capture them."""
 
-from collections.abc import Iterable
-from typing import Any, final
+from collections.abc import Iterable, Mapping
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import TrainError
+from penstock.train.parallel.tensor_parallel import ParallelModel, WeightSlice
+from penstock.train.parallel.world import World
 
 # Options of torch's optimizers that select fused kernels and keep state on the device.
 _DEVICE_FLAGS = ("fused", "foreach", "capturable")
@@ -24,6 +26,36 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return _is_torchs(optimizer) or bool(getattr(type(optimizer), "elementwise", False))
 
 
+def check_optimizer(optimizer: Optimizer, slices: Mapping[str, WeightSlice]) -> None:
+    """Check that an optimizer treats weight slices as it treats whole weights.
+
+    Args:
+        optimizer: One of torch's or Penstock's, or one of your own; `step/optimizers.py` states the contract.
+        slices: By parameter name.
+
+    Raises:
+        TrainError: It needs whole weights, or is unknown.
+    """
+    kind = type(optimizer)
+    if not slices or is_elementwise(optimizer) or hasattr(kind, "set_sharded"):
+        return
+    raise TrainError(
+        f"the optimizer {kind.__name__} may need whole weights, and each process has only a slice of "
+        f"{next(iter(slices))!r}; make all placements 'data', or choose one of {', '.join(ELEMENTWISE)}, LARS, LAMB. "
+        f"If each weight's step depends on its own gradients alone, give the class 'elementwise = True'."
+    )
+
+
+def share_norms(optimizer: Optimizer, model: ParallelModel, world: World) -> None:
+    """Pass the weight slices and their all-reduce to an optimizer that has `set_sharded`."""
+    if world.size > 1 and hasattr(optimizer, "set_sharded"):
+        weights = dict(model.module.named_parameters())
+        name = "the norms of the optimizer's weights"
+        cast(Any, optimizer).set_sharded(
+            [weights[own] for own in model.slices], lambda own: world.all_reduce(own, name)
+        )
+
+
 def _is_torchs(optimizer: Optimizer) -> bool:
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim.") and kind.__name__ in ELEMENTWISE
@@ -37,8 +69,7 @@ class CapturableOptimizer:
     the schedule and in checkpoints, and a tensor on the device in the step.
 
     Args:
-        optimizer: One of torch's, or one whose class has `capturable = True`: its step reads no tensor on the host and
-            accepts tensors as its groups' `lr`.
+        optimizer: One of torch's, or one whose class has `capturable = True`.
         device: Device of the parameters.
         skips: Support `found_inf`, which skips a step; fp16 needs it.
         sparse: Gradients may be sparse, which no fused optimizer supports.
@@ -154,7 +185,7 @@ class CapturableOptimizer:
 
     @torch.no_grad()
     def match_strides(self) -> None:
-        """Lay out state from a checkpoint as its parameters are: fused steps read both at the same offsets."""
+        """Give state of a checkpoint the memory format of its parameters: fused steps read both at the same offsets."""
         for parameter, state in self.optimizer.state.items():
             for name, value in state.items():
                 alike = isinstance(value, Tensor) and value.shape == parameter.shape

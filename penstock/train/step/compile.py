@@ -19,7 +19,7 @@ ALL_REDUCE_BYTES_S, REACHED_SHARE = 200e9, 0.35
 MIN_ALL_REDUCE_SHARE = 0.02
 
 
-def worth_parting(all_reduce_bytes: int, least_s: float | None) -> bool:
+def should_split(all_reduce_bytes: int, least_s: float | None) -> bool:
     """Return True if overlapping the all-reduce saves more time than compiling in parts costs.
 
     Args:
@@ -30,20 +30,20 @@ def worth_parting(all_reduce_bytes: int, least_s: float | None) -> bool:
 
 
 def compiled(
-    module: nn.Module, firsts: Sequence[nn.Parameter], eager: Iterable[nn.Module], *, backend: Any = "inductor"
+    module: nn.Module, segment_starts: Sequence[nn.Parameter], eager: Iterable[nn.Module], *, backend: Any = "inductor"
 ) -> Callable[[Tensor], Tensor]:
     """Compile the network. It keeps its layers, names and state.
 
     Args:
         module: The network.
-        firsts: A part begins at each layer of an `nn.Sequential` that has one of these parameters.
+        segment_starts: A segment begins at each layer of an `nn.Sequential` that has one of these parameters.
         eager: Layers that are not compiled: those that wait for other processes.
         backend: Backend of torch's compiler.
     """
     eager_layers = list(eager)
     for layer in eager_layers:
         layer.forward = torch.compiler.disable(layer.forward)
-    cuts_by_chain = _cuts(module, firsts, eager_layers)
+    cuts_by_chain = _cuts(module, segment_starts, eager_layers)
     for chain, cuts in cuts_by_chain.items():
         chain.forward = cast(Any, torch.compiler.disable(_Chain(chain, cuts, eager_layers, backend)))
     # Imported here, because the import takes seconds.
@@ -55,10 +55,10 @@ def compiled(
 
 
 def _cuts(
-    module: nn.Module, firsts: Sequence[nn.Parameter], eager: Sequence[nn.Module]
+    module: nn.Module, segment_starts: Sequence[nn.Parameter], eager: Sequence[nn.Module]
 ) -> dict[nn.Sequential, set[int]]:
     """Map each outermost chain to the indices of its cuts; the compiler does not cut loops itself."""
-    first_ids, eager_ids = {id(parameter) for parameter in firsts}, {id(layer) for layer in eager}
+    first_ids, eager_ids = {id(parameter) for parameter in segment_starts}, {id(layer) for layer in eager}
     cuts: dict[nn.Sequential, set[int]] = {}
     for chain in _outermost_chains(module):
         for index, layer in enumerate(chain):

@@ -33,8 +33,8 @@ class Steps:
             between steps must be in device memory, and the host must not read any.
         world: The processes; all of them replay, or none.
         why_eager: The reason that no step can be captured, or None.
-        say: Called with a sentence if steps are not captured.
-        settle: Called after a capture, before the first replay.
+        notify: Called with a sentence if steps are not captured.
+        after_capture: Called after a capture, before the first replay.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Steps:
         compute: Compute,
         world: World,
         why_eager: str | None,
-        say: Callable[[str], object],
-        settle: Callable[[], object] = lambda: None,
+        notify: Callable[[str], object],
+        after_capture: Callable[[], object] = lambda: None,
     ) -> None:
-        self._compute, self._world, self._say, self._settle = compute, world, say, settle
+        self._compute, self._world, self._notify, self._after_capture = compute, world, notify, after_capture
         self._on_gpu = world.device.type == "cuda"
         self._eager_left = EAGER_STEPS
         self._graph: _Graph | None = None
@@ -96,7 +96,7 @@ class Steps:
         stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
         try:
             self._graph = _Graph(self._compute, inputs_B, targets_B, constants, pool)
-            self._settle()
+            self._after_capture()
         except _HostRNGError as error:
             why = str(error)
         except RuntimeError as error:
@@ -113,7 +113,7 @@ class Steps:
 
     def _run_eagerly(self, why: str) -> None:
         self._graph, self._captures, self.why_eager = None, False, why
-        self._say(f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}.")
+        self._notify(f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}.")
 
 
 def index_of(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.kernels import fused_optimizer as kernel
-from penstock.kernels.pointer_table import is_laid_as, is_plain
+from penstock.kernels.pointer_table import is_dense, same_memory_format
 from penstock.nn.entry import EntryConv2d
 from penstock.train.parallel.dataflow import uses_of_weights
 from penstock.train.parallel.tensor_parallel import ParallelLinear
@@ -133,10 +133,12 @@ class MasterWeights:
             # The optimizer need not have all parameters.
             if group is not None:
                 self._check_unchanged(weight, leaf)
-                alike[group, gradient.dtype, is_plain(weight)].append(place)
+                alike[group, gradient.dtype, is_dense(weight)].append(place)
         for (group, _, _), places in alike.items():
             weights = [self.weight_of(leaves[place]) for place in places]
-            given = [_laid_as(weight, gradients[place]) for weight, place in zip(weights, places, strict=True)]
+            given = [
+                _in_memory_format_of(weight, gradients[place]) for weight, place in zip(weights, places, strict=True)
+            ]
             self._step(weights, given, group)
         for leaf in leaves:
             self._versions[id(leaf)] = leaf._version
@@ -201,8 +203,8 @@ class MasterWeights:
         return found
 
 
-def _laid_as(weight: Tensor, gradient: Tensor) -> Tensor:
-    if is_laid_as(gradient, weight):
+def _in_memory_format_of(weight: Tensor, gradient: Tensor) -> Tensor:
+    if same_memory_format(gradient, weight):
         return gradient
     return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 

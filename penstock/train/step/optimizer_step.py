@@ -20,10 +20,11 @@ from penstock.train.step.master_weights import MasterWeights, why_no_master_weig
 
 @final
 class OptimizerStep:
-    """Steps of a network's optimizer, as early in a training step as the recipe permits.
+    """The optimizer of a network: in the backward pass where the recipe permits, otherwise after it.
 
-    Where each parameter's step depends on its own gradient alone, `ready` steps the parameters of a gradient bucket
-    beside the backward pass. Clipping and loss scaling need all gradients: then `finish` steps all parameters.
+    Optimizer in backward: where each parameter's step depends on its own gradient alone, `ready` steps the parameters
+    of a gradient bucket while the backward pass goes on. Clipping and loss scaling need all gradients: then `finish`
+    steps all parameters.
 
     Args:
         module: The network, placed, on its device.
@@ -35,9 +36,9 @@ class OptimizerStep:
     Attributes:
         leaves: The parameters that a backward pass computes gradients of, by name: bf16 compute copies where there are
             master weights.
-        steps_early: True if parameters are stepped by `ready`.
+        steps_in_backward: True for the optimizer in backward: `ready` steps the parameters.
         loss_scale: The fp16 loss scale; None in other precisions.
-        sentences: Remarks for the user.
+        notices: Remarks for the user.
 
     Raises:
         TrainError: The optimizer does not support the precision.
@@ -48,22 +49,22 @@ class OptimizerStep:
         self.loss_scale = LossScale(world) if recipe.precision == "fp16" else None
         skips, sparse = self.loss_scale is not None, _has_sparse_gradients(module)
         self._optimizer = CapturableOptimizer(optimizer, world.device, skips=skips, sparse=sparse)
-        self.sentences: list[str] = []
+        self.notices: list[str] = []
         self._master = self._master_weights(module, recipe, world, inputs) if recipe.execution.master_weights else None
         self.leaves = dict(module.named_parameters()) if self._master is None else self._master.leaves
         needs_all = skips or recipe.clip_norm is not None
         apart = world.device.type == "cuda" and self._optimizer.steps_apart and not needs_all
-        self.steps_early = apart or self._master is not None
+        self.steps_in_backward = apart or self._master is not None
 
     def _master_weights(self, module: nn.Module, recipe: Recipe, world: World, inputs: Array) -> MasterWeights | None:
         why = why_no_master_weights(recipe, self._optimizer.optimizer)
         if why is not None:
-            self.sentences.append(f"Weights are cast to bf16 in every step: {why}.")
+            self.notices.append(f"Weights are cast to bf16 in every step: {why}.")
             return None
         examples_B = torch.from_numpy(inputs[:TRACED_EXAMPLES]).to(world.device)
         with cast_of(recipe, world.device):
             master = MasterWeights(module, self._optimizer.optimizer, self._optimizer.rate_of, examples_B)
-        self.sentences.append(master.describe())
+        self.notices.append(master.describe())
         return master
 
     @property
@@ -98,7 +99,7 @@ class OptimizerStep:
         (loss if self.loss_scale is None else self.loss_scale.scaled(loss)).backward()
 
     def ready(self, leaves: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
-        """Step the parameters of a bucket whose gradients are final. Called only if `steps_early`."""
+        """Step the parameters of a bucket whose gradients are final. Called only if `steps_in_backward`."""
         if self._master is None:
             self._optimizer.step(only=leaves)
         else:
@@ -114,7 +115,7 @@ class OptimizerStep:
             self._master.check()
             # No parameter is left, but a schedule expects one call of the optimizer's step.
             self._optimizer.step(only=())
-        if self.steps_early:
+        if self.steps_in_backward:
             return
         if self.loss_scale is not None:
             self.loss_scale.unscale(gradients.tensors)

@@ -1,4 +1,17 @@
-"""Layer-wise optimizers for large batches: a weight's update is proportional to the weight's norm."""
+"""Layer-wise optimizers for large batches: a weight's update is proportional to the weight's norm.
+
+The contract of an optimizer that is not torch's, all of it optional:
+
+- `capturable = True` on the class: the step reads no tensor on the host, so that a CUDA graph can capture it, and
+  accepts tensors on the device as the groups' `lr`. The trainer then may set `found_inf`, a float on the device: where
+  it is above 0, the step must change nothing.
+- `elementwise = True` on the class: the step of each number depends on the gradients of that number alone, so it can
+  step a slice of a weight as it steps a whole one.
+- A method `set_sharded(sharded, all_reduce)`: for an optimizer that is not elementwise. It gets the weights of which
+  each process has a slice, and a function that sums a tensor over all processes.
+
+`step/capturable_optimizer.py` reads these.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -14,7 +27,7 @@ from penstock.core.errors import TrainError
 # W weights, each a tensor
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
-Total = Callable[[Tensor], Tensor]
+AllReduce = Callable[[Tensor], Tensor]
 # The `_foreach_*` operations work on lists of tensors, on a GPU in one launch or a few.
 _many: Any = cast(Any, torch)
 
@@ -85,7 +98,6 @@ class Layerwise(Optimizer, ABC):
         TrainError: A setting is below 0.
     """
 
-    # Read by `penstock.train.step.optimizer_step`.
     capturable: ClassVar[bool] = True
 
     def __init__(self, parameters: Parameters, settings: dict[str, Any]) -> None:
@@ -95,18 +107,18 @@ class Layerwise(Optimizer, ABC):
         # With this setting torch keeps step counts on the device when it loads a state.
         super().__init__(cast(Any, parameters), settings | {"capturable": True})
         self.found_inf: Tensor | None = None
-        self._cut: frozenset[int] = frozenset()
-        self._total: Total | None = None
+        self._sharded: frozenset[int] = frozenset()
+        self._all_reduce: AllReduce | None = None
 
-    def over_parts(self, cut: Collection[Tensor], total: Total) -> None:
+    def set_sharded(self, sharded: Collection[Tensor], all_reduce: AllReduce) -> None:
         """Set the weights that are slices of larger ones.
 
         Args:
-            cut: The weights of which each process has a slice.
-            total: Sums a tensor over all processes; called once a step in each of them.
+            sharded: The weights of which each process has a slice.
+            all_reduce: Sums a tensor over all processes; called once a step in each of them.
         """
-        self._cut = frozenset(map(id, cut))
-        self._total = total
+        self._sharded = frozenset(map(id, sharded))
+        self._all_reduce = all_reduce
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -148,9 +160,11 @@ class Layerwise(Optimizer, ABC):
         if not tensors:
             return []
         norms = list(_many._foreach_norm(tensors))
-        places = [index for index, weight in enumerate(_owners(moves)) if id(weight) in self._cut]
-        if places and self._total is not None:
-            whole = self._total(torch.stack([norms[index] for index in places]).square()).sqrt()
+        # For each move first the norms of the weights, then those of `beside`.
+        owners = [weight for move in moves for weight in (*move.part.weights, *move.part.weights)]
+        places = [index for index, weight in enumerate(owners) if id(weight) in self._sharded]
+        if places and self._all_reduce is not None:
+            whole = self._all_reduce(torch.stack([norms[index] for index in places]).square()).sqrt()
             for index, norm in zip(places, whole.unbind(), strict=True):
                 norms[index] = norm
         ratios: list[Tensor] = []
@@ -301,8 +315,3 @@ class LAMB(Layerwise):
 
     def _apply_move(self, move: Move) -> None:
         _many._foreach_sub_(move.part.weights, move.directions)
-
-
-def _owners(moves: Sequence[Move]) -> list[Tensor]:
-    """The weight of each norm: for each move first the norms of the weights, then those of `beside`."""
-    return [weight for move in moves for weight in (*move.part.weights, *move.part.weights)]
