@@ -51,7 +51,7 @@ def run(layout: str, *, working: bool, world: World) -> tuple[torch.Tensor, torc
         ]
         state = full_state(trainer.parallel_model, trainer.world, trainer.module.state_dict())
         whole = [tensor.double().flatten() for tensor in state.values()] or [torch.zeros(1)]
-        return torch.stack(losses).double(), torch.cat(whole), " ".join(trainer.layout.sentences)
+        return torch.stack(losses).double(), torch.cat(whole), " ".join(trainer.layout.notices)
 
 
 def main(rank: int, size: int, port: int) -> None:

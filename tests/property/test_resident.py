@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.train.data.loader import Batch, ReadingLoader
 from penstock.train.data.resident import Resident, ResidentLoader
-from penstock.train.data.sampler import Places, training_order
+from penstock.train.data.sampler import BatchIndices, training_order
 from tests.support.examples import Counted
 
 STEPS = 6
@@ -31,7 +31,7 @@ def test_what_is_learned_from_is_a_function_of_the_step(
     # Half at least is good, so that a good one is found.
     examples = Counted(count, bad=tuple(sorted(index for index in bad if index < count))[: count // 2], varies=varies)
 
-    def order(first: int) -> Iterator[Places]:
+    def order(first: int) -> Iterator[BatchIndices]:
         return islice(training_order(seed, count, batch, first_step=first), STEPS - first)
 
     def got(workers: int, first: int) -> tuple[list[Batch], dict[str, int]]:
