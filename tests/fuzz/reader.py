@@ -47,7 +47,7 @@ def heard(stream: bytes, places: list[int]) -> Parsed:
     """Parse a stream that is cut at some places."""
     edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
     measured = len(stream) > 2 * MAX_HEAD_BYTES and len(places) > 0
-    reader = RequestParser(MOST_BODY)
+    reader = RequestParser(lambda head: MOST_BODY)
     requests: list[Request] = []
     refusal, taken = None, 0
     if measured:

@@ -23,7 +23,7 @@ async def last_answer(turns: int) -> bytes:
     (listener,) = listeners("127.0.0.1", 0, 1)
     network, limits = NetworkSettings(), LimitSettings()
     handlers = Handlers(handle=well, refuse=lambda error, head: refused(error))
-    server = Listener(network, limits, listener, handlers, idle_loop(time.monotonic_ns), lambda: 1000)
+    server = Listener(network, limits, listener, handlers, idle_loop(time.monotonic_ns), lambda head: 1000)
     server.listen()
     with socket.create_connection(listener.getsockname(), timeout=10) as client:
         client.setblocking(False)

@@ -1,4 +1,4 @@
-"""The page of a server that wants an API key: it asks for one, keeps it in its tab, and says what is wrong with it."""
+"""The page of a server that requires an API key: it asks for one, keeps it in its tab, and reports what is wrong."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -278,7 +278,7 @@ def test_a_browser_learns_why_there_is_no_stream(page: Page) -> None:
     assert close == [
         [4404, "There is no model 'nobody' here; there is 'loud', 'doubler'."],
         [1007, "'doubler' takes single requests, not streams; POST to /v1/apps/doubler."],
-        [4401, "This server wants an API key; send 'Authorization: Bearer KEY'."],
+        [4401, "This server requires an API key; send 'Authorization: Bearer KEY'."],
     ]
 
 

@@ -366,7 +366,7 @@ def test_keys_and_origins(strict: RunningServer) -> None:
         assert caught.value.response.status_code == 401
     with opened(strict, **strange) as stream:
         assert stream.subprotocol == "penstock"
-        assert closed(stream) == (4401, "This server wants an API key; send 'Authorization: Bearer KEY'.")
+        assert closed(stream) == (4401, "This server requires an API key; send 'Authorization: Bearer KEY'.")
     with opened(strict, additional_headers=BEARER) as stream:
         assert stream.subprotocol is None
     page = {"Origin": "https://good.example"}

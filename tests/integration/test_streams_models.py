@@ -110,7 +110,7 @@ def test_errors_of_a_client_are_sentences(bundle: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("me a-key-of-thirty-two-characters-a\n")
     with RunningServer(bundle, "--api-keys", str(keys)) as server:
-        with Client(url_of(server), retries=0) as client, pytest.raises(Unauthorized, match="wants an API key"):
+        with Client(url_of(server), retries=0) as client, pytest.raises(Unauthorized, match="requires an API key"):
             client.stream("hark")
         with Client(url_of(server), api_key="a-key-of-thirty-two-characters-a") as client:
             wav = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data\0\0\0\0"

@@ -49,7 +49,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 def test_however_requests_are_cut_they_arrive_whole_and_in_order(
     sent: list[tuple[bytes, Request]], places: list[int]
 ) -> None:
-    reader = RequestParser(MOST)
+    reader = RequestParser(lambda head: MOST)
     arrived: list[Request] = []
     for piece in cut(b"".join(data for data, _ in sent), places):
         complete, refusal = reader.feed(piece)
@@ -65,7 +65,7 @@ def test_however_requests_are_cut_they_arrive_whole_and_in_order(
 @given(st.binary(max_size=600), st.lists(st.integers(0, 10**6), max_size=10))
 @settings(max_examples=examples(300), deadline=None)
 def test_no_bytes_do_more_than_refuse(data: bytes, places: list[int]) -> None:
-    reader = RequestParser(MOST)
+    reader = RequestParser(lambda head: MOST)
     refused = False
     for piece in cut(data, places):
         complete, refusal = reader.feed(piece)
@@ -79,20 +79,20 @@ def test_no_bytes_do_more_than_refuse(data: bytes, places: list[int]) -> None:
 def test_one_changed_byte_does_no_more_than_refuse(sent: tuple[bytes, Request], place: int, byte: int) -> None:
     data = bytearray(sent[0])
     data[place % len(data)] = byte
-    _, refusal = RequestParser(MOST).feed(bytes(data))
+    _, refusal = RequestParser(lambda head: MOST).feed(bytes(data))
     assert refusal is None or isinstance(refusal, RequestError)
 
 
 def test_a_body_is_refused_before_it_is_kept() -> None:
-    _, refusal = RequestParser(10).feed(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    _, refusal = RequestParser(lambda head: 10).feed(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
     assert isinstance(refusal, TooLarge)
-    reader = RequestParser(10)
+    reader = RequestParser(lambda head: 10)
     reader.feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
     assert isinstance(reader.feed(b"b\r\n" + bytes(11) + b"\r\n")[1], TooLarge)
 
 
 def test_a_head_without_end_is_refused() -> None:
-    reader = RequestParser(10)
+    reader = RequestParser(lambda head: 10)
     refusal = None
     sent = 0
     while refusal is None and sent < 10 * MAX_HEAD_BYTES:
@@ -124,3 +124,15 @@ def test_answers_say_how_long_they_are_and_compress_where_asked() -> None:
     assert gzip.decompress(body) == b"x" * 1000
     head_only = serialize(Response(200, b"xyz"), Request(Head("HEAD", "/", {}), b""), close=False)
     assert head_only.endswith(b"Content-Length: 3\r\n\r\n")
+
+
+@pytest.mark.parametrize("close", [False, True])
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD"])
+def test_a_response_without_content_has_no_length(method: str, close: bool) -> None:
+    """RFC 9110, section 8.6."""
+    sent = serialize(
+        Response(204, b"", headers=(("Vary", "Origin"),)), Request(Head(method, "/", {}), b""), close=close
+    )
+    assert sent.startswith(b"HTTP/1.1 204 No Content\r\nVary: Origin\r\n")
+    assert b"Content-" not in sent
+    assert sent.endswith(b"\r\n\r\n")

@@ -157,12 +157,12 @@ class World:
         self.streams = Streams(
             name="sums",
             application=application,
-            frontend=self.frontend,
+            writer=self.frontend,
             table=self.table,
             budget_ns=BUDGET_NS,
             batch_loop=idle_loop(self.clock),
             now_ns=self.clock,
-            why=_why,
+            error_of_status=_error_of_status,
         )
         self.peers: set[Peer] = set()
 
@@ -173,7 +173,7 @@ class World:
     def call(self) -> Caller:
         wire = Wire()
         now_s = [0.0]
-        socket = self.streams.take_in(lambda streams: StreamConnection(streams, lambda: now_s[0]), BUDGET_NS)
+        socket = self.streams.admit_stream(lambda streams: StreamConnection(streams, lambda: now_s[0]), BUDGET_NS)
         socket.take_over(cast(asyncio.Transport, wire), self.peers)
         return Caller(socket, wire, now_s)
 
@@ -189,5 +189,5 @@ class World:
         raise AssertionError("never idle")
 
 
-def _why(status: int, budget_ns: int | None) -> RequestError:
+def _error_of_status(status: int, budget_ns: int | None) -> RequestError:
     return Overloaded("The engine stopped.", 3.0) if status == ENGINE_LOST else ComputeFailed("The network failed.")

@@ -111,7 +111,7 @@ def test_a_known_key_passes(keys: Keys, authorization: str) -> None:
 def test_any_other_is_refused_without_saying_what_was_near(keys: Keys, authorization: str | None) -> None:
     with pytest.raises(Unauthorized) as refusal:
         keys.check(authorization, admin=False)
-    assert str(refusal.value) == "This server wants an API key; send 'Authorization: Bearer KEY'."
+    assert str(refusal.value) == "This server requires an API key; send 'Authorization: Bearer KEY'."
 
 
 def test_only_an_admin_may_do_what_only_admins_may(keys: Keys) -> None:

@@ -127,12 +127,12 @@ class Engines:
         streams = Streams(
             name="sums",
             application=LIVE,
-            frontend=frontend,
+            writer=frontend,
             table=table,
             budget_ns=BUDGET_NS,
             batch_loop=idle_loop(self.clock),
             now_ns=self.clock,
-            why=lambda status, budget_ns: status_error(status, budget_ns or BUDGET_NS),
+            error_of_status=lambda status, budget_ns: status_error(status, budget_ns or BUDGET_NS),
         )
         return Replica(engine=engine, device="cpu", writer=frontend, table=table, streams=streams)
 
@@ -214,11 +214,11 @@ def test_a_stream_is_refused_when_no_replica_carries_it() -> None:
     world = Engines(Costs([1, 2], [30.0 * MS, 60.0 * MS]), Costs([1, 2], [30.0 * MS, 60.0 * MS]))
     streams = world.served.streams
     assert streams is not None
-    streams.take_in(new_connection, BUDGET_NS)
-    streams.take_in(new_connection, BUDGET_NS)
+    streams.admit_stream(new_connection, BUDGET_NS)
+    streams.admit_stream(new_connection, BUDGET_NS)
     assert world.open == [1, 1]
     with pytest.raises(Overloaded, match=r"^2 streams are open, as many as keep 50 ms\.$"):
-        streams.take_in(new_connection, BUDGET_NS)
+        streams.admit_stream(new_connection, BUDGET_NS)
     assert world.served.total(STREAMS_REFUSED) == 1
 
 
@@ -227,9 +227,9 @@ def test_a_stream_is_refused_when_no_replica_has_a_slot() -> None:
     streams = world.served.streams
     assert streams is not None
     for _ in range(4):
-        streams.take_in(new_connection, BUDGET_NS)
+        streams.admit_stream(new_connection, BUDGET_NS)
     with pytest.raises(Overloaded, match="All slots are in use"):
-        streams.take_in(new_connection, BUDGET_NS)
+        streams.admit_stream(new_connection, BUDGET_NS)
 
 
 def test_a_budget_is_impossible_only_for_the_quickest() -> None:

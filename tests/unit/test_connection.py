@@ -64,7 +64,7 @@ def connection_of(
     draining: Callable[[], bool] = lambda: False,
     batch_loop: BatchLoop | None = None,
 ) -> Connection:
-    parser = RequestParser(1000)
+    parser = RequestParser(lambda head: 1000)
     return Connection(handlers, set(), parser, batch_loop or idle_loop(clock.ns), clock.ns, draining)
 
 
@@ -91,7 +91,7 @@ def test_a_client_that_does_not_read_is_ended_though_bytes_wait_for_it() -> None
     assert connection.silent_s(clock.now_s) == 0
     clock.now_s += 60
     assert connection.silent_s(clock.now_s) == 60
-    connection.let_go()
+    connection.close_idle()
     assert transport.said == ["abort"]
 
 
@@ -101,7 +101,7 @@ def test_a_client_that_read_everything_is_ended_in_peace() -> None:
     transport.unread = 0
     clock.now_s += 60
     assert connection.silent_s(clock.now_s) == 60
-    connection.let_go()
+    connection.close_idle()
     assert transport.said == ["close"]
 
 

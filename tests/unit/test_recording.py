@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.core.application import Application, describe
-from penstock.core.errors import InvalidInput, Overloaded, TooLarge, UnsupportedContent
+from penstock.core.errors import InvalidInput, Overloaded, UnsupportedContent
 from penstock.core.live import WAV, Live
 from penstock.core.sound import sound_decoder
 from penstock.core.spec import TensorSpec
@@ -53,13 +53,6 @@ def test_frames_of_several_numbers_are_cut_between_them() -> None:
         list(chunks_of(None, values.tobytes(), WIDE))
 
 
-def test_a_recording_is_no_longer_than_its_own_application_takes() -> None:
-    served = SimpleNamespace(name="hark", streams=object(), application=SimpleNamespace(max_body_bytes=1_000))
-    plan = RecordingCall(cast(Any, served), "application/octet-stream")
-    with pytest.raises(TooLarge, match="has 1,002 bytes; 'hark' takes 1,000 at most"):
-        plan.handle(Request(Head("POST", "/v1/apps/hark", {}), bytes(1_002)), lambda response: None)
-
-
 def wav() -> bytes:
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
@@ -76,10 +69,10 @@ def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSp
     application = Application(name="hark", input=spec, output=WIDE, model=":net", live=live, chunks=4)
     assert describe(application)["accepts"] == told
 
-    def take_in(make: object, budget_ns: int) -> None:
+    def admit_stream(make: object, budget_ns: int) -> None:
         raise Overloaded("It would have been heard.")
 
-    streams = SimpleNamespace(take_in=take_in, budget_ns=1)
+    streams = SimpleNamespace(admit_stream=admit_stream, budget_ns=1)
     served = SimpleNamespace(name="hark", streams=streams, application=application, reject_lost=lambda: None)
     for content_type in (*WAV, RAW, "application/json", "audio/mpeg"):
         body = wav() if content_type in WAV else bytes(640)

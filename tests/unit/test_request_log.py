@@ -54,7 +54,7 @@ def test_a_line_says_what_was_asked_and_what_came_of_it(caplog: pytest.LogCaptur
     assert lines(caplog) == ["POST '/v1/apps/x' 200 12.300 ms 5 bytes anna"]
     assert [answer.body for answer in answers] == [b"12345"]
     line = json.loads(JsonFormatter("front-end 0").format(caplog.records[-1]))
-    told = {name: line[name] for name in ("method", "path", "status", "milliseconds", "bytes", "client")}
+    told = {name: line[name] for name in ("method", "path", "status", "milliseconds", "bytes", "client", "error")}
     assert told == {
         "method": "POST",
         "path": "/v1/apps/x",
@@ -62,6 +62,7 @@ def test_a_line_says_what_was_asked_and_what_came_of_it(caplog: pytest.LogCaptur
         "milliseconds": 12.3,
         "bytes": 5,
         "client": "anna",
+        "error": None,
     }
 
 
@@ -76,7 +77,7 @@ def test_an_answer_at_once_a_refusal_and_a_client_that_leaves(caplog: pytest.Log
     cancel()
     assert later.cancelled == 1
     assert lines(caplog) == [
-        f"POST '/v1/apps/x' 503 0.000 ms {len(full.body)} bytes -",
+        f"POST '/v1/apps/x' 503 0.000 ms {len(full.body)} bytes - 'full'",
         "POST '/v1/apps/x' 499 0.000 ms 0 bytes -",
     ]
 
@@ -84,7 +85,8 @@ def test_an_answer_at_once_a_refusal_and_a_client_that_leaves(caplog: pytest.Log
 def test_what_could_not_be_read_to_its_end_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     requests = RequestLog(Later(), lambda error, head: refused(error), Access(), Clock())
     assert requests.refuse(TooLarge("large"), Head("", "", {})).status == 413
-    assert lines(caplog) == ["- '' 413 0.000 ms 17 bytes -"]
+    assert lines(caplog) == ["- '' 413 0.000 ms 17 bytes - 'large'"]
+    assert json.loads(JsonFormatter("front-end 0").format(caplog.records[-1]))["error"] == "large"
 
 
 def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,12 +43,12 @@ class Server:
         self.streams = Streams(
             name="sums",
             application=application,
-            frontend=self.frontend,
+            writer=self.frontend,
             table=self.table,
             budget_ns=50 * MS,
             batch_loop=idle_loop(lambda: self.ns),
             now_ns=lambda: self.ns,
-            why=lambda status, budget_ns: ComputeFailed(f"status {status}, budget {budget_ns}"),
+            error_of_status=lambda status, budget_ns: ComputeFailed(f"status {status}, budget {budget_ns}"),
         )
         self.sequences = Sequences(self.streams, idle_ns=int(idle_s * S))
         self.answers: list[tuple[str, Any]] = []

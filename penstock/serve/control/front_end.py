@@ -99,7 +99,7 @@ class FrontEnd:
             handle, refuse = request_log.handle, request_log.refuse
         network, limits = settings.network, settings.limits
         handlers = Handlers(handle=handle, refuse=refuse, reject_early=reject_early)
-        self._http = Listener(network, limits, listener, handlers, batch_loop, self._max_body_bytes)
+        self._http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
 
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
         """Serve a model under its name, see `Attachments.attach`."""

@@ -97,7 +97,7 @@ class Keys:
         """
         found = self.whose(authorization)
         if found is None:
-            raise Unauthorized("This server wants an API key; send 'Authorization: Bearer KEY'.")
+            raise Unauthorized("This server requires an API key; send 'Authorization: Bearer KEY'.")
         if admin and not found.admin:
             raise Forbidden(f"The key of {found.name!r} may not load or unload models; use an admin's.")
         return found.name

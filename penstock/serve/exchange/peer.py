@@ -16,9 +16,6 @@ class Peer(Protocol):
     def sweep(self, now_s: float, idle_timeout_s: float, request_timeout_s: float) -> None:
         """Close the connection if its client is inactive, see `LimitSettings`; called about once a second."""
 
-    def allow(self, max_body_bytes: int) -> None:
-        """Set the maximum size of a body."""
-
     def close_after_next(self) -> None:
         """Close the connection after its next answer."""
 

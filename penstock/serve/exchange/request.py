@@ -32,7 +32,7 @@ class Request:
     """One whole request.
 
     Args:
-        head: The head; requests with equal heads share it, so it is never written.
+        head: The head. Requests with equal heads may share it; after parsing only `route` and `nbytes` are written.
         body: The body, decompressed.
         arrival_ns: Earliest time at which it can have arrived, on the clock of deadlines.
     """

@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """True if no request is partly read, waiting or being answered."""
-        return self._current is None and not self._waiting and not self._parser.begun and self._refusal is None
+        return self._current is None and not self._waiting and not self._parser.in_message and self._refusal is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the open connections."""
@@ -173,10 +173,6 @@ class Connection(asyncio.Protocol):
         self._unread = False
         self._proceed()
 
-    def allow(self, max_body_bytes: int) -> None:
-        """Set the limit of a body, see `Peer`."""
-        self._parser.max_body_bytes = max_body_bytes
-
     def close_after_next(self) -> None:
         """Close after the next answer, see `Peer`."""
         self._closing = True
@@ -193,7 +189,7 @@ class Connection(asyncio.Protocol):
             self._unread_bytes, self.last_active_ns = unread, int(now_s * 1e9)
         return now_s - self.last_active_ns / 1e9
 
-    def let_go(self) -> None:
+    def close_idle(self) -> None:
         """Close an inactive connection, without waiting for the client to read its answers."""
         if self._unread_bytes:
             self.abort()
@@ -208,9 +204,9 @@ class Connection(asyncio.Protocol):
                 self.abort()
         elif self.idle or self._unread:
             if silent_s > idle_timeout_s:
-                self.let_go()
+                self.close_idle()
         elif self._current is None and not self._waiting and silent_s > request_timeout_s:
-            self.refuse(TooSlow(f"Nothing came for {silent_s:.0f} s of a request that had begun; send it in one go."))
+            self.refuse(TooSlow(f"No bytes of the request came for {silent_s:.0f} s; send it without pauses."))
 
     def abort(self) -> None:
         """Close at once, see `Peer`."""
@@ -242,7 +238,7 @@ class Connection(asyncio.Protocol):
             return
         if self._refusal is not None:
             self._linger(self._refusal)
-        elif self._ended or (self._unwanted and not self._parser.begun):
+        elif self._ended or (self._unwanted and not self._parser.in_message):
             self._transport.close()
         elif self._paused and not self._unread:
             self._resume()

@@ -12,7 +12,6 @@ from penstock.serve.exchange.response import Response
 SMALL = 256
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
-_STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _REASONS.items()}
 
 
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -46,34 +45,29 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 def serialize(response: Response, request: Request | None, *, close: bool) -> bytes:
     """Serialize a response; `request` is None if it could not be read."""
-    body = response.body
-    if request is not None and not close and len(body) <= SMALL and request.head.method != "HEAD":
-        return _small_head(response.status, response.content_type, len(body), response.headers) + body
-    parts = [_STATUS_LINES.get(response.status) or f"HTTP/1.1 {response.status} \r\n".encode()]
-    accepts = request.headers.get("accept-encoding") if request is not None else None
-    if accepts and len(body) > SMALL:
+    body, headers = response.body, response.headers
+    if len(body) > SMALL and request is not None and (accepts := request.headers.get("accept-encoding")):
         body, encoding = _compress(body, accepts)
         if encoding:
-            parts.append(f"Content-Encoding: {encoding}\r\nVary: Accept-Encoding\r\n".encode())
-    parts.append(f"Content-Type: {response.content_type}\r\nContent-Length: {len(body)}\r\n".encode())
-    parts.extend(f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers)
-    parts.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
-    if request is None or request.method != "HEAD":
-        parts.append(body)
-    return b"".join(parts)
+            headers = (("Content-Encoding", encoding), ("Vary", "Accept-Encoding"), *headers)
+    if close:
+        headers = (*headers, ("Connection", "close"))
+    head = _head(response.status, response.content_type, len(body), headers)
+    return head if request is not None and request.head.method == "HEAD" else head + body
 
 
 def serialize_upgrade(response: Response) -> bytes:
     """Serialize the response that ends HTTP on a connection."""
     lines = (f"{name}: {value}\r\n" for name, value in response.headers)
-    return _STATUS_LINES[101] + "".join(lines).encode("latin-1") + b"\r\n"
+    return f"HTTP/1.1 101 {_REASONS[101]}\r\n{''.join(lines)}\r\n".encode("latin-1")
 
 
 @lru_cache(256)
-def _small_head(status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n".encode()
-    more = "".join(f"{name}: {value}\r\n" for name, value in headers)
-    return line + f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n{more}\r\n".encode("latin-1")
+def _head(status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+    if status != HTTPStatus.NO_CONTENT:  # whose responses have no Content-Length (RFC 9110, section 8.6)
+        headers = (("Content-Type", content_type), ("Content-Length", str(length)), *headers)
+    lines = (f"{name}: {value}\r\n" for name, value in headers)
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n{''.join(lines)}\r\n".encode("latin-1")
 
 
 def _compress(body: bytes, accepts: str) -> tuple[bytes, str]:

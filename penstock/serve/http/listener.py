@@ -12,10 +12,10 @@ from typing import final
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import Peer
-from penstock.serve.exchange.request import MAX_HEAD_BYTES
+from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.connection import LINGER_S, Connection
-from penstock.serve.http.parser import KnownHeads, RequestParser
+from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.request_age import request_age
 from penstock.serve.settings import LimitSettings, NetworkSettings
 
@@ -38,7 +38,7 @@ class Listener:
         listener: The socket that clients connect to.
         handlers: Answer the requests.
         batch_loop: Runs the batches.
-        max_body_bytes: Returns the size of the largest body that any model takes now.
+        max_body_bytes: Returns the maximum size of a body after a head.
 
     Raises:
         ServeError: The TLS files cannot be used.
@@ -51,7 +51,7 @@ class Listener:
         listener: socket.socket,
         handlers: Handlers,
         batch_loop: BatchLoop,
-        max_body_bytes: Callable[[], int],
+        max_body_bytes: Callable[[Head], int],
     ) -> None:
         self._limits = limits
         self._listener = listener
@@ -59,7 +59,7 @@ class Listener:
         self._batch_loop = batch_loop
         self._max_body_bytes = max_body_bytes
         self._tls = tls_of(network)
-        self._known = KnownHeads()
+        self._known = HeadCache()
         self._connections: set[Peer] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -69,8 +69,6 @@ class Listener:
     def forget_heads(self) -> None:
         """Drop cached routes, after the models behind names have changed."""
         self._known.clear()
-        for connection in self._connections:
-            connection.allow(self._max_body_bytes() + MAX_HEAD_BYTES)
 
     def listen(self) -> None:
         """Start to accept connections."""
@@ -178,9 +176,7 @@ class Listener:
             waiting.close()
 
     def _connection(self, client: socket.socket) -> Connection:
-        # The parser keeps a body only up to the largest that any route takes.
-        max_bytes = self._max_body_bytes() + MAX_HEAD_BYTES
-        parser = RequestParser(max_bytes, self._known, max_headers=self._limits.max_headers)
+        parser = RequestParser(self._max_body_bytes, self._known, max_headers=self._limits.max_headers)
         return Connection(
             self._handlers,
             self._connections,

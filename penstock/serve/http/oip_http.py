@@ -102,7 +102,7 @@ def parse_infer(
         request: The HTTP request.
         input: The spec of a row of the one input.
         output: The one output's spec.
-        most_rows: The most rows taken in one request.
+        max_rows: Maximum number of rows in one request.
         count: Counts them: `rows_of`, or `frames_of` for the frames of one chunk.
 
     Raises:

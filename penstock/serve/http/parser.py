@@ -1,6 +1,7 @@
 """HTTP/1.1 without sockets: bytes in, whole requests out, or one refusal that ends the connection."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 from urllib.parse import unquote
 
@@ -16,7 +17,7 @@ _DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
 
 
 @final
-class KnownHeads:
+class HeadCache:
     """Cache of parsed heads, by their bytes: most requests of a client differ only in their bodies.
 
     Only heads with a plain Content-Length are kept: nothing chunked, compressed or upgraded.
@@ -52,10 +53,9 @@ class KnownHeads:
 
 @dataclass(slots=True)
 class _Pending:
-    method: str = ""
-    path: str = ""
-    headers: dict[str, str] = field(default_factory=dict[str, str])
+    head: Head = field(default_factory=lambda: Head("", "", {}))
     body: bytes | bytearray = b""
+    max_body_bytes: int = 0
     head_bytes: int = 0
     count: int = 0
 
@@ -69,7 +69,7 @@ class RequestParser:
     """Parses requests from the bytes of one connection.
 
     Args:
-        max_body_bytes: Maximum size of a body.
+        max_body_bytes: Returns the maximum size of a body, from its head.
         known: Cache of heads, shared by all connections.
         max_headers: Maximum number of headers.
     """
@@ -78,20 +78,26 @@ class RequestParser:
         "_complete",
         "_head_is_whole",
         "_known",
+        "_max_body_bytes",
         "_max_headers",
         "_now",
         "_parser",
         "_refusal",
         "_silent_bytes",
-        "begun",
         "expects_continue",
-        "max_body_bytes",
+        "in_message",
         "rest",
     )
 
-    def __init__(self, max_body_bytes: int, known: KnownHeads | None = None, *, max_headers: int = MAX_HEADERS) -> None:
-        self.max_body_bytes = max_body_bytes
-        self._known = known or KnownHeads()
+    def __init__(
+        self,
+        max_body_bytes: Callable[[Head], int],
+        known: HeadCache | None = None,
+        *,
+        max_headers: int = MAX_HEADERS,
+    ) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._known = known or HeadCache()
         self._max_headers = max_headers
         # Made for the first unknown head; most connections never need it.
         self._parser: Any = None
@@ -101,13 +107,13 @@ class RequestParser:
         self._head_is_whole = True
         self._silent_bytes = 0
         self.expects_continue = False
-        self.begun = False
+        self.in_message = False
         # Bytes after a request to upgrade; None without one.
         self.rest: bytes | None = None
 
     def known(self, data: bytes) -> Head | None:
         """Return the cached head if the bytes are exactly one request and nothing is left over; None otherwise."""
-        if self.begun or self._refusal is not None or self.rest is not None:
+        if self.in_message or self._refusal is not None or self.rest is not None:
             return None
         return self._known.head(data)
 
@@ -121,9 +127,9 @@ class RequestParser:
             self._keep(data)
             return [], self._refusal
         # At the start of a request.
-        fresh = not self.begun and self._refusal is None
+        fresh = not self.in_message and self._refusal is None
         if self._refusal is None:
-            self.begun = True
+            self.in_message = True
             self._silent_bytes += len(data)
             if self._parser is None:
                 self._parser = httptools.HttpRequestParser(self)
@@ -139,27 +145,27 @@ class RequestParser:
             if self._silent_bytes > MAX_HEAD_BYTES:
                 self._refuse(_head_too_large())
         complete, self._complete = self._complete, []
-        if fresh and len(complete) == 1 and not self.begun and self._refusal is None:
+        if fresh and len(complete) == 1 and not self.in_message and self._refusal is None:
             self._known.learn(data, complete[0])
         return complete, self._refusal
 
     @property
     def head(self) -> Head:
         """The part of the last head that was parsed, for a refusal."""
-        now = self._now
-        return Head(now.method, now.path.partition("?")[0], now.headers, keep_alive=False)
+        head = self._now.head
+        return replace(head, path=head.path.partition("?")[0])
 
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._now = _Pending()
         self._silent_bytes = 0
         self._head_is_whole = False
-        self.begun = True
+        self.in_message = True
 
     def on_url(self, url: bytes) -> None:
         """Append to the target."""
         self._silent_bytes = 0
-        self._now.path += url.decode("ascii")
+        self._now.head.path += url.decode("ascii")
         self._grow_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -173,20 +179,27 @@ class RequestParser:
             return
         if self._head_is_whole:
             return  # a trailer: it comes after what it could change (RFC 9110, section 6.5.1)
-        now.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
+        now.head.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
         """Check the complete head."""
-        now = self._now
+        now, head = self._now, self._now.head
         self._head_is_whole = True
         self._silent_bytes = 0
-        now.method = self._parser.get_method().decode("ascii")
-        if self._parser.should_upgrade() and not _is_websocket(now):
+        head.method = self._parser.get_method().decode("ascii")
+        head.path = unquote(head.path.partition("?")[0])
+        if self._refusal is not None:
+            return
+        upgrade = self._parser.should_upgrade()
+        if upgrade and not _is_websocket(head):
             self._refuse(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
-        length = now.headers.get("content-length")
-        if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
-            self._refuse(self._body_too_large(int(length)))
-        self.expects_continue = now.headers.get("expect", "").lower() == "100-continue"
+        # After an upgrade no other request can follow.
+        head.keep_alive = self._parser.should_keep_alive() and not upgrade
+        now.max_body_bytes = self._max_body_bytes(head)
+        length = head.headers.get("content-length", "")
+        if length.isdigit():
+            self._check_body(int(length))
+        self.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
 
     def on_body(self, part: bytes) -> None:
         """Append to the body."""
@@ -194,8 +207,8 @@ class RequestParser:
         self._silent_bytes = 0
         if self._refusal is not None:
             return
-        if len(now.body) + len(part) > self.max_body_bytes:
-            self._refuse(self._body_too_large(len(now.body) + len(part)))
+        self._check_body(len(now.body) + len(part))
+        if self._refusal is not None:
             now.body = b""
         elif not now.body:
             now.body = part
@@ -207,18 +220,11 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Finish a request."""
-        self.expects_continue = self.begun = False
+        self.expects_continue = self.in_message = False
         self._silent_bytes = 0
         if self._refusal is not None:
             return
-        now = self._now
-        path = now.path.partition("?")[0]
-        if "%" in path:
-            path = unquote(path)
-        # After an upgrade no other request can follow.
-        keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        head = Head(now.method, path, now.headers, keep_alive)
-        self._complete.append(Request(head, bytes(now.body)))
+        self._complete.append(Request(self._now.head, bytes(self._now.body)))
 
     def _keep(self, data: bytes) -> None:
         assert self.rest is not None
@@ -232,18 +238,20 @@ class RequestParser:
         if self._now.head_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
 
-    def _body_too_large(self, count: int) -> TooLarge:
-        return TooLarge(f"The body has {count:,} bytes or more; at most {self.max_body_bytes:,} are taken.")
+    def _check_body(self, count: int) -> None:
+        most = self._now.max_body_bytes
+        if count > most:
+            self._refuse(TooLarge(f"The body has {count:,} bytes or more; at most {most:,} are taken."))
 
     def _refuse(self, error: RequestError) -> None:
         if self._refusal is None:
             self._refusal = error
 
 
-def _is_websocket(now: _Pending) -> bool:
-    headers = now.headers
+def _is_websocket(head: Head) -> bool:
+    headers = head.headers
     bodied = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-    return now.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
+    return head.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
 
 
 def _head_too_large() -> TooLarge:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedContent
+from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
 from penstock.core.live import WAV, is_sound
 from penstock.core.sound import SoundDecoder, sound_decoder
 from penstock.core.spec import Array, TensorSpec
@@ -60,13 +60,10 @@ class RecordingCall:
         """
         served, streams = self.served, self.served.streams
         assert streams is not None, served.name
-        # The server reads bodies as long as any of its applications takes.
-        if len(request.body) > (most := served.application.max_body_bytes):
-            raise TooLarge(f"The body has {len(request.body):,} bytes; {served.name!r} takes {most:,} at most.")
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
         first = next(chunks)
         served.reject_lost()
-        recording = streams.take_in(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
+        recording = streams.admit_stream(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
         recording.begin(first)
         return recording.leave
 
@@ -139,14 +136,14 @@ class _Recording:
         self._streams, self._served, self._chunks, self._answer = streams, served, chunks, answer
         self._events = EventEncoder(served.name, streams.live, served.application.output)
         self._said: list[bytes] = []
-        self._feed = SlotFeed(streams.frontend, self._done, background=True)
+        self._feed = SlotFeed(streams.writer, self._done, low_priority=True)
 
     def begin(self, first: PushChunk) -> None:
         """Put the first chunk in; the others follow as results come."""
         self._put(first)
 
     def leave(self, *, broken: bool = True) -> None:
-        """Nobody waits for the answer any more, or it is given."""
+        """Release the slot."""
         self._feed.leave()
         self._streams.left(self, broken=broken)
 
@@ -160,7 +157,7 @@ class _Recording:
     def _done(self, status: int, output: Array, last: bool) -> None:
         try:
             if status != OK:
-                raise self._streams.why(status, None)
+                raise self._streams.error_of_status(status, None)
             event = self._events.encode(output, last)
             if event != b"null":
                 self._said.append(event)

@@ -51,6 +51,7 @@ class _Route:
         served: The model that counts their refusals.
         rejects_early: Whether a cached rejection answers them: they have the default budget and priority.
         headers: Added to every response.
+        max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
     """
 
@@ -58,6 +59,7 @@ class _Route:
     served: ServedModel | None = None
     rejects_early: bool = False
     headers: tuple[tuple[str, str], ...] = ()
+    max_body_bytes: int | None = None
     epoch: int = -1
 
 
@@ -120,8 +122,16 @@ class Routes:
         error = route.served.cached_rejection(arrival_ns)
         return None if error is None else _rejection(error)
 
+    def max_body_bytes(self, head: Head) -> int:
+        """Return the maximum size of the body that follows a head: what the application it names takes."""
+        route = head.route = self._route(head)
+        return self._limit_of(route)
+
     def refuse(self, error: RequestError, head: Head) -> Response:
         """Make the response to a request that could not be read to its end."""
+        route: _Route | None = head.route
+        if route is not None and route.served is not None:
+            route.served.count_rejection(error)
         return _add_to(self._access.cors(head), refused(error))
 
     def _route(self, head: Head) -> _Route:
@@ -135,17 +145,21 @@ class Routes:
         except RequestError as error:
             route = _Route(handle=_refusing(error))
         if "content-encoding" in head.headers:
-            route = replace(route, handle=partial(self._decompress, route.handle), rejects_early=False)
+            route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self._access.cors(head)
         if cors:
             route = replace(route, handle=partial(_add_headers, route.handle, cors), headers=cors, rejects_early=False)
         return replace(route, epoch=epoch)
 
-    def _decompress(self, handle: Handler, request: Request, answer: Answer) -> Cancel | None:
-        # The same limit as for the compressed body: a body of the protocol has a head of its own.
-        max_bytes = MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self._models), default=0)
-        request.body = decompress(request.body, request.headers["content-encoding"], max_bytes)
-        return handle(request, answer)
+    def _limit_of(self, route: _Route) -> int:
+        if route.max_body_bytes is not None:
+            return route.max_body_bytes
+        return MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self._models), default=0)
+
+    def _decompress(self, route: _Route, request: Request, answer: Answer) -> Cancel | None:
+        # The same limit as for the compressed body.
+        request.body = decompress(request.body, request.headers["content-encoding"], self._limit_of(route))
+        return route.handle(request, answer)
 
     def _find(self, head: Head, owner: str) -> _Route:
         path = head.path
@@ -156,7 +170,8 @@ class Routes:
         if path.startswith(plain.PATH):
             served = self._models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
-            return _plain(served, head)
+            kind = plain.PlainCall if served.streams is None else recording.RecordingCall
+            return _inference(served, served.application.max_body_bytes, partial(kind.of, served, head))
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head, owner)
         _need(head, "GET, HEAD")
@@ -198,7 +213,9 @@ class Routes:
     def _model(self, served: ServedModel, rest: list[str], head: Head, owner: str) -> _Route:
         if rest == ["infer"]:
             _need(head, "POST")
-            return _oip_infer(served, head, owner)
+            # A body of the protocol has a head of its own.
+            limit = served.application.max_body_bytes + MAX_HEAD_BYTES
+            return _inference(served, limit, partial(oip_http.OipCall.of, served, head, owner))
         _need(head, "GET, HEAD")
         match rest:
             case []:
@@ -266,21 +283,17 @@ def described(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _plain(served: ServedModel, head: Head) -> _Route:
+def _inference(
+    served: ServedModel,
+    max_body_bytes: int,
+    call_of: Callable[[], plain.PlainCall | recording.RecordingCall | oip_http.OipCall],
+) -> _Route:
     try:
-        if served.streams is not None:
-            return _Route(handle=recording.RecordingCall.of(served, head).handle, served=served)
-        call = plain.PlainCall.of(served, head)
+        call = call_of()
     except RequestError as error:
-        return _Route(handle=_refusing(error), served=served)
-    return _Route(handle=call.handle, served=served, rejects_early=call.budget_ns is None)
-
-
-def _oip_infer(served: ServedModel, head: Head, owner: str) -> _Route:
-    try:
-        return _Route(handle=oip_http.OipCall.of(served, head, owner).handle, served=served)
-    except RequestError as error:
-        return _Route(handle=_refusing(error), served=served)
+        return _Route(handle=_refusing(error), served=served, max_body_bytes=max_body_bytes)
+    rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
+    return _Route(handle=call.handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
 
 
 @lru_cache(64)

@@ -8,7 +8,7 @@ from typing import final
 from penstock.core.errors import RequestError
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Handler, Refuser, Response
+from penstock.serve.exchange.response import Answer, Handler, Refusal, Refuser, Response, Switched
 
 log = logging.getLogger("penstock.requests")
 
@@ -41,13 +41,13 @@ class RequestLog:
         head, start_s = request.head, self._clock_s()
 
         def answered(response: Response) -> None:
-            self._write(head, response.status, start_s, len(response.body))
+            self._write(head, response, start_s)
             answer(response)
 
         cancel = self._handle(request, answered)
 
         def left() -> None:
-            self._write(head, CLIENT_GONE, start_s, 0)
+            self._write(head, Response(CLIENT_GONE), start_s)
             if cancel is not None:
                 cancel()
 
@@ -56,28 +56,31 @@ class RequestLog:
     def refuse(self, error: RequestError, head: Head) -> Response:
         """Answer a request that cannot be read to its end, and log it."""
         response = self._refuse(error, head)
-        self._write(head, response.status, self._clock_s(), len(response.body))
+        self._write(head, response, self._clock_s())
         return response
 
-    def _write(self, head: Head, status: int, start_s: float, count: int) -> None:
+    def _write(self, head: Head, response: Response, start_s: float) -> None:
         milliseconds = round((self._clock_s() - start_s) * 1e3, 3)
         client = self._access.client(head)
+        error = str(response.error) if isinstance(response, Refusal | Switched) and response.error else None
         fields = {
             "method": head.method,
             "path": head.path,
-            "status": status,
+            "status": response.status,
             "milliseconds": milliseconds,
-            "bytes": count,
+            "bytes": len(response.body),
             "client": client,
+            "error": error,
         }
-        # `%r`: a path may hold line ends and control characters, which must not look like lines of their own.
+        # `%r`: a path or an error may hold line ends and control characters, which must not look like further lines.
         log.info(
-            "%s %r %d %.3f ms %d bytes %s",
+            "%s %r %d %.3f ms %d bytes %s%s",
             head.method or "-",
             head.path,
-            status,
+            response.status,
             milliseconds,
-            count,
+            len(response.body),
             client or "-",
+            "" if error is None else f" {error!r}",
             extra={"fields": fields},
         )

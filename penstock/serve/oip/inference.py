@@ -102,7 +102,7 @@ def submit(
         )
     served.reject_lost()
     return served.sequences.put(
-        infer.place, infer.chunks, finished, arrival_ns, owner=owner, budget_ns=budget_ns, background=low_priority
+        infer.place, infer.chunks, finished, arrival_ns, owner=owner, budget_ns=budget_ns, low_priority=low_priority
     )
 
 

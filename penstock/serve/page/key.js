@@ -36,7 +36,7 @@ function ask(refused) {
       resolve();
     };
     dialog.oncancel = () => {
-      write(byId("notice"), "This server wants an API key. Reload the page to enter one.");
+      write(byId("notice"), "This server requires an API key. Reload the page to enter one.");
       byId("notice").hidden = false;
     };
   });

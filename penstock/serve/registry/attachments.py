@@ -230,12 +230,12 @@ class Attachments:
             streams = Streams(
                 name=loaded.command.name,
                 application=application,
-                frontend=writer,
+                writer=writer,
                 table=memory,
                 budget_ns=budget_ns,
                 batch_loop=self._batch_loop,
                 now_ns=self._now_ns,
-                why=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
+                error_of_status=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
             )
         return Replica(engine=loaded.engine, device=loaded.device, writer=writer, table=memory, streams=streams)
 

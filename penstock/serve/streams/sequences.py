@@ -82,7 +82,7 @@ class Sequences:
         *,
         owner: str = "",
         budget_ns: int | None = None,
-        background: bool = False,
+        low_priority: bool = False,
     ) -> Callable[[], None]:
         """Put in a request's chunk.
 
@@ -93,7 +93,7 @@ class Sequences:
             arrival_ns: Arrival time of the request.
             owner: Owner of the client's key.
             budget_ns: The request's own latency budget.
-            background: Whether a sequence that it starts has low priority.
+            low_priority: Whether a sequence that it starts has low priority.
 
         Returns:
             A function that cancels the answer. The chunk stays in: the sequence goes on.
@@ -108,7 +108,7 @@ class Sequences:
         if not len(chunk) and not place.end:
             raise InvalidInput(f"The chunk has no frames; send 1 to {self.max_frames:,}, or none with sequence_end.")
         streams.refuse_impossible(budget_ns)
-        sequence = self._started(key, budget_ns, background) if place.start else self._open_sequence(key)
+        sequence = self._started(key, budget_ns, low_priority) if place.start else self._open_sequence(key)
         if place.end:
             del self._open[key]
         return sequence.put(PushChunk(chunk.tobytes(), len(chunk), place.end), arrival_ns, budget_ns, finished)
@@ -123,7 +123,7 @@ class Sequences:
         """Refuse new sequences: the server is draining."""
         self._closed = True
 
-    def _started(self, key: Key, budget_ns: int, background: bool) -> "_OpenSequence":
+    def _started(self, key: Key, budget_ns: int, low_priority: bool) -> "_OpenSequence":
         if self._closed:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         streams, forget = self._streams, partial(self._forget, key)
@@ -134,7 +134,9 @@ class Sequences:
             # A refused start keeps the open sequence.
             streams.refuse_replacement(before, budget_ns, busy=before.waiting > 0)
             before.end(InvalidInput(f"{_label_of(key)} was started anew before this request was answered."))
-        sequence = streams.take_in(lambda taking: _OpenSequence(taking, forget, background=background), budget_ns)
+        sequence = streams.admit_stream(
+            lambda taking: _OpenSequence(taking, forget, low_priority=low_priority), budget_ns
+        )
         self._open[key] = sequence
         return sequence
 
@@ -161,7 +163,7 @@ class _OpenSequence:
     Args:
         streams: The live streams of its model.
         forget: Called with it when it is over.
-        background: Whether it has low priority.
+        low_priority: Whether it has low priority.
 
     Attributes:
         active_ns: When its last request came or was answered.
@@ -170,7 +172,7 @@ class _OpenSequence:
         Overloaded: No slot is free.
     """
 
-    def __init__(self, streams: Streams, forget: Callable[["_OpenSequence"], None], *, background: bool) -> None:
+    def __init__(self, streams: Streams, forget: Callable[["_OpenSequence"], None], *, low_priority: bool) -> None:
         self.active_ns = 0
         self._streams = streams
         self._forget = forget
@@ -179,7 +181,7 @@ class _OpenSequence:
         self._waiting: deque[_Answerable] = deque()
         self._parts: list[Array] = []
         self._ended = self._finishing = False
-        self._feed = SlotFeed(streams.frontend, self._done, background=background)
+        self._feed = SlotFeed(streams.writer, self._done, low_priority=low_priority)
 
     @property
     def waiting(self) -> int:
@@ -212,7 +214,7 @@ class _OpenSequence:
     def _done(self, status: int, output: Array, last: bool) -> None:
         if status != OK:
             budget_ns = self._waiting[0].budget_ns if self._waiting else None
-            self.end(self._streams.why(status, budget_ns))
+            self.end(self._streams.error_of_status(status, budget_ns))
             return
         # A network may give more results than it was given chunks. They go with the next answer, the end's with the
         # last one.

@@ -15,10 +15,10 @@ class SlotFeed:
     """A slot, and the queue of chunks that wait for room in its ring.
 
     Args:
-        frontend: Puts chunks in and takes results out.
+        writer: Puts chunks in and takes results out.
         done: Called with each result as `penstock.serve.frontend.table_writer.SlotHandle` says; may call `leave`.
         drained: Called when the last waiting chunk has entered the ring.
-        background: Whether its chunks have low priority.
+        low_priority: Whether its chunks have low priority.
 
     Raises:
         Overloaded: No slot is free.
@@ -26,26 +26,26 @@ class SlotFeed:
 
     def __init__(
         self,
-        frontend: TableWriter,
+        writer: TableWriter,
         done: Done,
         *,
         drained: Callable[[], None] | None = None,
-        background: bool = False,
+        low_priority: bool = False,
     ) -> None:
-        self._frontend = frontend
-        self._push, self._counts = frontend.push, frontend.counts
+        self._writer = writer
+        self._push, self._counts = writer.push, writer.counts
         self._report = done
         self._drained = drained
-        self._always = SOFT_DEADLINE | LOW_PRIORITY if background else SOFT_DEADLINE
+        self._always = SOFT_DEADLINE | LOW_PRIORITY if low_priority else SOFT_DEADLINE
         self._flags = self._always | FIRST
         # Each with its arrival and its deadline.
         self._waiting: deque[tuple[PushChunk, int, int]] = deque()
-        self._ticket: SlotHandle | None = frontend.open(self._done, low_priority=background)
+        self._handle: SlotHandle | None = writer.open(self._done, low_priority=low_priority)
 
     @property
     def room(self) -> bool:
         """True if the ring has room for another chunk now."""
-        return self._ticket is not None and not self._waiting and self._frontend.room(self._ticket) > 0
+        return self._handle is not None and not self._waiting and self._writer.room(self._handle) > 0
 
     def put(self, chunk: PushChunk, arrival_ns: int, deadline_ns: int) -> bool:
         """Put the next chunk in, or queue it until there is room; drop it after `leave`.
@@ -58,11 +58,11 @@ class SlotFeed:
         Returns:
             False if it was queued.
         """
-        ticket = self._ticket
-        if ticket is None:
+        handle = self._handle
+        if handle is None:
             return True
         if not self._waiting and self._push(
-            ticket,
+            handle,
             chunk.samples,
             deadline_ns=deadline_ns,
             arrival_ns=arrival_ns,
@@ -77,10 +77,10 @@ class SlotFeed:
 
     def leave(self) -> None:
         """End the stream: nothing more comes, and the slot is free once the engine has released it."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
             self._waiting.clear()
-            self._frontend.cancel(ticket)
+            self._writer.cancel(handle)
 
     def _done(self, status: int, output: Array, last: bool) -> None:
         if status == OK:

@@ -1,4 +1,4 @@
-"""StreamLoad balancing of live streams over the replicas of a model; a stream stays where its state is."""
+"""Load balancing of live streams over the replicas of a model; a stream stays where its state is."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
@@ -12,7 +12,7 @@ ALIKE_LARGE = 4.0
 
 
 class StreamLoad(NamedTuple):
-    """StreamLoad of a replica.
+    """Load of a replica.
 
     Args:
         streams: Number of streams that are open there or still hold a slot.
@@ -50,10 +50,10 @@ class StreamBalancer:
         self.live = first.live
         self.budget_ns = first.budget_ns
         self.now_ns = first.now_ns
-        self.why = first.why
+        self.error_of_status = first.error_of_status
 
-    def take_in(self, make: Callable[[Streams], M], budget_ns: int) -> M:
-        """Take a stream in where least is carried, see `Streams.take_in`.
+    def admit_stream(self, make: Callable[[Streams], M], budget_ns: int) -> M:
+        """Take a stream in where least is carried, see `Streams.admit_stream`.
 
         Raises:
             Overloaded: No replica can carry one more.
@@ -63,7 +63,7 @@ class StreamBalancer:
         if taking is None:
             self._replicas[0].counts[STREAMS_REFUSED] += 1
             raise self._full(budget_ns)
-        return taking.take_in(make, budget_ns)
+        return taking.admit_stream(make, budget_ns)
 
     def refuse_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
         """See whether a stream could be taken in in the place of another one, see `Streams.refuse_replacement`."""
@@ -89,15 +89,15 @@ class StreamBalancer:
             streams = replicas[index]
             if (
                 budget_ns >= streams.min_compute_ns
-                and streams.frontend.next_slot is not None
-                and streams.carries(budget_ns)
+                and streams.writer.next_slot is not None
+                and streams.has_capacity(budget_ns)
             ):
                 return streams
         return None
 
     def _full(self, budget_ns: int) -> Overloaded:
         retry_after_s = min(streams.retry_after_s for streams in self._replicas)
-        if any(streams.carries(budget_ns) for streams in self._replicas):
+        if any(streams.has_capacity(budget_ns) for streams in self._replicas):
             return Overloaded("All slots are in use; come back later.", retry_after_s)
         count = sum(streams.open_everywhere for streams in self._replicas)
         return Overloaded(f"{count:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", retry_after_s)

@@ -41,12 +41,12 @@ class Streams:
     Args:
         name: Name of the application in requests.
         application: A live application.
-        frontend: Puts chunks in and takes results out.
+        writer: Puts chunks in and takes results out.
         table: For the costs and the count of all front-ends' streams.
         budget_ns: Latency budget of a stream that names none.
         batch_loop: Runs the batches, and knows the arrival time of the bytes that are being read.
         now_ns: That clock.
-        why: Makes the error of a result's status.
+        error_of_status: Makes the error of a result's status.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class Streams:
         *,
         name: str,
         application: Application,
-        frontend: TableWriter,
+        writer: TableWriter,
         table: SlotTable,
         budget_ns: int,
         batch_loop: BatchLoop,
         now_ns: Callable[[], int],
-        why: Callable[[int, int | None], RequestError],
+        error_of_status: Callable[[int, int | None], RequestError],
     ) -> None:
         assert application.live is not None, application
         self.name = name
         self.application = application
         self.live = application.live
-        self.frontend = frontend
+        self.writer = writer
         self.budget_ns = budget_ns
         self.batch_loop = batch_loop
         self.now_ns = now_ns
-        self.why = why
-        self.counts = frontend.counts
+        self.error_of_status = error_of_status
+        self.counts = writer.counts
         self._table = table
         self._chunk_s = application.live.chunk_s(application.input)
         self._open: set[Member] = set()
@@ -117,7 +117,7 @@ class Streams:
             )
         )
 
-    def take_in(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
+    def admit_stream(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
         """Admit a stream; it holds a slot until it leaves.
 
         Args:
@@ -144,7 +144,7 @@ class Streams:
 
         Args:
             before: The open stream.
-            budget_ns: As for `take_in`.
+            budget_ns: As for `admit_stream`.
             busy: Whether the open stream's slot stays in use when it is ended.
 
         Raises:
@@ -153,7 +153,7 @@ class Streams:
         """
         try:
             self.admit(budget_ns, newcomers=0)
-            if busy and self.frontend.next_slot is None:
+            if busy and self.writer.next_slot is None:
                 raise Overloaded("All slots are in use; come back later.", self.retry_after_s)
         except Overloaded:
             self.counts[STREAMS_REFUSED] += 1
@@ -167,7 +167,7 @@ class Streams:
             DeadlineImpossible: The budget is shorter than the network's own time.
         """
         self.refuse_impossible(budget_ns)
-        if not self.carries(budget_ns, newcomers):
+        if not self.has_capacity(budget_ns, newcomers):
             count = self.open_everywhere
             # An open stream stays on its engine, even if others have room.
             where = "" if newcomers else " on its engine"
@@ -175,7 +175,7 @@ class Streams:
                 f"{count:,} streams are open{where}, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s
             )
 
-    def carries(self, budget_ns: int, newcomers: int = 1) -> bool:
+    def has_capacity(self, budget_ns: int, newcomers: int = 1) -> bool:
         """True if the costs allow so many more streams under a budget."""
         streams = self.open_everywhere + newcomers
         # An idle server always admits: only running batches can correct a prediction that is too high.

@@ -110,9 +110,6 @@ class RejectedConnection(asyncio.Protocol):
         if now_s - self._closed_s > LINGER_S:
             self.abort()
 
-    def allow(self, max_body_bytes: int) -> None:
-        """Do nothing: no message is as long as a body."""
-
     def close_after_next(self) -> None:
         """Do nothing: it is closing."""
 

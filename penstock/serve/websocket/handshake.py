@@ -47,7 +47,7 @@ def upgrade_to_stream(
         raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
     if served.engine_lost:
         raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
-    connection = served.streams.take_in(
+    connection = served.streams.admit_stream(
         lambda streams: StreamConnection(streams, time.monotonic), served.streams.budget_ns
     )
 

@@ -54,7 +54,7 @@ class StreamConnection(asyncio.Protocol):
         self._batch_loop, self._now_ns = streams.batch_loop, streams.now_ns
         self._arrival_ns = 0  # of the bytes that were read last
         self._budget_ns = streams.budget_ns
-        self._feed = SlotFeed(streams.frontend, self._on_result, drained=self._on_room)
+        self._feed = SlotFeed(streams.writer, self._on_result, drained=self._on_room)
         self._put = self._feed.put
         self._reader = FrameReader(self._session.max_message_bytes)
         self._transport: asyncio.Transport | None = None
@@ -147,9 +147,6 @@ class StreamConnection(asyncio.Protocol):
         elif state is FLOWING and not self._full and silent_s > idle_timeout_s:
             self._end(IDLE, f"No samples came for {silent_s:.0f} s; open another stream.")
 
-    def allow(self, max_body_bytes: int) -> None:
-        """Do nothing: no message is as long as a body."""
-
     def close_after_next(self) -> None:
         """Do nothing: a stream goes on until `close_when_idle`."""
 
@@ -181,7 +178,7 @@ class StreamConnection(asyncio.Protocol):
 
     def _on_result(self, status: int, output: Array, last: bool) -> None:
         if status != OK:
-            self._fail(self._streams.why(status, self._budget_ns))
+            self._fail(self._streams.error_of_status(status, self._budget_ns))
             return
         try:
             self._execute(self._receive_result(output, last))

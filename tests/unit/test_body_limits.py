@@ -1,0 +1,100 @@
+"""A body may be as long as the application that it is for takes, whatever the other applications of the server take."""
+
+import zlib
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.core.errors import RequestError, TooLarge
+from penstock.core.spec import TensorSpec
+from penstock.serve.exchange.access import Access
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
+from penstock.serve.exchange.response import Response
+from penstock.serve.http.parser import RequestParser
+from penstock.serve.http.routes import Routes
+from penstock.serve.registry.model_registry import ModelRegistry
+from tests.support.routes import routes_of
+
+SMALL, LARGE = 1_000, 100_000
+SPEC = TensorSpec(dtype="uint8", shape=(4,), meaning="four numbers")
+
+
+def registry(refusals: list[RequestError]) -> ModelRegistry:
+    """A live and two other models, one of which takes large bodies."""
+    models = ModelRegistry(cast(Any, None), loading=False)
+    for name, limit, streams in (("small", SMALL, None), ("large", LARGE, None), ("hark", SMALL, object())):
+        application = SimpleNamespace(max_body_bytes=limit, input=SPEC)
+        served = SimpleNamespace(
+            name=name, version="1", application=application, streams=streams, count_rejection=refusals.append
+        )
+        models.put(cast(Any, served))
+    return models
+
+
+@pytest.fixture
+def refusals() -> list[RequestError]:
+    return []
+
+
+@pytest.fixture
+def routes(refusals: list[RequestError]) -> Routes:
+    return routes_of(registry(refusals), Access())
+
+
+def head(path: str, *headers: str) -> bytes:
+    return "\r\n".join((f"POST {path} HTTP/1.1", *headers, "", "")).encode()
+
+
+def refusal(routes: Routes, pieces: Iterable[bytes]) -> RequestError | None:
+    parser = RequestParser(routes.max_body_bytes)
+    found = None
+    for piece in pieces:
+        _, found = parser.feed(piece)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("/v1/apps/small", SMALL),
+        ("/v1/apps/sm%61ll?a=b", SMALL),
+        ("/v1/apps/hark", SMALL),
+        ("/v1/apps/large", LARGE),
+        ("/v2/models/small/infer", SMALL + MAX_HEAD_BYTES),
+        ("/v2/models/small/versions/1/infer", SMALL + MAX_HEAD_BYTES),
+        ("/v1/apps/nobody", LARGE + MAX_HEAD_BYTES),
+    ],
+)
+def test_a_body_is_rejected_by_its_head_alone(routes: Routes, path: str, limit: int) -> None:
+    assert refusal(routes, [head(path, f"Content-Length: {limit}")]) is None
+    found = refusal(routes, [head(path, f"Content-Length: {limit + 1}")])
+    assert isinstance(found, TooLarge)
+    assert str(found) == f"The body has {limit + 1:,} bytes or more; at most {limit:,} are taken."
+
+
+def test_a_chunked_body_has_the_same_limit(routes: Routes) -> None:
+    start = head("/v1/apps/small", "Transfer-Encoding: chunked")
+    assert refusal(routes, [start, b"%x\r\n" % SMALL, bytes(SMALL), b"\r\n0\r\n\r\n"]) is None
+    assert isinstance(refusal(routes, [start, b"%x\r\n" % (SMALL + 1), bytes(SMALL + 1)]), TooLarge)
+
+
+def test_a_decompressed_body_has_the_same_limit(routes: Routes, refusals: list[RequestError]) -> None:
+    body = zlib.compress(bytes(SMALL + 1))
+    parser = RequestParser(routes.max_body_bytes)
+    data = head("/v1/apps/small", "Content-Encoding: deflate", f"Content-Length: {len(body)}") + body
+    ((request,), _) = parser.feed(data)
+    assert isinstance(request, Request)
+    answers: list[Response] = []
+    routes.handle(request, answers.append)
+    assert [answer.status for answer in answers] == [413]
+    assert [type(error) for error in refusals] == [TooLarge]
+
+
+def test_a_rejected_body_is_counted_for_its_model(routes: Routes, refusals: list[RequestError]) -> None:
+    parser = RequestParser(routes.max_body_bytes)
+    _, found = parser.feed(head("/v1/apps/small", f"Content-Length: {SMALL + 1}"))
+    assert found is not None
+    assert routes.refuse(found, parser.head).status == 413
+    assert refusals == [found]
