@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from penstock.serve.exchange.request import Request
-from penstock.serve.exchange.response import Answer, Handlers, Response, refused
+from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.listener import Listener, listeners
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from tests.support.clock import idle_loop
@@ -22,7 +22,7 @@ async def last_answer(turns: int) -> bytes:
     """What a client is told when the drain begins so many turns of the loop after it connected."""
     (listener,) = listeners("127.0.0.1", 0, 1)
     network, limits = NetworkSettings(), LimitSettings()
-    handlers = Handlers(handle=well, refuse=lambda error, head: refused(error))
+    handlers = Handlers(handle=well, reject=lambda error, head: rejected(error))
     server = Listener(network, limits, listener, handlers, idle_loop(time.monotonic_ns), lambda head: 1000)
     server.listen()
     with socket.create_connection(listener.getsockname(), timeout=10) as client:

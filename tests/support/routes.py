@@ -15,5 +15,5 @@ def routes_of(models: ModelRegistry, access: Access, uptime_s: Callable[[], floa
         access,
         uptime_s=uptime_s,
         open_stream=partial(upgrade_to_stream, models=models, access=access),
-        refuse_stream=partial(reject_page, access=access),
+        reject_stream=partial(reject_page, access=access),
     )

@@ -96,5 +96,5 @@ def test_a_rejected_body_is_counted_for_its_model(routes: Routes, refusals: list
     parser = RequestParser(routes.max_body_bytes)
     _, found = parser.feed(head("/v1/apps/small", f"Content-Length: {SMALL + 1}"))
     assert found is not None
-    assert routes.refuse(found, parser.head).status == 413
+    assert routes.reject(found, parser.head).status == 413
     assert refusals == [found]

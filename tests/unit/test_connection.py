@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import RequestError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Handlers, Response, refused
+from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.connection import Connection
 from penstock.serve.http.parser import RequestParser
 from tests.support.clock import Clock, idle_loop
@@ -55,7 +55,7 @@ def well(request: Request, answer: Answer) -> None:
 
 
 def refuse(error: RequestError, head: Head) -> Response:
-    return refused(error)
+    return rejected(error)
 
 
 def connection_of(
@@ -70,7 +70,7 @@ def connection_of(
 
 def connected(clock: Clock) -> tuple[Connection, Transport]:
     transport = Transport()
-    connection = connection_of(Handlers(handle=well, refuse=refuse), clock)
+    connection = connection_of(Handlers(handle=well, reject=refuse), clock)
     connection.connection_made(cast(asyncio.Transport, transport))
     connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
     return connection, transport
@@ -124,7 +124,7 @@ def test_what_is_certain_to_be_refused_passes_by_the_handler_unless_the_connecti
         answer(Response(200, b""))
 
     handlers = Handlers(
-        handle=handle, refuse=refuse, reject_early=lambda head, arrival_ns: full[0] if head.path == "/" else None
+        handle=handle, reject=refuse, reject_early=lambda head, arrival_ns: full[0] if head.path == "/" else None
     )
     connection = connection_of(handlers, clock, lambda: draining[0])
     connection.connection_made(cast(asyncio.Transport, transport))
@@ -154,7 +154,7 @@ def test_an_early_batch_that_raises_is_not_the_fault_of_the_request_that_is_read
         raise ZeroDivisionError
 
     batch_loop = BatchLoop(fail, call_soon=lambda call: None, clock_ns=clock.ns, max_read_ns=1_000_000)
-    connection = connection_of(Handlers(handle=well, refuse=refuse), clock, batch_loop=batch_loop)
+    connection = connection_of(Handlers(handle=well, reject=refuse), clock, batch_loop=batch_loop)
     connection.connection_made(cast(asyncio.Transport, transport))
     batch_loop.wake()
     clock.now_s += 0.01
@@ -173,7 +173,7 @@ def test_a_connection_that_an_early_batch_closes_takes_no_further_request() -> N
         return 0
 
     batch_loop = BatchLoop(answer_all, call_soon=lambda call: None, clock_ns=clock.ns, max_read_ns=1_000_000)
-    handlers = Handlers(handle=lambda request, answer: waiting.append((request, answer)), refuse=refuse)
+    handlers = Handlers(handle=lambda request, answer: waiting.append((request, answer)), reject=refuse)
     connection = connection_of(handlers, clock, batch_loop=batch_loop)
     connection.connection_made(cast(asyncio.Transport, transport))
     connection.data_received(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
@@ -187,7 +187,7 @@ def test_a_connection_that_an_early_batch_closes_takes_no_further_request() -> N
 def test_pipelined_requests_arrive_when_the_one_before_is_answered() -> None:
     clock, transport = Clock(), Transport()
     waiting: list[tuple[Request, Answer]] = []
-    handlers = Handlers(handle=lambda request, answer: waiting.append((request, answer)), refuse=refuse)
+    handlers = Handlers(handle=lambda request, answer: waiting.append((request, answer)), reject=refuse)
     connection = connection_of(handlers, clock)
     connection.connection_made(cast(asyncio.Transport, transport))
     arrivals_ns: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import Overloaded, TooLarge
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Response, refused
+from penstock.serve.exchange.response import Answer, Response, rejected
 from penstock.serve.observe.logs import JsonFormatter
 from penstock.serve.observe.request_log import RequestLog, log
 from tests.support.clock import Clock
@@ -44,7 +44,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_line_says_what_was_asked_and_what_came_of_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"anna {KEY}\n")
     clock, later = Clock(), Later()
-    requests = RequestLog(later, lambda error, head: refused(error), Access(Keys.read(tmp_path / "keys")), clock)
+    requests = RequestLog(later, lambda error, head: rejected(error), Access(Keys.read(tmp_path / "keys")), clock)
     answers: list[Response] = []
     requests.handle(requested(authorization=f"Bearer {KEY}"), answers.append)
     clock.now_s += 0.0123
@@ -68,10 +68,10 @@ def test_a_line_says_what_was_asked_and_what_came_of_it(caplog: pytest.LogCaptur
 
 def test_an_answer_at_once_a_refusal_and_a_client_that_leaves(caplog: pytest.LogCaptureFixture) -> None:
     later = Later()
-    full = refused(Overloaded("full"))
-    at_once = RequestLog(lambda request, answer: answer(full), lambda error, head: refused(error), Access(), Clock())
+    full = rejected(Overloaded("full"))
+    at_once = RequestLog(lambda request, answer: answer(full), lambda error, head: rejected(error), Access(), Clock())
     at_once.handle(requested(), lambda response: None)
-    leaving = RequestLog(later, lambda error, head: refused(error), Access(), Clock())
+    leaving = RequestLog(later, lambda error, head: rejected(error), Access(), Clock())
     cancel = leaving.handle(requested(), lambda response: None)
     assert cancel is not None
     cancel()
@@ -83,15 +83,15 @@ def test_an_answer_at_once_a_refusal_and_a_client_that_leaves(caplog: pytest.Log
 
 
 def test_what_could_not_be_read_to_its_end_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
-    requests = RequestLog(Later(), lambda error, head: refused(error), Access(), Clock())
-    assert requests.refuse(TooLarge("large"), Head("", "", {})).status == 413
+    requests = RequestLog(Later(), lambda error, head: rejected(error), Access(), Clock())
+    assert requests.reject(TooLarge("large"), Head("", "", {})).status == 413
     assert lines(caplog) == ["- '' 413 0.000 ms 17 bytes - 'large'"]
     assert json.loads(JsonFormatter("front-end 0").format(caplog.records[-1]))["error"] == "large"
 
 
 def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
     requests = RequestLog(
-        lambda request, answer: answer(Response(404)), lambda error, head: refused(error), Access(), Clock()
+        lambda request, answer: answer(Response(404)), lambda error, head: rejected(error), Access(), Clock()
     )
     requests.handle(requested("/x\nPOST '/v1/apps/x' 200\r\x1b[2J"), lambda response: None)
     (line,) = lines(caplog)
@@ -100,6 +100,6 @@ def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_its_lines_are_written_without_verbose(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        RequestLog(Later(), lambda error, head: refused(error), Access(), Clock())
+        RequestLog(Later(), lambda error, head: rejected(error), Access(), Clock())
         assert log.isEnabledFor(logging.INFO)
         assert not logging.getLogger("penstock.serve").isEnabledFor(logging.INFO)

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock.core.errors import ComputeFailed, InvalidInput, Overloaded, RequestError, TooLate
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Handler, Response, refused
+from penstock.serve.exchange.response import Answer, Handler, Response, rejected
 from penstock.serve.observe.tracing import Traces, route_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -115,7 +115,7 @@ def test_of_all_others_a_share_is_recorded() -> None:
     ],
 )
 def test_a_refusal_says_what_was_the_matter(error: RequestError, outcome: str, failed: bool) -> None:
-    recorded = Recorded(lambda request, answer: answer(refused(error)))
+    recorded = Recorded(lambda request, answer: answer(rejected(error)))
     recorded.ask()
     (span,) = recorded.spans
     assert recorded.said["penstock.outcome"] == outcome

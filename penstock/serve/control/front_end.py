@@ -82,9 +82,9 @@ class FrontEnd:
             self._access,
             uptime_s=lambda: time.monotonic() - started_s,
             open_stream=partial(upgrade_to_stream, models=self.models, access=self._access),
-            refuse_stream=partial(reject_page, access=self._access),
+            reject_stream=partial(reject_page, access=self._access),
         )
-        handle, refuse = routes.handle, routes.refuse
+        handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
         telemetry = settings.telemetry
         reject_early = None if telemetry.otlp_endpoint or telemetry.log_requests else routes.reject_early
@@ -95,10 +95,10 @@ class FrontEnd:
             endpoint, share = telemetry.otlp_endpoint, telemetry.trace_share
             handle, self._end_traces = _traced(handle, self.models, scheme, endpoint, share)
         if telemetry.log_requests:
-            request_log = RequestLog(handle, refuse, self._access)
-            handle, refuse = request_log.handle, request_log.refuse
+            request_log = RequestLog(handle, reject, self._access)
+            handle, reject = request_log.handle, request_log.reject
         network, limits = settings.network, settings.limits
-        handlers = Handlers(handle=handle, refuse=refuse, reject_early=reject_early)
+        handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early)
         self._http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
 
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:

@@ -1,4 +1,4 @@
-"""Responses, refusals, and the functions that answer requests."""
+"""Responses, rejections, and the functions that answer requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Response:
 Answer = Callable[[Response], None]
 Cancel = Callable[[], None]
 Handler = Callable[[Request, Answer], Cancel | None]
-Refuser = Callable[[RequestError, Head], "Response"]
+Rejecter = Callable[[RequestError, Head], "Response"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,18 +39,18 @@ class Handlers:
 
     Args:
         handle: Answers a request, now or later, exactly once; returns a function that cancels it, if it can be.
-        refuse: Makes the response to a request that could not be read to its end, from as much of the head as was read.
+        reject: Makes the response to a request that could not be read to its end, from as much of the head as was read.
         reject_early: Given a head and the arrival time, returns the bytes of a rejection if the request is certain to
             be rejected whatever its body is; None otherwise.
     """
 
     handle: Handler
-    refuse: Refuser
+    reject: Rejecter
     reject_early: Callable[[Head, int], bytes | None] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Refusal(Response):
+class Rejection(Response):
     """A response that gives the reason why a request has no result.
 
     Args:
@@ -68,15 +68,15 @@ class Switched(Response):
 
     Args:
         take: Takes the connection over.
-        error: The reason of a refusal, if the new protocol only carries a refusal.
+        error: The reason of a rejection, if the new protocol only carries a rejection.
     """
 
     take: Take
     error: RequestError | None = None
 
 
-def refused(error: RequestError) -> Refusal:
-    """Make the response to a request that is refused."""
+def rejected(error: RequestError) -> Rejection:
+    """Make the response to a request that is rejected."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
         headers = (("Retry-After", str(max(1, round(error.retry_after_s)))),)
@@ -86,4 +86,4 @@ def refused(error: RequestError) -> Refusal:
         headers = (("WWW-Authenticate", "Bearer"),)
     elif isinstance(error, WrongVersion):
         headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Version", error.supported))
-    return Refusal(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)
+    return Rejection(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)

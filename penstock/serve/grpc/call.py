@@ -45,7 +45,7 @@ class GrpcInference:
         self._cancel: Callable[[], None] | None = None
 
     def submit(self) -> None:
-        """Submit the request; call `done` at once if it is refused."""
+        """Submit the request; call `done` at once if it is rejected."""
         now_ns = time.monotonic_ns()
         self._batch_loop.run_if_overdue(now_ns)
         try:

@@ -102,7 +102,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float | None) -> None:
-        """Refuse new calls, answer the accepted ones, and end streams when their last request is answered.
+        """Reject new calls, answer the accepted ones, and end streams when their last request is answered.
 
         A second call with a shorter time shortens it.
 
@@ -180,11 +180,11 @@ class _Service:
                 assert isinstance(request, pb.ModelInferRequest), request
                 return await self._infer(request, context.time_remaining(), owner)
             except RequestError as error:
-                refusal = error
+                rejection = error
             except Exception:
                 log.exception("%s failed", request_type.__name__)
-                refusal = internal_error()
-            return await _refuse(context, refusal)
+                rejection = internal_error()
+            return await _reject(context, rejection)
 
         return answer
 
@@ -279,7 +279,7 @@ class _Service:
         try:
             owner = _check_key(self._authorise, context, admin=False)
         except RequestError as error:
-            await _refuse(context, error)
+            await _reject(context, error)
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(self._read(requests, context, group, owner))
             self._reading.add(reading)
@@ -313,12 +313,12 @@ class _Service:
             response.parameters["triton_final_response"].bool_param = True
             return pb.ModelStreamInferResponse(infer_response=response)
         except RequestError as error:
-            refusal = error
+            rejection = error
         except Exception:
             log.exception("a request of a stream failed")
-            refusal = internal_error()
+            rejection = internal_error()
         return pb.ModelStreamInferResponse(
-            error_message=str(refusal), infer_response=pb.ModelInferResponse(id=request.id)
+            error_message=str(rejection), infer_response=pb.ModelInferResponse(id=request.id)
         )
 
 
@@ -337,7 +337,7 @@ def _check_key(authorise: Authorise | None, context: Context, *, admin: bool) ->
     return authorise(str(keys[0]) if keys else None, admin)
 
 
-async def _refuse(context: Context, error: RequestError) -> NoReturn:
+async def _reject(context: Context, error: RequestError) -> NoReturn:
     await context.abort(status_of(error), str(error), retry_metadata(error))
 
 

@@ -25,7 +25,7 @@ class ThreadedServer(Protocol):
         ...
 
     async def stop(self, grace_s: float | None) -> None:
-        """Refuse new calls, and answer the accepted ones."""
+        """Reject new calls, and answer the accepted ones."""
         ...
 
 
@@ -59,7 +59,7 @@ class GrpcThread:
         return server.port
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new calls, answer the accepted ones, and cancel those that are left after so many seconds."""
+        """Reject new calls, answer the accepted ones, and cancel those that are left after so many seconds."""
         server, loop = self._started.result()
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(server.stop(grace_s), loop))
 

@@ -14,7 +14,7 @@ from penstock.serve.http.encoding import serialize, serialize_upgrade
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.request_age import RequestAge
 
-# How long a refused client may go on sending, unread, before the connection closes: it needs time to read the refusal.
+# How long a rejected client may go on sending, unread, before the connection closes: it must read the rejection first.
 LINGER_S = 2.0
 # The kernel is asked for the age of a request whose arrival is known no better than this.
 VAGUE_NS = 5_000_000
@@ -50,9 +50,9 @@ class Connection(asyncio.Protocol):
         "_open",
         "_parser",
         "_paused",
-        "_refusal",
-        "_refuse",
+        "_reject",
         "_reject_early",
+        "_rejection",
         "_transport",
         "_unread",
         "_unread_bytes",
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         age: RequestAge | None = None,
     ) -> None:
         self._handle = handlers.handle
-        self._refuse = handlers.refuse
+        self._reject = handlers.reject
         self._reject_early = handlers.reject_early
         self._open = open_connections
         self._parser = parser
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
         self._cancel: Callable[[], None] | None = None
-        self._refusal: RequestError | None = None
+        self._rejection: RequestError | None = None
         self._paused = self._closing = False
         self._inside = False  # within `_handle`, which may answer at once
         self._ended = False  # the client sent EOF
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """True if no request is partly read, waiting or being answered."""
-        return self._current is None and not self._waiting and not self._parser.in_message and self._refusal is None
+        return self._current is None and not self._waiting and not self._parser.in_message and self._rejection is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the open connections."""
@@ -118,26 +118,26 @@ class Connection(asyncio.Protocol):
         now_ns = self.last_active_ns = self._clock_ns()
         if self._batch_loop.run_if_overdue(now_ns) and (self._transport is None or self._transport.is_closing()):
             return  # the batch answered this connection's last request
-        if self._refusal is not None:
-            return  # drop what follows a refusal; the client still has to read it
+        if self._rejection is not None:
+            return  # drop what follows a rejection; the client still has to read it
         free = self._current is None and not self._waiting and not self._unread
         if free and (head := self._parser.known(data)) is not None:
             # The common case: one whole request on its own, with a head that was parsed before.
             arrival_ns = self._arrival_ns(now_ns)
             if self._reject_early is not None and not self._closing:
-                rejection = self._reject_early(head, arrival_ns)
-                if rejection is not None:
-                    self._write(rejection)
+                cached = self._reject_early(head, arrival_ns)
+                if cached is not None:
+                    self._write(cached)
                     return
             self._start(Request(head, data[head.nbytes :], arrival_ns))
             if self._current is None:
                 self._proceed()
             return
-        requests, refusal = self._parser.feed(data)
+        requests, rejection = self._parser.feed(data)
         if requests:
             self._waiting.extend(requests)
-        if refusal is not None:
-            self._refusal = refusal
+        if rejection is not None:
+            self._rejection = rejection
         elif len(self._waiting) > PIPELINED:
             self._pause()
         elif self._parser.expects_continue and not self._continued and self._current is None and not self._waiting:
@@ -206,18 +206,18 @@ class Connection(asyncio.Protocol):
             if silent_s > idle_timeout_s:
                 self.close_idle()
         elif self._current is None and not self._waiting and silent_s > request_timeout_s:
-            self.refuse(TooSlow(f"No bytes of the request came for {silent_s:.0f} s; send it without pauses."))
+            self.reject(TooSlow(f"No bytes of the request came for {silent_s:.0f} s; send it without pauses."))
 
     def abort(self) -> None:
         """Close at once, see `Peer`."""
         if self._transport is not None:
             self._transport.abort()
 
-    def refuse(self, error: RequestError) -> None:
-        """End the connection with a refusal, unless a request is being answered."""
-        if self._refusal is None and self._current is None:
+    def reject(self, error: RequestError) -> None:
+        """End the connection with a rejection, unless a request is being answered."""
+        if self._rejection is None and self._current is None:
             self._waiting.clear()
-            self._refusal = error
+            self._rejection = error
             self._proceed()
 
     def _proceed(self) -> None:
@@ -236,8 +236,8 @@ class Connection(asyncio.Protocol):
                 return
         if self._transport is None or self._current is not None or self._waiting:
             return
-        if self._refusal is not None:
-            self._linger(self._refusal)
+        if self._rejection is not None:
+            self._linger(self._rejection)
         elif self._ended or (self._unwanted and not self._parser.in_message):
             self._transport.close()
         elif self._paused and not self._unread:
@@ -286,11 +286,11 @@ class Connection(asyncio.Protocol):
         transport.write(serialize_upgrade(response))
         response.take(transport, self._parser.rest or b"", self._open)
 
-    def _linger(self, refusal: RequestError) -> None:
-        # Closing with unread bytes would reset the connection, and the client would never read the refusal.
+    def _linger(self, rejection: RequestError) -> None:
+        # Closing with unread bytes would reset the connection, and the client would never read the rejection.
         if self.lingering_since_ns is None and self._transport is not None:
             self.lingering_since_ns = self._clock_ns()
-            self._write(serialize(self._refuse(refusal, self._parser.head), None, close=True))
+            self._write(serialize(self._reject(rejection, self._parser.head), None, close=True))
             if self._ended:
                 self._transport.close()
                 return

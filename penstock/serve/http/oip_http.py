@@ -15,7 +15,7 @@ from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Response, refused
+from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.http.plain import json_of
 from penstock.serve.oip.inference import (
     Count,
@@ -77,7 +77,7 @@ class OipCall:
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
                 served.count_rejection(result)
-                answer(refused(result))
+                answer(rejected(result))
                 return
             served.counts[ANSWERED] += 1
             answer(infer_response(infer, result, served.name, served.version, served.application.output))
@@ -211,7 +211,7 @@ def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
     return wanted or not outputs, binary
 
 
-def refuse_overrides(body: bytes) -> None:
+def reject_overrides(body: bytes) -> None:
     """Read the body of a request to load or unload a model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 without sockets: bytes in, whole requests out, or one refusal that ends the connection."""
+"""HTTP/1.1 without sockets: bytes in, whole requests out, or one rejection that ends the connection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -82,7 +82,7 @@ class RequestParser:
         "_max_headers",
         "_now",
         "_parser",
-        "_refusal",
+        "_rejection",
         "_silent_bytes",
         "expects_continue",
         "in_message",
@@ -103,7 +103,7 @@ class RequestParser:
         self._parser: Any = None
         self._now = _NOTHING
         self._complete: list[Request] = []
-        self._refusal: RequestError | None = None
+        self._rejection: RequestError | None = None
         self._head_is_whole = True
         self._silent_bytes = 0
         self.expects_continue = False
@@ -113,7 +113,7 @@ class RequestParser:
 
     def known(self, data: bytes) -> Head | None:
         """Return the cached head if the bytes are exactly one request and nothing is left over; None otherwise."""
-        if self.in_message or self._refusal is not None or self.rest is not None:
+        if self.in_message or self._rejection is not None or self.rest is not None:
             return None
         return self._known.head(data)
 
@@ -121,14 +121,14 @@ class RequestParser:
         """Parse bytes.
 
         Returns:
-            The requests that are complete now, in order, and the refusal that ends the connection, or None.
+            The requests that are complete now, in order, and the rejection that ends the connection, or None.
         """
         if self.rest is not None:
             self._keep(data)
-            return [], self._refusal
+            return [], self._rejection
         # At the start of a request.
-        fresh = not self.in_message and self._refusal is None
-        if self._refusal is None:
+        fresh = not self.in_message and self._rejection is None
+        if self._rejection is None:
             self.in_message = True
             self._silent_bytes += len(data)
             if self._parser is None:
@@ -136,22 +136,22 @@ class RequestParser:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                if self._refusal is None:
+                if self._rejection is None:
                     self.rest = b""
                     self._keep(data[upgrade.args[0] :])
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
-                self._refuse(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
+                self._reject(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
             # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
             if self._silent_bytes > MAX_HEAD_BYTES:
-                self._refuse(_head_too_large())
+                self._reject(_head_too_large())
         complete, self._complete = self._complete, []
-        if fresh and len(complete) == 1 and not self.in_message and self._refusal is None:
+        if fresh and len(complete) == 1 and not self.in_message and self._rejection is None:
             self._known.learn(data, complete[0])
-        return complete, self._refusal
+        return complete, self._rejection
 
     @property
     def head(self) -> Head:
-        """The part of the last head that was parsed, for a refusal."""
+        """The part of the last head that was parsed, for a rejection."""
         head = self._now.head
         return replace(head, path=head.path.partition("?")[0])
 
@@ -175,7 +175,7 @@ class RequestParser:
         self._silent_bytes = 0
         self._grow_head(len(name) + len(value) + 4)
         if now.count > self._max_headers:
-            self._refuse(TooLarge(f"The request has more than {self._max_headers} headers; send fewer."))
+            self._reject(TooLarge(f"The request has more than {self._max_headers} headers; send fewer."))
             return
         if self._head_is_whole:
             return  # a trailer: it comes after what it could change (RFC 9110, section 6.5.1)
@@ -188,11 +188,11 @@ class RequestParser:
         self._silent_bytes = 0
         head.method = self._parser.get_method().decode("ascii")
         head.path = unquote(head.path.partition("?")[0])
-        if self._refusal is not None:
+        if self._rejection is not None:
             return
         upgrade = self._parser.should_upgrade()
         if upgrade and not _is_websocket(head):
-            self._refuse(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
+            self._reject(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
         # After an upgrade no other request can follow.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade
         now.max_body_bytes = self._max_body_bytes(head)
@@ -205,10 +205,10 @@ class RequestParser:
         """Append to the body."""
         now = self._now
         self._silent_bytes = 0
-        if self._refusal is not None:
+        if self._rejection is not None:
             return
         self._check_body(len(now.body) + len(part))
-        if self._refusal is not None:
+        if self._rejection is not None:
             now.body = b""
         elif not now.body:
             now.body = part
@@ -222,30 +222,30 @@ class RequestParser:
         """Finish a request."""
         self.expects_continue = self.in_message = False
         self._silent_bytes = 0
-        if self._refusal is not None:
+        if self._rejection is not None:
             return
         self._complete.append(Request(self._now.head, bytes(self._now.body)))
 
     def _keep(self, data: bytes) -> None:
         assert self.rest is not None
         if len(self.rest) + len(data) > MAX_HEAD_BYTES:
-            self._refuse(TooLarge("Too much came before the upgrade was answered; wait for the answer."))
-        elif self._refusal is None:
+            self._reject(TooLarge("Too much came before the upgrade was answered; wait for the answer."))
+        elif self._rejection is None:
             self.rest += data
 
     def _grow_head(self, count: int) -> None:
         self._now.head_bytes += count
         if self._now.head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_head_too_large())
+            self._reject(_head_too_large())
 
     def _check_body(self, count: int) -> None:
         most = self._now.max_body_bytes
         if count > most:
-            self._refuse(TooLarge(f"The body has {count:,} bytes or more; at most {most:,} are taken."))
+            self._reject(TooLarge(f"The body has {count:,} bytes or more; at most {most:,} are taken."))
 
-    def _refuse(self, error: RequestError) -> None:
-        if self._refusal is None:
-            self._refusal = error
+    def _reject(self, error: RequestError) -> None:
+        if self._rejection is None:
+            self._rejection = error
 
 
 def _is_websocket(head: Head) -> bool:

@@ -12,7 +12,7 @@ from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, Unsu
 from penstock.core.spec import Array
 from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Response, refused
+from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
 from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.registry.served_model import ServedModel
@@ -85,7 +85,7 @@ class PlainCall:
         if status != OK:
             error = served.error_of(status, self.budget_ns)
             served.count_rejection(error)
-            answer(refused(error))
+            answer(rejected(error))
         elif self.raw_reply:
             served.counts[ANSWERED] += 1
             answer(Response(200, output.tobytes(), RAW))
@@ -124,7 +124,7 @@ class _PreparedCall:
             self._slot = call.served.submit(chunk, done, arrival_ns, call.budget_ns, call.low_priority)
         except RequestError as error:
             call.served.count_rejection(error)
-            self._answer(refused(error))
+            self._answer(rejected(error))
 
 
 def _reply(served: ServedModel, output: Array) -> Response:
@@ -133,7 +133,7 @@ def _reply(served: ServedModel, output: Array) -> Response:
     except Exception:
         log.exception("the reply of %r raised; that request alone fails", served.name)
         served.counts[BROKEN] += 1
-        return refused(ComputeFailed("The application's reply failed on this output; the server's log says how."))
+        return rejected(ComputeFailed("The application's reply failed on this output; the server's log says how."))
     served.counts[ANSWERED] += 1
     return Response(200, body)
 

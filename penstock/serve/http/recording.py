@@ -14,7 +14,7 @@ from penstock.core.sound import SoundDecoder, sound_decoder
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Response, refused
+from penstock.serve.exchange.response import Answer, Response, rejected
 from penstock.serve.http.plain import RAW, UNSPECIFIED
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.actions import PushChunk
@@ -166,7 +166,7 @@ class _Recording:
         except RequestError as error:
             self._served.count_rejection(error)
             self.leave()
-            self._answer(refused(error))
+            self._answer(rejected(error))
             return
         if last:
             self._served.counts[ANSWERED] += 1

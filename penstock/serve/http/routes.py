@@ -1,4 +1,4 @@
-"""Paths and what answers them. Handlers raise a `RequestError` to refuse; any other exception is the server's fault."""
+"""Paths and what answers them. Handlers raise a `RequestError` to reject; any other exception is the server's fault."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from penstock.core.application import describe
 from penstock.core.errors import ComputeFailed, RequestError, UnknownRoute, WrongMethod
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, refused
+from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, rejected
 from penstock.serve.http import oip_http, plain, recording
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.observe import metrics
@@ -48,7 +48,7 @@ class _Route:
 
     Args:
         handle: Answers them.
-        served: The model that counts their refusals.
+        served: The model that counts their rejections.
         rejects_early: Whether a cached rejection answers them: they have the default budget and priority.
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
@@ -72,7 +72,7 @@ class Routes:
         access: API keys and CORS.
         uptime_s: Seconds since the start.
         open_stream: Answers a request to open a live stream.
-        refuse_stream: Makes the response to a refused WebSocket of a page; None for other requests.
+        reject_stream: Makes the response to a rejected WebSocket of a page; None for other requests.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Routes:
         *,
         uptime_s: Callable[[], float],
         open_stream: Callable[[ServedModel, Request, Answer], None],
-        refuse_stream: Callable[[RequestError, Request], Switched | None],
+        reject_stream: Callable[[RequestError, Request], Switched | None],
     ) -> None:
         self._models = models
         self._access = access
         self._uptime_s = uptime_s
         self._open_stream = open_stream
-        self._refuse_stream = refuse_stream
+        self._reject_stream = reject_stream
         self._tasks: set[asyncio.Task[None]] = set()
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
         if "/page/index.html" in self._page:
@@ -104,11 +104,11 @@ class Routes:
         except RequestError as error:
             if route is not None and route.served is not None:
                 route.served.count_rejection(error)
-            refusal = self._refuse_stream(error, request) or refused(error)
+            rejection = self._reject_stream(error, request) or rejected(error)
         except Exception:
             log.exception("%s %r failed", request.method, request.path)
-            refusal = refused(ComputeFailed(FAILED))
-        answer(refusal if route is None else _add_to(route.headers, refusal))
+            rejection = rejected(ComputeFailed(FAILED))
+        answer(rejection if route is None else _add_to(route.headers, rejection))
         return None
 
     def reject_early(self, head: Head, arrival_ns: int) -> bytes | None:
@@ -120,19 +120,19 @@ class Routes:
         if not route.served.writer.refusing:
             return None
         error = route.served.cached_rejection(arrival_ns)
-        return None if error is None else _rejection(error)
+        return None if error is None else _rejection_bytes(error)
 
     def max_body_bytes(self, head: Head) -> int:
         """Return the maximum size of the body that follows a head: what the application it names takes."""
         route = head.route = self._route(head)
         return self._limit_of(route)
 
-    def refuse(self, error: RequestError, head: Head) -> Response:
+    def reject(self, error: RequestError, head: Head) -> Response:
         """Make the response to a request that could not be read to its end."""
         route: _Route | None = head.route
         if route is not None and route.served is not None:
             route.served.count_rejection(error)
-        return _add_to(self._access.cors(head), refused(error))
+        return _add_to(self._access.cors(head), rejected(error))
 
     def _route(self, head: Head) -> _Route:
         epoch = self._models.epoch
@@ -143,7 +143,7 @@ class Routes:
             owner = self._access.check(head)
             route = self._find(head, owner)
         except RequestError as error:
-            route = _Route(handle=_refusing(error))
+            route = _Route(handle=_rejecting(error))
         if "content-encoding" in head.headers:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self._access.cors(head)
@@ -238,15 +238,15 @@ class Routes:
                 await change(name)
                 response = Response(200)
             except RequestError as error:
-                response = refused(error)
+                response = rejected(error)
             except Exception:
                 log.exception("%r could not be changed", name)
-                response = refused(ComputeFailed(FAILED))
+                response = rejected(ComputeFailed(FAILED))
             answer(response)
 
         def handle(request: Request, answer: Answer) -> None:
             self._models.reject_change()
-            oip_http.refuse_overrides(request.body)
+            oip_http.reject_overrides(request.body)
             task = asyncio.get_running_loop().create_task(apply(answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -291,17 +291,17 @@ def _inference(
     try:
         call = call_of()
     except RequestError as error:
-        return _Route(handle=_refusing(error), served=served, max_body_bytes=max_body_bytes)
+        return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
     rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
     return _Route(handle=call.handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
 
 
 @lru_cache(64)
-def _rejection(error: RequestError) -> bytes:
-    return serialize(refused(error), None, close=False)
+def _rejection_bytes(error: RequestError) -> bytes:
+    return serialize(rejected(error), None, close=False)
 
 
-def _refusing(error: RequestError) -> Handler:
+def _rejecting(error: RequestError) -> Handler:
     def handle(request: Request, answer: Answer) -> None:
         # One error object for all requests: without this, its traceback would grow with each.
         raise error.with_traceback(None)

@@ -8,7 +8,7 @@ from typing import final
 from penstock.core.errors import RequestError
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Handler, Refusal, Refuser, Response, Switched
+from penstock.serve.exchange.response import Answer, Handler, Rejecter, Rejection, Response, Switched
 
 log = logging.getLogger("penstock.requests")
 
@@ -21,16 +21,16 @@ class RequestLog:
 
     Args:
         handle: Answers requests.
-        refuse: Answers requests that cannot be read to their end.
+        reject: Answers requests that cannot be read to their end.
         access: Finds client names by their keys.
         clock_s: A monotonic clock in seconds.
     """
 
     def __init__(
-        self, handle: Handler, refuse: Refuser, access: Access, clock_s: Callable[[], float] = time.monotonic
+        self, handle: Handler, reject: Rejecter, access: Access, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._handle = handle
-        self._refuse = refuse
+        self._reject = reject
         self._access = access
         self._clock_s = clock_s
         # Independent of --verbose.
@@ -53,16 +53,16 @@ class RequestLog:
 
         return left
 
-    def refuse(self, error: RequestError, head: Head) -> Response:
+    def reject(self, error: RequestError, head: Head) -> Response:
         """Answer a request that cannot be read to its end, and log it."""
-        response = self._refuse(error, head)
+        response = self._reject(error, head)
         self._write(head, response, self._clock_s())
         return response
 
     def _write(self, head: Head, response: Response, start_s: float) -> None:
         milliseconds = round((self._clock_s() - start_s) * 1e3, 3)
         client = self._access.client(head)
-        error = str(response.error) if isinstance(response, Refusal | Switched) and response.error else None
+        error = str(response.error) if isinstance(response, Rejection | Switched) and response.error else None
         fields = {
             "method": head.method,
             "path": head.path,

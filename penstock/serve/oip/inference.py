@@ -181,7 +181,7 @@ def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
 
 
 def check_input(parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters of an input that are not supported.
+    """Reject parameters of an input that are not supported.
 
     Raises:
         InvalidInput: Shared memory.
@@ -191,7 +191,7 @@ def check_input(parameters: Mapping[str, Any]) -> None:
 
 
 def check_output(name: Any, parameters: Mapping[str, Any], spec: TensorSpec) -> None:
-    """Refuse an unknown output, or an unsupported form of it.
+    """Reject an unknown output, or an unsupported form of it.
 
     Raises:
         InvalidInput: Another name, classification or shared memory.

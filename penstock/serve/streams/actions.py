@@ -41,7 +41,7 @@ class Send:
 @final
 @dataclass(frozen=True, slots=True)
 class SetBudget:
-    """Grant the stream a latency budget in milliseconds; where that is refused, drop the actions that follow."""
+    """Grant the stream a latency budget in milliseconds; where that is rejected, drop the actions that follow."""
 
     latency_ms: float
 

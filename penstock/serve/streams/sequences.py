@@ -107,7 +107,7 @@ class Sequences:
         budget_ns = budget_ns or streams.budget_ns
         if not len(chunk) and not place.end:
             raise InvalidInput(f"The chunk has no frames; send 1 to {self.max_frames:,}, or none with sequence_end.")
-        streams.refuse_impossible(budget_ns)
+        streams.reject_impossible(budget_ns)
         sequence = self._started(key, budget_ns, low_priority) if place.start else self._open_sequence(key)
         if place.end:
             del self._open[key]
@@ -120,7 +120,7 @@ class Sequences:
                 sequence.end(None)
 
     def close(self) -> None:
-        """Refuse new sequences: the server is draining."""
+        """Reject new sequences: the server is draining."""
         self._closed = True
 
     def _started(self, key: Key, budget_ns: int, low_priority: bool) -> "_OpenSequence":
@@ -131,8 +131,8 @@ class Sequences:
         budget_ns = min(budget_ns, streams.budget_ns)
         # Its waiting clients get the error at once, and may start it again in that call.
         while (before := self._open.get(key)) is not None:
-            # A refused start keeps the open sequence.
-            streams.refuse_replacement(before, budget_ns, busy=before.waiting > 0)
+            # A rejected start keeps the open sequence.
+            streams.reject_replacement(before, budget_ns, busy=before.waiting > 0)
             before.end(InvalidInput(f"{_label_of(key)} was started anew before this request was answered."))
         sequence = streams.admit_stream(
             lambda taking: _OpenSequence(taking, forget, low_priority=low_priority), budget_ns

@@ -65,13 +65,13 @@ class StreamBalancer:
             raise self._full(budget_ns)
         return taking.admit_stream(make, budget_ns)
 
-    def refuse_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
-        """See whether a stream could be taken in in the place of another one, see `Streams.refuse_replacement`."""
+    def reject_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
+        """See whether a stream could be taken in in the place of another one, see `Streams.reject_replacement`."""
         if self._taking(budget_ns) is None:
             its = next((streams for streams in self._replicas if before in streams), self._replicas[0])
-            its.refuse_replacement(before, budget_ns, busy=busy)
+            its.reject_replacement(before, budget_ns, busy=busy)
 
-    def refuse_impossible(self, budget_ns: int) -> None:
+    def reject_impossible(self, budget_ns: int) -> None:
         """See whether anybody can have a budget.
 
         Raises:
@@ -80,10 +80,10 @@ class StreamBalancer:
         for streams in self._replicas:
             if budget_ns >= streams.min_compute_ns:
                 return
-        self._replicas[0].refuse_impossible(budget_ns)
+        self._replicas[0].reject_impossible(budget_ns)
 
     def _taking(self, budget_ns: int) -> Streams | None:
-        self.refuse_impossible(budget_ns)
+        self.reject_impossible(budget_ns)
         replicas = self._replicas
         for index in by_load([StreamLoad(streams.carried_everywhere, streams.most(budget_ns)) for streams in replicas]):
             streams = replicas[index]

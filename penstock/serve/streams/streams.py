@@ -139,7 +139,7 @@ class Streams:
         self.counts[STREAMS_OPEN] += 1
         return stream
 
-    def refuse_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
+    def reject_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
         """Check that a stream can replace an open one, before that is ended.
 
         Args:
@@ -166,7 +166,7 @@ class Streams:
             Overloaded: They do not.
             DeadlineImpossible: The budget is shorter than the network's own time.
         """
-        self.refuse_impossible(budget_ns)
+        self.reject_impossible(budget_ns)
         if not self.has_capacity(budget_ns, newcomers):
             count = self.open_everywhere
             # An open stream stays on its engine, even if others have room.
@@ -185,7 +185,7 @@ class Streams:
         """Estimated capacity in streams under a budget, with those that are open."""
         return max_streams(self._chunk_s, Costs.published(self._table), budget_ns, self._share)
 
-    def refuse_impossible(self, budget_ns: int) -> None:
+    def reject_impossible(self, budget_ns: int) -> None:
         """Check that a budget is possible at all.
 
         Raises:

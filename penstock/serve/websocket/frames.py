@@ -35,7 +35,7 @@ class FrameReader:
     """Parses the messages of one client.
 
     Args:
-        max_bytes: Longest message; a longer one is refused before it is buffered.
+        max_bytes: Longest message; a longer one is rejected before it is buffered.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -54,7 +54,7 @@ class FrameReader:
         size, body = data[1] - _MASKED, 6
         if size == 126:
             size, body = data[2] << 8 | data[3], 8
-        # Frames with a 64-bit length are left to `next`, and so are those that it refuses.
+        # Frames with a 64-bit length are left to `next`, and so are those that it rejects.
         if body + size != there or size > self.max_bytes or data[1] == 0xFF:
             return None
         return apply_mask(data[body:], data[body - 4 : body])

@@ -107,7 +107,7 @@ def _key_of(head: Head) -> str:
     headers = head.headers
     wants = [token.strip().lower() for token in headers.get("connection", "").split(",")]
     if headers.get("upgrade", "").lower() != "websocket" or "upgrade" not in wants or head.keep_alive:
-        _refuse("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")
+        _reject("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")
     if headers.get("sec-websocket-version") != VERSION:
         raise WrongVersion(f"A stream is a WebSocket of Sec-WebSocket-Version {VERSION}; use that one.", VERSION)
     key = headers.get("sec-websocket-key", "")
@@ -116,9 +116,9 @@ def _key_of(head: Head) -> str:
     except (binascii.Error, ValueError):
         good = False
     if not good:
-        _refuse("a Sec-WebSocket-Key of 16 bytes in base64")
+        _reject("a Sec-WebSocket-Key of 16 bytes in base64")
     return key
 
 
-def _refuse(wanted: str) -> NoReturn:
+def _reject(wanted: str) -> NoReturn:
     raise InvalidInput(f"A stream is a WebSocket (RFC 6455), which begins with {wanted}; use ws:// and a library.")
