@@ -11,11 +11,13 @@ from typing import get_args
 RESTARTING = "the engine is being started again"
 # Seconds until a lost engine is back: the time that torch takes to import.
 RESTART_S = 3.0
+# Longest text of a message: with it, every message fits into one packet of the channel.
+MAX_TEXT = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelState:
-    """A model of the repository.
+    """To a front-end: the state of a model of the repository.
 
     Args:
         name: The name that requests use.
@@ -124,13 +126,6 @@ class DropEngine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelStates:
-    """To a front-end: the state of every model of the repository."""
-
-    models: tuple[ModelState, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StartListening:
     """To a front-end: accept connections."""
 
@@ -178,7 +173,7 @@ Message = (
     | TableRetired
     | StartFailed
     | DropEngine
-    | ModelStates
+    | ModelState
     | StartListening
     | TakeOverListener
     | ReleaseListener
@@ -190,8 +185,9 @@ _TYPES = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a message as JSON."""
-    return json.dumps([type(message).__name__, asdict(message)]).encode()
+    """Encode a message as JSON; the texts of errors, which applications write too, are cut at `MAX_TEXT` characters."""
+    fields = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in asdict(message).items()}
+    return json.dumps([type(message).__name__, fields]).encode()
 
 
 def decode_message(data: bytes) -> Message:
@@ -199,6 +195,4 @@ def decode_message(data: bytes) -> Message:
     kind, fields = json.loads(data)
     if kind == "ModelLoaded":
         fields["command"] = LoadModel(**fields["command"])
-    if kind == "ModelStates":
-        fields["models"] = tuple(ModelState(**each) for each in fields["models"])
     return _TYPES[kind](**fields)

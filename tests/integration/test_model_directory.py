@@ -117,3 +117,21 @@ def test_every_model_comes_back_with_the_engine(models: Path, bundle: Path) -> N
         eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
         assert [ask(server, name) for name in ("first", "second", "third")] == [200, 404, 200]
         assert index(server) == {"first": ("1", "READY"), "second": ("1", "UNAVAILABLE"), "third": ("1", "READY")}
+
+
+def test_a_model_whose_bodies_are_larger_than_grpc_takes_is_named_in_the_log(models: Path, tmp_path: Path) -> None:
+    larger = tmp_path / "larger.app"
+    larger.mkdir()
+    write_doubler(larger)
+    source = (larger / "app.py").read_text().replace("1 << 20", "1 << 22")
+    (larger / "app.py").write_text(source)
+    with RunningServer(None, "--models", str(models), "--grpc-port", "0", "--accept-changed-app") as server:
+        shutil.copytree(larger / "bundle", models / "third" / "1")
+        assert change(server, "third", "load") == (200, "")
+        assert change(server, "second", "load") == (200, "")
+        server.process.kill()
+        log = server.process.communicate()[1]
+    assert (
+        log.count("third takes bodies of up to 4194304 bytes, but gRPC messages are limited to the 1048576 bytes") == 1
+    )
+    assert "second takes" not in log

@@ -432,10 +432,8 @@ class Repository:
 
 def no_models() -> ModelRegistry:
     models = ModelRegistry(Repository(), loading=True)
-    models.states = (
-        ModelState(name="one", version="1", state="READY"),
-        ModelState(name="two", version="3", state="UNAVAILABLE", reason="unloaded"),
-    )
+    models.set_state(ModelState(name="one", version="1", state="READY"))
+    models.set_state(ModelState(name="two", version="3", state="UNAVAILABLE", reason="unloaded"))
     return models
 
 

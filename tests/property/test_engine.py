@@ -353,6 +353,30 @@ def test_statistics_add_up() -> None:
     assert table.sums[3] >= table.sums[1] + table.sums[2]
 
 
+def test_a_request_that_is_cancelled_while_it_runs_misses_no_deadline() -> None:
+    executor = Doubler()
+    server = Server(executor)
+    handles = [server.ask(key, key) for key in range(3)]
+    step = executor.step
+
+    def cancel_and_step(batch: StepInput) -> StepOutput:
+        server.frontend.cancel(handles[0])
+        return step(batch)
+
+    executor.step = cancel_and_step
+    server.drain()
+    assert server.table.outcomes.tolist() == [3, 0, 0, 0, 0]
+
+    def late_step(batch: StepInput) -> StepOutput:
+        server.clock.ns += 70 * MS
+        return step(batch)
+
+    executor.step = late_step
+    server.ask(5, 1)
+    server.drain()
+    assert server.table.outcomes.tolist() == [4, 0, 0, 0, 1]
+
+
 def test_a_tick_makes_as_many_python_calls_for_one_row_as_for_many() -> None:
     class Silent(Executor):
         input, output, max_rows = POINT, TOTAL, 512

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.serve.channel import Channel, channel_pair
+from penstock.serve.channel import MAX_MESSAGE_BYTES, Channel, channel_pair
 from penstock.serve.messages import (
+    MAX_TEXT,
+    ChangeModel,
     CommandDone,
     CommandFailed,
     DropEngine,
@@ -15,6 +17,8 @@ from penstock.serve.messages import (
     LoadModel,
     Message,
     ModelLoaded,
+    ModelState,
+    StartFailed,
     TableRetired,
     decode_message,
     encode_message,
@@ -44,6 +48,19 @@ LOADED = ModelLoaded(
 )
 def test_a_message_is_decoded_as_it_was_encoded(message: Message) -> None:
     assert decode_message(encode_message(message)) == message
+
+
+def test_the_longest_error_of_an_application_fits_into_a_message() -> None:
+    error = "\U0001f525" * 1_000_000
+    for message in (
+        CommandFailed(key=3, error=error),
+        StartFailed(error=error),
+        ModelState(name="n" * 255, version="9" * 255, state="UNAVAILABLE", reason=error),
+        ChangeModel(token=1, name=error, unload=False),
+    ):
+        assert len(encode_message(message)) < MAX_MESSAGE_BYTES
+    received = decode_message(encode_message(CommandFailed(key=3, error=error, status=400)))
+    assert received == CommandFailed(key=3, error=error[:MAX_TEXT], status=400)
 
 
 def test_messages_to_a_stopped_process_are_queued_and_sent_when_it_reads_again() -> None:

@@ -31,7 +31,7 @@ class Sides:
         self.tables: dict[int, int] = {}
         self.answering: dict[str, set[int]] = {}
         self.models: dict[int, int] = {}
-        self.states: tuple[ModelState, ...] = ()
+        self.states: dict[str, ModelState] = {}
 
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         await asyncio.sleep(0)
@@ -70,11 +70,11 @@ class Sides:
         self.answering = {name: keys for name, keys in left.items() if keys}
         await asyncio.sleep(0)
 
-    def publish_states(self, states: tuple[ModelState, ...]) -> None:
-        self.states = states
+    def publish_state(self, state: ModelState) -> None:
+        self.states[state.name] = state
 
     def state(self, name: str) -> tuple[str, str]:
-        return next((state.state, state.reason) for state in self.states if state.name == name)
+        return self.states[name].state, self.states[name].reason
 
     def die(self, engine: int, repository: ModelRepository) -> None:
         self.tables = {key: there for key, there in self.tables.items() if there != engine}

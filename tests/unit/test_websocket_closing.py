@@ -72,7 +72,7 @@ def answered(
 ) -> Response:
     """What a server that only loads the model `late` answers to a page."""
     models = ModelRegistry(cast(Any, None), loading=False)
-    models.set_states((ModelState(name="late", version="1", state="LOADING"),))
+    models.set_state(ModelState(name="late", version="1", state="LOADING"))
     headers = {key: value for key, value in (HANDSHAKE | (changed or {})).items() if value is not None}
     answers: list[Response] = []
     head = Head(method, f"/v1/apps/{name}/stream", headers, keep_alive=False)

@@ -77,6 +77,8 @@ class FrontEnd:
         self._access = access_of(settings.access)
         self._batch_loop = batch_loop
         self._grpc: GrpcThread | None = None
+        # gRPC reads its limit once.
+        self._grpc_body_bytes = 0
         routes = Routes(
             self.models,
             self._access,
@@ -105,6 +107,16 @@ class FrontEnd:
         """Serve a model under its name, see `Attachments.attach`."""
         self.attachments.attach(loaded, memory)
         self._http.forget_heads()
+        name = loaded.command.name
+        needed = self.models.named(name).application.max_body_bytes
+        if self._grpc is not None and needed > self._grpc_body_bytes:
+            log.warning(
+                "%s takes bodies of up to %d bytes, but gRPC messages are limited to the %d bytes of the models with "
+                "which the server started; restart it, or send larger ones by HTTP",
+                name,
+                needed,
+                self._grpc_body_bytes,
+            )
 
     async def retire(self, key: int) -> None:
         """Detach a table, see `Attachments.retire`."""
@@ -137,6 +149,7 @@ class FrontEnd:
         from penstock.serve.grpc.service import grpc_server
 
         home = asyncio.get_running_loop()
+        self._grpc_body_bytes = self._max_body_bytes()
         certificate, key = self._settings.network.tls_certificate, self._settings.network.tls_key
         tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
         thread = GrpcThread(
@@ -145,7 +158,7 @@ class FrontEnd:
                 batch_loop=self._batch_loop,
                 host=self._settings.network.host,
                 port=port,
-                max_message_bytes=self._max_body_bytes() + MAX_HEAD_BYTES,
+                max_message_bytes=self._grpc_body_bytes + MAX_HEAD_BYTES,
                 authorise=self._access.check_key,
                 tls=tls,
                 home=home,

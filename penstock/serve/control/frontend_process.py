@@ -23,7 +23,7 @@ from penstock.serve.messages import (
     DropEngine,
     Message,
     ModelLoaded,
-    ModelStates,
+    ModelState,
     ReleaseListener,
     RetireTable,
     StartListening,
@@ -115,8 +115,8 @@ class FrontendProcess:
                 self._tasks.start(self._retire(key))
             case DropEngine(engine=engine):
                 front.lose_engine(engine)
-            case ModelStates(models=models):
-                front.models.set_states(models)
+            case ModelState():
+                front.models.set_state(message)
             case StartListening():
                 self._tasks.start(front.listen())
             case TakeOverListener(index=index):

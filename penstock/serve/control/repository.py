@@ -76,8 +76,8 @@ class FrontendPool(Protocol):
         """Submit nothing more to a table; returns when no request waits for it any more."""
         ...
 
-    def publish_states(self, states: tuple[ModelState, ...]) -> None:
-        """Publish the state of every model."""
+    def publish_state(self, state: ModelState) -> None:
+        """Publish the state of a model."""
         ...
 
 
@@ -370,8 +370,9 @@ class ModelRepository:
             await self._engines.unload(key)
 
     def _set_state(self, folder: ModelFolder, state: str, reason: str = "") -> None:
-        self._states[folder.name] = ModelState(name=folder.name, version=folder.version, state=state, reason=reason)
-        self._frontends.publish_states(self.states)
+        now = ModelState(name=folder.name, version=folder.version, state=state, reason=reason)
+        self._states[folder.name] = now
+        self._frontends.publish_state(now)
 
 
 def _keys_of(replicas: Replicas) -> list[int]:

@@ -89,8 +89,8 @@ class _SingleProcess:
     async def retire(self, key: int) -> None:
         await self._front.retire(key)
 
-    def publish_states(self, states: tuple[ModelState, ...]) -> None:
-        self._front.models.set_states(states)
+    def publish_state(self, state: ModelState) -> None:
+        self._front.models.set_state(state)
 
     def _signalled(self) -> None:
         self._signals += 1

@@ -33,7 +33,6 @@ from penstock.serve.messages import (
     Message,
     ModelLoaded,
     ModelState,
-    ModelStates,
     ReleaseListener,
     RetireTable,
     StartFailed,
@@ -203,9 +202,9 @@ class _Supervisor:
         retire = RetireTable(key=key)
         await asyncio.gather(*(self._command(child, retire, key) for child in self._frontends if child.alive))
 
-    def publish_states(self, states: tuple[ModelState, ...]) -> None:
+    def publish_state(self, state: ModelState) -> None:
         for child in self._frontends:
-            child.send(ModelStates(models=states))
+            child.send(state)
 
     def _command(
         self, child: ChildProcess, message: Message, key: int, descriptors: tuple[int, ...] = ()
@@ -318,7 +317,8 @@ class _Supervisor:
 
     def _frontend_restarted(self, child: ChildProcess) -> None:
         # Sent at once, before any later event: a child must receive messages in the order of events.
-        child.send(ModelStates(models=self._repository.states))
+        for state in self._repository.states:
+            child.send(state)
         for key, (loaded, memory) in self._tables.items():
             if key in self._attached:
                 child.send(loaded, (memory,))

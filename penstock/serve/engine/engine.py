@@ -18,7 +18,17 @@ from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.faults import begin_isolated
 from penstock.serve.engine.scheduler import Columns, Rows, Schedule, schedule, urgency
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import BATCH_EDGES, EXPIRED, FAILED, LAST, NOT_FINITE, OK, TIME_EDGES_NS, SlotTable
+from penstock.serve.table.slots import (
+    BATCH_EDGES,
+    CANCELLED_NS,
+    EXPIRED,
+    FAILED,
+    LAST,
+    NOT_FINITE,
+    OK,
+    TIME_EDGES_NS,
+    SlotTable,
+)
 
 # B rows of the batch
 
@@ -326,7 +336,10 @@ class Engine:
             counts += np.bincount(np.searchsorted(TIME_EDGES_NS, times_B), minlength=counts.size)
         table.sums += (rows, queue_B.sum(), compute_ns * rows, latency_B.sum())
         table.outcomes[:4] += np.bincount(status_B, minlength=4)
-        table.outcomes[4] += np.count_nonzero(end_ns > deadline_ns_B)
+        late = np.count_nonzero(end_ns > deadline_ns_B)
+        if late:
+            # A row that was cancelled while it ran misses no deadline.
+            table.outcomes[4] += late - np.count_nonzero(deadline_ns_B == CANCELLED_NS)
 
     def _measured_ns(self, rows: int) -> npt.NDArray[np.int64]:
         spec = self._table.layout.input

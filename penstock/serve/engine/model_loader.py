@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import final
@@ -99,13 +100,15 @@ class ModelLoader:
             raise ServeError(f"{command.bundle}: {type(error).__name__}: {error}") from error
 
     async def _load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
-        if self.engines or self._shared:
-            runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command)
-        else:
-            runnable, table, descriptor, engine = self._build(command)
+        with ExitStack() as on_failure:
+            if self.engines or self._shared:
+                runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command, on_failure)
+            else:
+                runnable, table, descriptor, engine = self._build(command, on_failure)
+            for _ in engine.measuring(first_chunk(runnable.application, runnable.files.golden.inputs)):
+                await asyncio.sleep(0)
+            on_failure.pop_all()
         layout = table.layout
-        for _ in engine.measuring(first_chunk(runnable.application, runnable.files.golden.inputs)):
-            await asyncio.sleep(0)
         name = command.name or runnable.application.name
         log.info(
             "%s measured: 1 row %.2f ms, %d rows %.2f ms, the largest batch within %g ms",
@@ -134,11 +137,13 @@ class ModelLoader:
         if self.engines.pop(key, None) is not None:
             self._multiplexer.remove(key)
 
-    def _build(self, command: LoadModel) -> tuple[Runnable, SlotTable, int, Engine]:
+    def _build(self, command: LoadModel, on_failure: ExitStack) -> tuple[Runnable, SlotTable, int, Engine]:
         settings = self._settings
         runnable = self._runnable(command)
         layout = self._layout(runnable.application, runnable.slots)
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
+        if self._shared:
+            on_failure.callback(os.close, descriptor)
         engine = Engine(
             runnable.executor,
             table,

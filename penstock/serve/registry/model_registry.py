@@ -37,7 +37,7 @@ class ModelRegistry:
 
     Attributes:
         epoch: Changes whenever the model behind a name may have changed.
-        states: State of every model, as last reported by the repository.
+        states: State of every model by its name, as last reported by the repository.
         draining: Whether the server is shutting down.
     """
 
@@ -45,7 +45,7 @@ class ModelRegistry:
         self._repository = repository
         self._loading = loading
         self.epoch = 0
-        self.states: tuple[ModelState, ...] = ()
+        self.states: dict[str, ModelState] = {}
         self.draining = False
         self._served: dict[str, ServedModel] = {}
         self._changes: set[asyncio.Task[None]] = set()
@@ -60,9 +60,9 @@ class ModelRegistry:
         self.epoch += 1
         return before
 
-    def set_states(self, states: tuple[ModelState, ...]) -> None:
-        """Set the states of the repository's models."""
-        self.states = states
+    def set_state(self, state: ModelState) -> None:
+        """Set the state of one of the repository's models."""
+        self.states[state.name] = state
         self.epoch += 1
 
     def take_out(self, served: ServedModel) -> None:
@@ -80,7 +80,7 @@ class ModelRegistry:
         """
         served = self._served.get(name)
         if served is None:
-            if any(state.name == name and state.state == "LOADING" for state in self.states):
+            if name in self.states and self.states[name].state == "LOADING":
                 raise Overloaded(f"Model {name!r} is being loaded; come back later.", 3.0)
             there = ", ".join(map(repr, self._served)) or "none"
             raise UnknownRoute(f"There is no model {name!r} here; there is {there}.")
@@ -98,13 +98,13 @@ class ModelRegistry:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         lost = {served.name for served in self if served.engine_lost}
         # A front-end that started after the engine died never had the table.
-        lost |= {state.name for state in self.states if state.reason.startswith(RESTARTING)}
+        lost |= {state.name for state in self.states.values() if state.reason.startswith(RESTARTING)}
         if lost:
             raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
     def index(self) -> list[tuple[str, str, str, str]]:
         """Name, version, state and reason of every model of the repository."""
-        return [(state.name, state.version, state.state, state.reason) for state in self.states]
+        return [(state.name, state.version, state.state, state.reason) for state in self.states.values()]
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model, see `Repository.load`."""
