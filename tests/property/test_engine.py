@@ -5,6 +5,7 @@ import itertools
 import logging
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,37 @@ def test_a_cancelled_request_does_not_run_and_its_slot_comes_back() -> None:
     assert server.frontend.in_use == 0
     server.frontend.cancel(ticket)
     assert server.frontend.in_use == 0
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("stores", range(5))
+def test_a_slot_that_is_taken_over_while_its_result_is_published_is_freed(chunks: int, stores: int) -> None:
+    server = Server(RunningSum(4), slots=4, chunks=chunks)
+    for key in range(2):
+        server.ask(key, key)
+    table, engine = server.table, server.engine
+    published: list[Callable[[], None]] = []
+    engine._publish = lambda rows, took, busy: published.extend(  # type: ignore[method-assign]
+        (
+            lambda: table.produced.__setitem__(rows, table.produced[rows] + 1),
+            lambda: table.busy.__setitem__(rows, busy),
+            lambda: table.consumed.__setitem__(rows, table.consumed[rows] + took),
+            lambda: table.done[0].__setitem__(np.arange(rows.size), rows),
+            lambda: table.done_count.__setitem__(0, rows.size),
+        )
+    )
+    engine.tick(server.clock())
+    for store in published[:stores]:
+        store()
+    server.frontend = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
+    for store in published[stores:]:
+        store()
+    del engine._publish
+    server.drain()
+    assert server.frontend.in_use == 0
+    server.ask(7, 1)
+    server.drain()
+    assert [status for status, _, _ in server.answers[7]] == [OK]
 
 
 def test_admission_refuses_what_would_be_late_and_says_when_to_come_back() -> None:

@@ -263,8 +263,13 @@ class TableWriter:
             slot = done[index % capacity]
             handle, taken = handles[slot], self._taken[slot]
             # A front-end that had this index before may have left entries in the ring.
-            if handle is not None and produced[slot] != taken:
+            if handle is None:
+                continue
+            if produced[slot] != taken:
                 self._take(handle, taken)
+            elif self._is_last(handle, taken):
+                # The engine was publishing this result, which is dropped, while the slot was taken over.
+                self._release(handle)
         return until - first
 
     def refresh(self, reading_share: float = 0.0) -> None:
@@ -313,6 +318,8 @@ class TableWriter:
                 self._handles[slot] = SlotHandle(self, slot, None, True)
                 self._held[0] += 1
                 self._cancel_deadlines(slot)
+                # Its row may have waited for room for its result, which there is now.
+                self._wake()
 
     def _cancel_deadlines(self, slot: int) -> None:
         for entry in range(slot * self._chunks, (slot + 1) * self._chunks):
