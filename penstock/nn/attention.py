@@ -47,10 +47,6 @@ class StreamingAttention(Streaming):
         query, key, value = self._projected(valid_alone(whole_BT, length_B))
         return self._attended(query, key, value, torch.arange(whole_BT.shape[1], device=whole_BT.device), None)
 
-    def output_lengths(self, length_B: Tensor) -> Tensor:
-        """The input lengths."""
-        return length_B
-
     def initial_state(self, batch: int) -> State:
         """Empty cache: keys and values, the newest last, and their number."""
         weight = self.output.weight

@@ -57,14 +57,6 @@ class SequenceBatchNorm(Streaming):
             self.variance_D.lerp_(variance_D * (count / (count - 1).clamp(min=1)).to(variance_D.dtype), share)
         return self._scaled(whole_BT, mean_D, variance_D)
 
-    def output_lengths(self, length_B: Tensor) -> Tensor:
-        """The input lengths."""
-        return length_B
-
-    def initial_state(self, batch: int) -> State:
-        """The empty state."""
-        return ()
-
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """See `Streaming`; uses the running statistics."""
         return Step(self._scaled(chunk_BT, self.mean_D, self.variance_D), length_B, state)

@@ -5,7 +5,7 @@ one matrix product; then each frame updates the rows that are long enough.
 """
 
 from abc import abstractmethod
-from typing import cast, final
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ class Recurrent(Streaming):
     """A layer whose output for a frame is its hidden state after that frame."""
 
     hidden: int
+    parts: ClassVar[int] = 1
+    """Number of tensors `[B, H]` of the state."""
 
     @abstractmethod
     def inputs(self, chunk_BT: Tensor) -> Tensor:
@@ -30,15 +32,6 @@ class Recurrent(Streaming):
     @abstractmethod
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
         """Compute the state after one frame of the valid rows; its first tensor, `[B, H]`, is the output."""
-
-    @property
-    @abstractmethod
-    def parts(self) -> int:
-        """Number of tensors `[B, H]` of the state."""
-
-    def output_lengths(self, length_B: Tensor) -> Tensor:
-        """The input lengths."""
-        return length_B
 
     def initial_state(self, batch: int) -> State:
         """Zeros."""
@@ -97,11 +90,6 @@ class GRU(Fused):
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__(nn.GRU(features, hidden, batch_first=True))
 
-    @property
-    def parts(self) -> int:
-        """One: the hidden state."""
-        return 1
-
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
         """See `Recurrent`."""
         (hidden_BH,) = state
@@ -119,13 +107,10 @@ class LSTM(Fused):
         hidden: Hidden units.
     """
 
+    parts: ClassVar[int] = 2
+
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__(nn.LSTM(features, hidden, batch_first=True))
-
-    @property
-    def parts(self) -> int:
-        """Two: the output and the cell."""
-        return 2
 
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
         """See `Recurrent`."""
@@ -161,11 +146,6 @@ class ClippedRNN(Recurrent):
         self.recurrent = nn.Linear(hidden, hidden, bias=False)
         # An ungated recurrence that starts as a rotation preserves the norm of its signal.
         nn.init.orthogonal_(self.recurrent.weight)
-
-    @property
-    def parts(self) -> int:
-        """One: the hidden state."""
-        return 1
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T, features]` to `[B, T, hidden]`."""

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ApplicationError
-from penstock.nn.streaming import State, Step, Streaming
-from penstock.nn.windows import Windows
+from penstock.nn.windows import Windowed, Windows
 
 # B batch, T samples in, U frames out, W samples of a window, F frequencies, D mel bands
 
 
 @final
-class LogMel(Streaming):
+class LogMel(Windowed):
     """Logarithm of the energy in mel bands of successive windows.
 
     The first window begins with the first sample, and an incomplete window at the end is dropped, so a frame is ready
@@ -56,7 +55,6 @@ class LogMel(Streaming):
         full_scale: float = 32_768.0,
         floor: float = 1e-6,
     ) -> None:
-        super().__init__()
         window, hop = round(sample_rate_hz * window_ms / 1e3), round(sample_rate_hz * hop_ms / 1e3)
         high_hz = sample_rate_hz / 2 if high_hz is None else high_hz
         if not 0 <= low_hz < high_hz <= sample_rate_hz / 2 or bands < 1:
@@ -64,7 +62,7 @@ class LogMel(Streaming):
                 f"{bands} bands from {low_hz:g} to {high_hz:g} Hz; at {sample_rate_hz:,} samples a second they lie "
                 f"between 0 and {sample_rate_hz / 2:g} Hz."
             )
-        self.windows = Windows(window, hop)
+        super().__init__(Windows(window, hop))
         self.full_scale = full_scale
         self.floor = floor
         # Its dtype and device are those of the output.
@@ -84,20 +82,11 @@ class LogMel(Streaming):
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T]` samples to `[B, U, bands]`."""
-        return self.windows.over(whole_BT.to(self.bands_FD.dtype), length_B, self._over)
+        return super().forward(whole_BT.to(self.bands_FD.dtype), length_B)
 
-    def output_lengths(self, length_B: Tensor) -> Tensor:
-        """One per complete window."""
-        return self.windows.count(length_B)
-
-    def initial_state(self, batch: int) -> State:
-        """No waiting samples."""
-        return self.windows.initial_state(self.bands_FD.new_zeros(batch))
-
-    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
-        """See `Streaming`."""
-        ready = self.windows.take(chunk_BT, length_B, state, last_B)
-        return Step(self._over(ready.frames_BM), ready.windows_B, ready.state)
+    def empty(self, batch: int) -> Tensor:
+        """`[B]`."""
+        return self.bands_FD.new_zeros(batch)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Half precision would lose quiet sounds next to loud ones: only the output is rounded.
@@ -107,13 +96,14 @@ class LogMel(Streaming):
             setattr(self, name, getattr(self, name).to(self._output_like.device, precision))
         return self
 
-    def _over(self, samples_BM: Tensor) -> Tensor:
+    def over(self, frames_BM: Tensor) -> Tensor:
+        """`[B, M]` samples to `[B, U, bands]`."""
         # An exported graph must not contain autocast, not even a disabled one.
-        kind = samples_BM.device.type
+        kind = frames_BM.device.type
         # The meta device has no autocast.
         casts = kind != "meta" and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext():
-            return self._energies(samples_BM)
+            return self._energies(frames_BM)
 
     def _energies(self, samples_BM: Tensor) -> Tensor:
         # Contiguous, so that all windows are rows of one matrix product; a view would give one product per stream.

@@ -51,13 +51,13 @@ class Streaming(nn.Module, ABC):
             `[B, U, ...]`; each row has `output_lengths(length_B)` valid frames.
         """
 
-    @abstractmethod
     def output_lengths(self, length_B: Tensor) -> Tensor:
-        """Compute the output lengths of whole sequences."""
+        """Compute the output lengths of whole sequences; by default the input lengths."""
+        return length_B
 
-    @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """Return the state of new streams, with the parameters' device and dtype."""
+        """Return the state of new streams, with the parameters' device and dtype; by default the empty state."""
+        return ()
 
     @abstractmethod
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
@@ -127,14 +127,6 @@ class FrameWise(Streaming):
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T, ...]` to `[B, T, ...]`."""
         return self.module(whole_BT)
-
-    def output_lengths(self, length_B: Tensor) -> Tensor:
-        """The input lengths."""
-        return length_B
-
-    def initial_state(self, batch: int) -> State:
-        """The empty state."""
-        return ()
 
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """See `Streaming`."""

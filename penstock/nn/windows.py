@@ -4,6 +4,7 @@ The state keeps the frames of a row that later windows need, so the windows are 
 division into chunks.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, cast, final
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ApplicationError
-from penstock.nn.streaming import State, like_frames, valid_alone
+from penstock.nn.streaming import State, Step, Streaming, like_frames, valid_alone
 
 # B batch, T frames of a chunk, P frames that may wait, M room for both and for the zeros at the end
 
@@ -133,6 +134,47 @@ class Windows:
 
     def _whole(self, frames_B: Tensor) -> Tensor:
         return torch.where(frames_B >= self.size, (frames_B - self.size) // self.stride + 1, 0)
+
+
+class Windowed(Streaming):
+    """A layer that computes each output from one window of frames.
+
+    Args:
+        windows: The windows.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        super().__init__()
+        self.windows = windows
+
+    @abstractmethod
+    def empty(self, batch: int) -> Tensor:
+        """Return a frame of zeros for each row, `[B, ...]`, with the parameters' device and dtype."""
+
+    @abstractmethod
+    def over(self, frames_BM: Tensor) -> Tensor:
+        """Compute an output for each window of `[B, M, ...]`."""
+
+    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+        """`[B, T, ...]` to `[B, U, ...]`, one output for each window."""
+        return self.windows.over(whole_BT, length_B, self.over)
+
+    def output_lengths(self, length_B: Tensor) -> Tensor:
+        """The number of windows."""
+        return self.windows.count(length_B)
+
+    def initial_state(self, batch: int) -> State:
+        """The frames before the first one: zeros, or none."""
+        return self.windows.initial_state(self.empty(batch))
+
+    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
+        """See `Streaming`; a stream's last step also returns delayed outputs."""
+        ready = self.windows.take(chunk_BT, length_B, state, last_B)
+        return Step(self.over_chunk(ready.frames_BM), ready.windows_B, ready.state)
+
+    def over_chunk(self, frames_BM: Tensor) -> Tensor:
+        """As `over`, for the few frames of a chunk."""
+        return self.over(frames_BM)
 
 
 def _is_uniform(chunk_BT: Tensor, length_B: Tensor, waits_B: Tensor, last_B: Tensor | None) -> bool:

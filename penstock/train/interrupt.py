@@ -2,16 +2,22 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self, final
 
 
 @final
 class Interrupt:
-    """Record the first SIGINT or SIGTERM while the context is open; a second one interrupts at once."""
+    """Record the first SIGINT or SIGTERM while the context is open; a second one interrupts at once.
 
-    def __init__(self) -> None:
+    Args:
+        forward: Called with the number of the first signal.
+    """
+
+    def __init__(self, forward: Callable[[int], object] = lambda number: None) -> None:
         self.requested = False
+        self._forward = forward
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -29,3 +35,4 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self._forward(number)

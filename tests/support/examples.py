@@ -2,7 +2,7 @@
 
 import threading
 import time
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -25,26 +25,15 @@ class Counted(Examples):
         slow_s: float = 0.0,
         raises: Exception | None = None,
     ) -> None:
-        self.count, self.bad, self._varies, self.slow_s, self.raises = count, bad, varies, slow_s, raises
+        self.count, self.bad, self.varies, self.slow_s, self.raises = count, bad, varies, slow_s, raises
+        self.input_dtype, self.input_shape = np.dtype("float64"), (2,)
         self.threads: set[str] = set()
         self.reads = 0
-
-    @property
-    def input_dtype(self) -> np.dtype[Any]:
-        return np.dtype("float64")
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return (2,)
 
     @property
     def input_nbytes(self) -> int:
         # As large as a photograph, so that a batch is read in several pieces.
         return 1 << 18
-
-    @property
-    def varies(self) -> bool:
-        return self._varies
 
     def __len__(self) -> int:
         return self.count
@@ -60,5 +49,5 @@ class Counted(Examples):
             if index in self.bad:
                 raise BadExample(f"example {index} is bad.", index=index, name=f"{index}.jpg")
         inputs_B[:, 0] = indices_B
-        inputs_B[:, 1] = draws_of(seeds_B, 1)[:, 0] if self._varies else 0.0
+        inputs_B[:, 1] = draws_of(seeds_B, 1)[:, 0] if self.varies else 0.0
         return indices_B * 10

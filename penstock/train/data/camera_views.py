@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -101,23 +101,10 @@ class Views(Examples):
             raise TrainError("there are no pictures to make views of; give some.")
         number = {label: index for index, label in enumerate(labels)}
         self.pictures, self._side, self._distortion, self._repeats = tuple(pictures), side, distortion, repeats
+        self.input_dtype, self.input_shape = np.dtype(np.uint8), (side, side, 3)
+        self.varies = distortion is not None
         self.targets = np.array([number[picture.label] for picture in pictures], np.int64)
         self._decoded = [self._smaller(self._opened(index)) for index in range(len(pictures))] if in_memory else None
-
-    @property
-    def input_dtype(self) -> np.dtype[Any]:
-        """uint8."""
-        return np.dtype(np.uint8)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """`(side, side, 3)`."""
-        return self._side, self._side, 3
-
-    @property
-    def varies(self) -> bool:
-        """True for random views."""
-        return self._distortion is not None
 
     def __len__(self) -> int:
         return len(self.pictures) * self._repeats
@@ -134,18 +121,7 @@ class Views(Examples):
         return self.targets[pictures_B]
 
     def _opened(self, picture: int, index: int | None = None) -> Any:
-        from PIL import Image
-
-        place = self.pictures[picture]
-        try:
-            image = Image.open(io.BytesIO(place.read()), formats=FORMATS)
-            # JPEG alone can be decoded smaller, and only by halves.
-            image.draft(None, self._enough(image))
-            return plain_pixels(image, "RGB")
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise _bad(place, picture if index is None else index, error) from error
+        return _decoded(self.pictures[picture], picture if index is None else index, self._enough)
 
     def _smaller(self, image: Any) -> Any:
         from PIL import Image
@@ -176,32 +152,34 @@ def small_rgba(picture: Picture, most: int) -> Array:
     Raises:
         BadExample: It cannot be read.
     """
-    from PIL import Image
-
-    try:
-        image = plain_pixels(Image.open(io.BytesIO(picture.read()), formats=FORMATS), "RGB")
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise _bad(picture, 0, error) from error
+    image = _decoded(picture, 0)
     image.thumbnail((most, most))
     return np.asarray(image.convert("RGBA"))
 
 
-def _bad(picture: Picture, index: int, error: Exception) -> BadExample:
-    from PIL import UnidentifiedImageError
+def _decoded(picture: Picture, index: int, size_of: Callable[[Any], tuple[int, int]] | None = None) -> Any:
+    """Decode a picture to RGB, where the format permits no larger than `size_of` requires."""
+    from PIL import Image, UnidentifiedImageError
 
-    where = picture.file if picture.nbytes is None else picture.name
-    # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
-    why = f"{type(error).__name__}: {error}"
-    if isinstance(error, UnidentifiedImageError):
-        why = "it is no picture"
-    return BadExample(
-        f"{where} cannot be read ({why}); replace or remove it, or give the recipe "
-        f"loading=Loading(bad_examples='skip').",
-        index=index,
-        name=picture.name,
-    )
+    try:
+        image = Image.open(io.BytesIO(picture.read()), formats=FORMATS)
+        if size_of is not None:
+            # JPEG alone can be decoded smaller, and only by halves.
+            image.draft(None, size_of(image))
+        return plain_pixels(image, "RGB")
+    except MemoryError:
+        raise
+    except Exception as error:
+        where = picture.file if picture.nbytes is None else picture.name
+        # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
+        unknown = isinstance(error, UnidentifiedImageError)
+        why = "it is no picture" if unknown else f"{type(error).__name__}: {error}"
+        raise BadExample(
+            f"{where} cannot be read ({why}); replace or remove it, or give the recipe "
+            f"loading=Loading(bad_examples='skip').",
+            index=index,
+            name=picture.name,
+        ) from error
 
 
 def distorted(image: Any, side: int, distortion: Distortion, rng: np.random.Generator) -> Array:

@@ -1,7 +1,6 @@
 """Training examples, readable in any order and by several threads at once."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, final
 
@@ -23,20 +22,12 @@ class Examples(ABC):
     in_memory: ClassVar[bool] = False
     """Whether reading is no more than copying, so that no worker is worth its while."""
 
-    @property
-    @abstractmethod
-    def input_dtype(self) -> np.dtype[Any]:
-        """The dtype of the raw inputs."""
-
-    @property
-    @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one raw input."""
-
-    @property
-    def varies(self) -> bool:
-        """True if an example is read differently in each epoch, by its seed."""
-        return False
+    input_dtype: np.dtype[Any]
+    """The dtype of the raw inputs."""
+    input_shape: tuple[int, ...]
+    """The shape of one raw input."""
+    varies: bool = False
+    """True if an example is read differently in each epoch, by its seed."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -69,7 +60,6 @@ class Examples(ABC):
 
 
 @final
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySet(Examples):
     """Examples in memory.
 
@@ -78,27 +68,16 @@ class ArraySet(Examples):
         targets: The targets of the loss, `[n]` or `[n, ...]`.
     """
 
-    inputs: Array
-    targets: Array
-
     in_memory: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
+    def __init__(self, *, inputs: Array, targets: Array) -> None:
+        if len(inputs) != len(targets) or len(inputs) == 0:
             raise TrainError(
-                f"the data has {len(self.inputs):,} inputs and {len(self.targets):,} targets; "
+                f"the data has {len(inputs):,} inputs and {len(targets):,} targets; "
                 f"give one target for each input, and at least one."
             )
-
-    @property
-    def input_dtype(self) -> np.dtype[Any]:
-        """The dtype of the raw inputs."""
-        return self.inputs.dtype
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one raw input."""
-        return self.inputs.shape[1:]
+        self.inputs, self.targets = inputs, targets
+        self.input_dtype, self.input_shape = inputs.dtype, inputs.shape[1:]
 
     def __len__(self) -> int:
         return len(self.inputs)

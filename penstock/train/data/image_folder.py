@@ -71,7 +71,8 @@ class ImageFolder(Examples):
         classes: tuple[str, ...] | None = None,
         decode: Callable[[bytes, str], Any] | None = None,
     ) -> None:
-        self._spec, self._random, self._share, self._decode = spec, random, share, decode
+        self._spec, self._share, self._decode = spec, share, decode
+        self.input_dtype, self.input_shape, self.varies = spec.numpy_dtype, spec.shape, random
         if decode is None:
             self._mode, self._height, self._width, self._channels_first = _layout(spec)
         elif random:
@@ -94,27 +95,12 @@ class ImageFolder(Examples):
                 targets += [target] * len(found[name])
         self.targets = np.array(targets, np.int64)
 
-    @property
-    def input_dtype(self) -> np.dtype[Any]:
-        """As in the spec."""
-        return self._spec.numpy_dtype
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """As in the spec."""
-        return self._spec.shape
-
-    @property
-    def varies(self) -> bool:
-        """True for random crops."""
-        return self._random
-
     def __len__(self) -> int:
         return len(self.files)
 
     def read(self, indices_B: Indices, seeds_B: Seeds, inputs_B: Array) -> Array:
         """See `Examples`."""
-        draws_BD = draws_of(seeds_B, DRAWS) if self._random else np.zeros((len(indices_B), 0))
+        draws_BD = draws_of(seeds_B, DRAWS) if self.varies else np.zeros((len(indices_B), 0))
         for row, index in enumerate(indices_B.tolist()):
             try:
                 inputs_B[row] = self._picture(self.root / self.files[index], draws_BD[row].tolist())
@@ -214,20 +200,25 @@ def _class_folders(root: Path) -> dict[str, list[str]]:
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not folders:
         raise TrainError(f"{root} has no folders; put the pictures of each class into one of its own.")
-    found = {folder.name: _pictures(folder) for folder in folders}
+    found = {folder.name: pictures_below(folder) for folder in folders}
     without = [name for name, files in found.items() if not files]
     if without:
         raise TrainError(f"{root / without[0]} holds no picture ({', '.join(SUFFIXES)}); remove it or fill it.")
     return found
 
 
-def _pictures(folder: Path) -> list[str]:
+def is_picture(name: str) -> bool:
+    """Return True for the name of a picture file that is not hidden."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def pictures_below(folder: Path) -> list[str]:
+    """List the pictures at any depth below a folder, sorted, by their paths in it."""
     found: list[str] = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(folder)
-        shown = (name for name in files if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES)
-        found += [(below / name).as_posix() for name in shown]
+        found += [(below / name).as_posix() for name in filter(is_picture, files)]
     return sorted(found)
 
 

@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 import torch
@@ -132,7 +131,7 @@ class ReadingLoader(Loader):
                 self._copies.start(self._read())
             batch, bad = self._copies.take()
             # The next call waits for a batch that is not ready, and raises its error.
-            if self._under_way and all(_is_read(part) for part in self._under_way[0].parts):
+            if self._under_way and all(part.done() and not part.exception() for part in self._under_way[0].parts):
                 self._copies.start(self._read())
         self._count(bad)
         return batch
@@ -142,9 +141,10 @@ class ReadingLoader(Loader):
         if not self._under_way:
             raise StopIteration
         batch = self._under_way.popleft()
-        parts = [part.result() if isinstance(part, Future) else part() for part in batch.parts]
+        parts = [part.result() for part in batch.parts]
         self._pieces_under_way -= len(parts)
-        self._read_ahead()
+        if self._pool is not None:
+            self._read_ahead()
         targets = torch.from_numpy(np.concatenate([part.targets for part in parts]))
         bad = [error for part in parts for error in part.bad]
         return _Ready(Batch(batch.inputs, targets.pin_memory() if self._copies else targets), bad)
@@ -164,12 +164,11 @@ class ReadingLoader(Loader):
         room = torch.from_numpy(self._examples.empty(0))
         inputs = torch.empty((count, *room.shape[1:]), dtype=room.dtype, pin_memory=self._copies is not None)
         inputs_B = inputs.numpy()
-        parts: list[Future[_Part] | Callable[[], _Part]] = []
+        submit = self._pool.submit if self._pool else _run
+        parts: list[Future[_Part]] = []
         for start in range(0, count, self._piece):
             rows = slice(start, start + self._piece)
-            piece = BatchIndices(indices_B=places.indices_B[rows], seeds_B=places.seeds_B[rows])
-            read = _Read(self._examples, piece, inputs_B[rows], self._on_bad)
-            parts.append(self._pool.submit(read) if self._pool else read)
+            parts.append(submit(_read_piece, self._examples, places.of(rows), inputs_B[rows], self._on_bad))
         self._pieces_under_way += len(parts)
         self._under_way.append(_UnderWay(inputs, parts))
 
@@ -186,42 +185,35 @@ class _Part(NamedTuple):
 
 class _UnderWay(NamedTuple):
     inputs: Tensor
-    parts: list[Future[_Part] | Callable[[], _Part]]
+    parts: list[Future[_Part]]
 
 
-def _is_read(part: "Future[_Part] | Callable[[], _Part]") -> bool:
-    return isinstance(part, Future) and part.done() and part.exception() is None
+def _run(task: Callable[..., _Part], *given: Any) -> Future[_Part]:
+    """Run a task in this thread, as an executor without workers."""
+    done: Future[_Part] = Future()
+    done.set_result(task(*given))
+    return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A task that reads a piece of a batch."""
-
-    examples: Examples
-    places: BatchIndices
-    inputs_P: Array
-    on_bad: OnBad
-
-    def __call__(self) -> _Part:
-        try:
-            return _Part(self.examples.read(self.places.indices_B, self.places.seeds_B, self.inputs_P), [])
-        except BadExample:
-            if self.on_bad == "stop":
-                raise
-        # One by one, so that a bad example does not read the others again.
-        bad: list[BadExample] = []
-        targets = [self._one(slice(row, row + 1), bad) for row in range(len(self.places.indices_B))]
-        return _Part(np.concatenate(targets), bad)
-
-    def _one(self, row: slice, bad: list[BadExample]) -> Array:
-        place = BatchIndices(indices_B=self.places.indices_B[row], seeds_B=self.places.seeds_B[row])
+def _read_piece(examples: Examples, places: BatchIndices, inputs_P: Array, on_bad: OnBad) -> _Part:
+    try:
+        return _Part(examples.read(places.indices_B, places.seeds_B, inputs_P), [])
+    except BadExample:
+        if on_bad == "stop":
+            raise
+    # One by one, so that a bad example does not read the others again.
+    targets: list[Array] = []
+    bad: list[BadExample] = []
+    for row in range(len(inputs_P)):
+        place = places.of(slice(row, row + 1))
         index_1, attempts_1 = place.indices_B, np.zeros(1, np.int64)
-        while True:
+        while len(targets) == row:
             try:
-                return self.examples.read(index_1, place.seeds_B, self.inputs_P[row])
+                targets.append(examples.read(index_1, place.seeds_B, inputs_P[row : row + 1]))
             except BadExample as error:
-                index_1, _ = replaced(index_1, place, error, attempts_1, len(self.examples))
+                index_1, _ = replaced(index_1, place, error, attempts_1, len(examples))
                 bad.append(error)
+    return _Part(np.concatenate(targets), bad)
 
 
 def replaced(

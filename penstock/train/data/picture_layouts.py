@@ -8,7 +8,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 
 from penstock.core.decode import FORMATS
 from penstock.core.errors import TrainError
-from penstock.train.data.image_folder import SUFFIXES
+from penstock.train.data.image_folder import SUFFIXES, is_picture, pictures_below
 
 # Names of the splits in common layouts.
 SPLITS = {
@@ -193,13 +192,10 @@ def _found(root: Path, split: str) -> Iterator[Picture]:
 
 
 def _of_class(root: Path, folder: Path, split: str) -> Iterator[Picture]:
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        label = Path(place).relative_to(root).as_posix()
-        for file in files:
-            if _is_picture(file):
-                name = (Path(place) / file).relative_to(root).as_posix()
-                yield Picture(file=Path(place) / file, name=name, label=_label(label, place), split=split)
+    for below in pictures_below(folder):
+        file = folder / below
+        label = _label(file.parent.relative_to(root).as_posix(), file.parent)
+        yield Picture(file=file, name=file.relative_to(root).as_posix(), label=label, split=split)
 
 
 def _of_metadata(root: Path, file: Path, split: str) -> Iterator[Picture]:
@@ -238,7 +234,7 @@ def _of_shard(shard: Path, split: str, names: list[str]) -> Iterator[Picture]:
                 key = f"{place}{slash}{key}"
                 if not member.isfile():
                     continue
-                if _is_picture(member.name):
+                if is_picture(base):
                     pictures[key] = member
                 elif suffix in ("cls", "json"):
                     content = archive.extractfile(member)
@@ -296,8 +292,3 @@ def _class_names(root: Path) -> list[str]:
         if file.is_file():
             return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     return []
-
-
-def _is_picture(name: str) -> bool:
-    base = name.rpartition("/")[2]
-    return not base.startswith(".") and os.path.splitext(base)[1].lower() in SUFFIXES

@@ -38,6 +38,10 @@ class BatchIndices:
     indices_B: Indices
     seeds_B: Seeds
 
+    def of(self, rows: slice | Indices) -> "BatchIndices":
+        """Select some of the examples."""
+        return BatchIndices(indices_B=self.indices_B[rows], seeds_B=self.seeds_B[rows])
+
 
 @lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, examples: int) -> Indices:
@@ -95,7 +99,7 @@ def equal_shares(order: Iterator[BatchIndices], rank: int, ranks: int) -> Iterat
     for places in order:
         most = -(-len(places.indices_B) // ranks)
         own = np.arange(rank * most, (rank + 1) * most).clip(max=len(places.indices_B) - 1)
-        yield BatchIndices(indices_B=places.indices_B[own], seeds_B=places.seeds_B[own])
+        yield places.of(own)
 
 
 def example_seeds(seed: int, epochs_B: Indices, indices_B: Indices) -> Seeds:

@@ -55,43 +55,30 @@ def write_shards(
         raise TrainError(f"{folder} exists; choose another folder, or remove it.")
     if examples.input_dtype.name not in PROTOCOL_DATATYPES:
         raise TrainError(f"the examples are {examples.input_dtype}; shards hold {', '.join(PROTOCOL_DATATYPES)}.")
+    left_out: list[BadExample] = []
     try:
         with folder_beside(folder) as beside:
-            left_out = _write(examples, beside, classes, shard_bytes, workers or reading_threads(), on_bad, progress)
+            writer = _Writer(beside, examples, max(1, shard_bytes // max(1, examples.input_nbytes)))
+            seen = 0
+            for piece in _pieces(examples, workers or reading_threads()):
+                if piece.bad and on_bad == "stop":
+                    raise piece.bad[0]
+                left_out += piece.bad
+                writer.add(piece)
+                seen += len(piece.indices_P) + len(piece.bad)
+                if progress is not None:
+                    progress(seen)
+            if not writer.targets:
+                raise TrainError(f"none of {len(examples):,} examples can be read; the first: {left_out[0]}")
+            writer.finish(classes)
             beside.rename(folder)
     except OSError as error:
         raise TrainError(f"{folder} cannot be written ({error.strerror}); free some room or choose another.") from None
     return left_out
 
 
-def _write(
-    examples: Examples,
-    folder: Path,
-    classes: tuple[str, ...],
-    shard_bytes: int,
-    workers: int,
-    on_bad: OnBad,
-    progress: Callable[[int], object] | None,
-) -> list[BadExample]:
-    writer = _Writer(folder, examples, max(1, shard_bytes // max(1, examples.input_nbytes)))
-    left_out: list[BadExample] = []
+def _pieces(examples: Examples, workers: int) -> Iterator[Piece]:
     at_once = max(1, AT_ONCE_BYTES // max(1, examples.input_nbytes))
-    seen = 0
-    for piece in _pieces(examples, at_once, workers):
-        if piece.bad and on_bad == "stop":
-            raise piece.bad[0]
-        left_out += piece.bad
-        writer.add(piece)
-        seen += len(piece.indices_P) + len(piece.bad)
-        if progress is not None:
-            progress(seen)
-    if not writer.targets:
-        raise TrainError(f"none of {len(examples):,} examples can be read; the first: {left_out[0]}")
-    writer.finish(classes)
-    return left_out
-
-
-def _pieces(examples: Examples, at_once: int, workers: int) -> Iterator[Piece]:
     try:
         yield from in_order(examples, one_pass(len(examples), at_once), workers)
     except OSError as error:

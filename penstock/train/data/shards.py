@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -67,15 +67,8 @@ class ShardIndex:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
-        return {
-            "format": FORMAT,
-            "dtype": self.dtype,
-            "shape": self.shape,
-            "examples": self.targets.examples,
-            "classes": self.classes,
-            "targets": _fields(self.targets),
-            "shards": [_fields(shard) for shard in self.shards],
-        }
+        first = {"format": FORMAT, "dtype": self.dtype, "shape": self.shape, "examples": self.targets.examples}
+        return first | asdict(self)
 
 
 @final
@@ -106,32 +99,15 @@ class Shards(Examples):
         self.folder = Path(folder)
         self.index = read_index(self.folder)
         self.classes = self.index.classes
-        self._size, self._random = size, random
-        self._shape = self.index.shape
+        self._size, self.varies = size, random
+        self.input_shape, self.input_dtype = self.index.shape, np.dtype(self.index.dtype)
         if size is not None or random:
-            self._size = _fitting(size or self._shape[:2], self._shape)
-            self._shape = (*self._size, *self._shape[2:])
-        self._dtype = np.dtype(self.index.dtype)
+            self._size = _fitting(size or self.input_shape[:2], self.input_shape)
+            self.input_shape = (*self._size, *self.input_shape[2:])
         self.targets = self._read_targets()
         self._first = np.cumsum([0, *[shard.examples for shard in self.index.shards]])
-        self._files = [
-            _File(self.folder / shard.file, shard, self._dtype, self.index.shape, verify) for shard in self.index.shards
-        ]
-
-    @property
-    def input_dtype(self) -> np.dtype[Any]:
-        """As in the index."""
-        return self._dtype
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """As in the index, or the crop's."""
-        return self._shape
-
-    @property
-    def varies(self) -> bool:
-        """True for random crops."""
-        return self._random
+        layout = self.input_dtype, self.index.shape
+        self._files = [_File(self.folder / shard.file, shard, *layout, verify) for shard in self.index.shards]
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -139,8 +115,8 @@ class Shards(Examples):
     def read(self, indices_B: Indices, seeds_B: Seeds, inputs_B: Array) -> Array:
         """See `Examples`."""
         shards_B = np.searchsorted(self._first, indices_B, "right") - 1
-        draws_BD = draws_of(seeds_B, DRAWS) if self._random else np.full((len(indices_B), DRAWS), 0.5)
-        whole = np.empty(self.index.shape, self._dtype)
+        draws_BD = draws_of(seeds_B, DRAWS) if self.varies else np.full((len(indices_B), DRAWS), 0.5)
+        whole = np.empty(self.index.shape, self.input_dtype)
         for row, (index, shard) in enumerate(zip(indices_B.tolist(), shards_B.tolist(), strict=True)):
             file = self._files[shard]
             into = inputs_B[row] if self._size is None else whole
@@ -288,10 +264,6 @@ def read_index(folder: Path) -> ShardIndex:
     if not whole:
         raise TrainError(f"{file} is damaged (its counts of examples do not add up); write the shards again.")
     return index
-
-
-def _fields(shard: ShardFile) -> dict[str, Any]:
-    return {"file": shard.file, "examples": shard.examples, "bytes": shard.bytes, "sha256": shard.sha256}
 
 
 def _fitting(size: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Starts the processes that train together on this machine, watches them, and ends all when one ends too early."""
+"""Start the training processes of one machine, watch them, and end all of them when one fails."""
 
 import os
 import re
@@ -10,42 +10,49 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import FrameType
 from typing import final
 
 from penstock.core.errors import TrainError
+from penstock.train.interrupt import Interrupt
 
-# What a process ends with that found the others gone, or hanging: it is not the one at fault.
+# Exit status of a process that lost its peers or hung while it waited for them: another one is at fault.
 EXIT_PEERS_LOST = 3
 EXIT_INTERRUPTED = 130
 POLL_S = 0.02
-# Processes whose connections break end at about the same time as the one that broke them.
+# Victims of a failure exit at about the same time as the culprit.
 SETTLE_S = 3.0
-SAID_LINES = 40
+# Lines of stderr that are kept for the error message.
+LINES_KEPT = 40
 SENTENCE = "penstock: "
-# Set for the processes that are started here: the one whose end is theirs.
+# The process id of the launcher, which its processes must not outlive.
 PARENT_VARIABLE = "PENSTOCK_PARENT"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def launch(command: Sequence[str], processes: int, environment: Mapping[str, str]) -> None:
-    """Run a command in several processes that train together, until all have ended.
+    """Run a command in several training processes, until all have ended.
 
     Args:
-        command: The same for each; what differs is the environment, in the variables that torchrun sets too.
-        processes: How many.
-        environment: Of all.
+        command: The same for each process; rank and address are in the environment, as torchrun sets them.
+        processes: The number of processes.
+        environment: The environment of all of them.
 
     Raises:
-        TrainError: One ended before it was done; the others were ended.
-        KeyboardInterrupt: They were asked to stop, and did.
+        TrainError: A process failed; the others were ended.
+        KeyboardInterrupt: The user stopped the training.
     """
     port = free_port()
     workers: list[_Worker] = []
-    with _Forwarded(workers):
+
+    def forward(number: int) -> None:
+        for worker in workers:
+            if worker.status is None:
+                worker.send(number)
+
+    with Interrupt(forward):
         try:
             for rank in range(processes):
-                # Those that were started before one fails must be known, to be ended.
+                # One by one: if a start fails, the processes before it must be ended.
                 workers.append(_Worker(command, rank, processes, port, environment))  # noqa: PERF401
             ended = _first_to_fail(workers)
         except OSError as error:
@@ -63,34 +70,32 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
 
 
 def _first_to_fail(workers: "Sequence[_Worker]") -> "_Worker | None":
-    """The process that is at fault, once one has ended with an error; None when all have ended well."""
+    """Wait until a process has failed or all have ended; return the one at fault, or None if all succeeded.
+
+    After an interrupt rank 0 writes a checkpoint first, which may take long; a second signal ends the processes.
+    """
+    deadline_s: float | None = None
     while True:
-        # Whoever asked to stop, all do, and the first one writes a checkpoint, however long that takes: a second
-        # signal ends them.
-        failed = [worker for worker in workers if worker.status not in (EXIT_INTERRUPTED, 0, None)]
-        if failed:
+        statuses = {worker.status for worker in workers}
+        failures = statuses - {None, 0, EXIT_INTERRUPTED}
+        if failures and deadline_s is None:
             deadline_s = time.monotonic() + SETTLE_S
-            # Who lost the others may have been faster than who left them.
-            patient = {EXIT_PEERS_LOST, EXIT_INTERRUPTED}
-            while time.monotonic() < deadline_s and all(worker.status in (*patient, 0, None) for worker in workers):
-                if all(worker.status is not None for worker in workers):
-                    break
-                time.sleep(POLL_S)
-            return min((worker for worker in workers if worker.status), key=_Worker.blame)
-        if all(worker.status is not None for worker in workers):
-            return next((worker for worker in workers if worker.status), None)
+        # A victim may exit before the culprit.
+        overdue = deadline_s is not None and time.monotonic() >= deadline_s
+        if None not in statuses or failures - {EXIT_PEERS_LOST} or overdue:
+            return min((worker for worker in workers if worker.status), key=_Worker.blame, default=None)
         time.sleep(POLL_S)
 
 
 @final
 class _Worker:
-    """One process, and what it says on stderr: passed on, and kept for the message if it fails."""
+    """One process. Its stderr is passed on, and the last lines are kept for the error message."""
 
     def __init__(
         self, command: Sequence[str], rank: int, processes: int, port: int, environment: Mapping[str, str]
     ) -> None:
         self.rank = rank
-        self._said: deque[str] = deque(maxlen=SAID_LINES)
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         own = {
             "RANK": rank,
             "WORLD_SIZE": processes,
@@ -100,7 +105,7 @@ class _Worker:
             "MASTER_PORT": port,
             PARENT_VARIABLE: os.getpid(),
         }
-        # A group of its own: Ctrl-C in a terminal is for the parent, which passes it on.
+        # Its own process group: a terminal sends Ctrl-C to the launcher alone, which forwards it.
         self._process = subprocess.Popen(
             command,
             env={**environment, **{name: str(value) for name, value in own.items()}},
@@ -115,20 +120,20 @@ class _Worker:
 
     @property
     def status(self) -> int | None:
-        """As it ended, below 0 by a signal; None while it runs."""
+        """The exit status, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def blame(self) -> tuple[bool, bool, bool, int]:
-        """The smaller, the likelier it is that this one failed by itself."""
+        """Sort key: the process most likely at fault has the smallest."""
         assert self.status is not None
         return self.status == EXIT_PEERS_LOST, self.status == EXIT_INTERRUPTED, self.status > 0, self.rank
 
     def send(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal."""
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """End it, if it still runs, and hear what it said."""
+        """Kill the process if it still runs, and read the rest of its stderr."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -137,13 +142,13 @@ class _Worker:
     def sentence(self, processes: int) -> str:
         """Describe the failure."""
         assert self.status is not None
-        own = [line for line in map(_uncoloured, self._said) if line.startswith(SENTENCE)]
+        own = [line for line in map(_uncoloured, self._lines) if line.startswith(SENTENCE)]
         if self.status > 0 and own:
             return own[-1].removeprefix(SENTENCE)
         if self.status < 0:
             why = f"was ended by {signal.Signals(-self.status).name}"
         else:
-            last = self._said[-1].strip() if self._said else "without a word"
+            last = self._lines[-1].strip() if self._lines else "without output"
             why = f"ended with status {self.status} ({last})"
         return f"rank {self.rank} of {processes} (process {self._process.pid}) {why}; the others were ended."
 
@@ -152,45 +157,19 @@ class _Worker:
         with self._process.stderr as lines:
             for line in lines:
                 text = line.rstrip("\n")
-                self._said.append(text)
-                # A sentence of ours is said once, at the end.
+                self._lines.append(text)
+                # The launcher prints Penstock's own error sentence once, at the end.
                 if not _uncoloured(text).startswith(SENTENCE):
                     sys.stderr.write(f"[rank {self.rank}] {text}\n")
 
 
-@final
-class _Forwarded:
-    """While it is entered, the first SIGINT or SIGTERM goes to all processes; a second one ends them."""
-
-    def __init__(self, workers: Sequence[_Worker]) -> None:
-        self._workers = workers
-        self._asked = False
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._pass_on)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        for worker in self._workers:
-            if worker.status is None:
-                worker.send(number)
-
-
 def _uncoloured(line: str) -> str:
-    """Without the colours that FORCE_COLOR asks for."""
+    """Remove the colours that FORCE_COLOR requests."""
     return _COLOUR.sub("", line)
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """Find a TCP port of this machine that is free now."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         return place.getsockname()[1]
