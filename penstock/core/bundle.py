@@ -24,6 +24,7 @@ from penstock.core.application import Application, FoundApplication, find_applic
 from penstock.core.atomic_write import replace_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
 from penstock.core.golden import Golden
+from penstock.core.json_record import read_record
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.core.verified_folder import FolderFiles
@@ -35,9 +36,6 @@ PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
 _FILES = FolderFiles(BundleCorrupt, "bundle")
 _SELF = "sha256"
-_KINDS = {"name": str, "reference": str, "tolerance": float, "parameters": int} | dict.fromkeys(
-    ("sources", "files", "metrics", "versions"), dict
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,21 +99,11 @@ class Manifest:
                 f"{MANIFEST} has schema version {version!r}; this penstock reads {SCHEMA_VERSION}. "
                 f"Write the bundle again with this version."
             )
-        read: dict[str, Any] = {side: TensorSpec.from_json(fields.get(side, {})) for side in ("input", "output")}
-        if "raw" in fields:
-            read["raw"] = RawSpec.from_json(fields["raw"])
         try:
-            read["metrics"] = {
-                name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()
-            }
-            manifest = cls(**{**fields, **read})
-            if not isinstance(manifest.rate_hz, float | None) or not all(
-                isinstance(getattr(manifest, name), kind) for name, kind in _KINDS.items()
-            ):
-                raise TypeError("a field is of another type")
+            metrics = {name: math.nan if value is None else value for name, value in fields["metrics"].items()}
+            return read_record(cls, fields | {"metrics": metrics})
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise BundleCorrupt(f"{MANIFEST} is not readable ({error}); write the bundle again.") from None
-        return manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

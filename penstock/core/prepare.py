@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput, TooLarge
+from penstock.core.json_record import read_record
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 
 
@@ -117,8 +118,7 @@ class RawSpec:
             BundleCorrupt: A field is missing, unknown or wrong.
         """
         try:
-            tuples: dict[str, Any] = {key: tuple(fields[key]) for key in ("shape", "max_shape")}
-            return cls(**(fields | tuples))
+            return read_record(cls, fields)
         except (ApplicationError, KeyError, TypeError) as error:
             raise BundleCorrupt(f"a raw spec is not readable ({error}); write the bundle again.") from None
 

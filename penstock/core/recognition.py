@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
+from penstock.core.json_record import read_record
 from penstock.core.spec import Array
 
 # L labels, G groups
@@ -142,8 +143,7 @@ class Recognition:
             BundleCorrupt: A field is missing, unknown or wrong.
         """
         try:
-            tuples: dict[str, Any] = {key: tuple(fields[key]) for key in ("labels", "groups")}
-            return cls(**(fields | tuples))
+            return read_record(cls, fields)
         except (ApplicationError, KeyError, TypeError) as error:
             raise BundleCorrupt(f"a recognition is not readable ({error}); write it again.") from None
 

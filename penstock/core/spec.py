@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
+from penstock.core.json_record import read_record
 
 Array = npt.NDArray[Any]
 
@@ -19,19 +20,9 @@ _NUMBERS = {bool, int, float}
 _LISTS = {list, tuple}
 
 # The datatype names of the Open Inference Protocol, version 2.
+_WHOLE = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
 PROTOCOL_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
+    name: name.upper().replace("FLOAT", "FP") for name in ("bool", *_WHOLE, "float16", "float32", "float64")
 }
 
 
@@ -255,8 +246,7 @@ class TensorSpec:
             BundleCorrupt: A field is missing, unknown or wrong.
         """
         try:
-            tuples: dict[str, Any] = {key: tuple(fields[key]) for key in ("shape", "labels")}
-            return cls(**(fields | tuples))
+            return read_record(cls, fields)
         except (ApplicationError, KeyError, TypeError) as error:
             raise BundleCorrupt(f"a tensor spec is not readable ({error}); write the bundle again.") from None
 

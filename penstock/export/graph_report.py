@@ -1,8 +1,7 @@
 """The report of the exporter process on a pack's graph."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from penstock.core.pack import PackLive
 from penstock.core.prepare import RawSpec
@@ -33,19 +32,3 @@ class GraphReport:
     def network(self, graph: Path) -> PackedNetwork:
         """Open the graph, or another one of the same inputs and outputs."""
         return PackedNetwork(graph, self.input_name, varies=None in self.input.shape, live=self.live)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(
-            input=RawSpec.from_json(fields["input"]),
-            input_name=fields["input_name"],
-            outputs=tuple(map(TensorSpec.from_json, fields["outputs"])),
-            live=None if fields["live"] is None else PackLive.from_json(fields["live"]),
-            prepare_nodes=tuple(fields["prepare_nodes"]),
-            difference=fields["difference"],
-        )

@@ -6,7 +6,7 @@ A separate process, see `penstock.runtime.exporter_process`. Its report is writt
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -215,7 +215,7 @@ def _signature(value: Any) -> tuple[str, tuple[int | str, ...]]:
 
 def _write(predictor: Predictor, file: Path) -> None:
     report = write_graph(predictor, file)
-    file.with_suffix(".json").write_text(json.dumps(report.to_json()))
+    file.with_suffix(".json").write_text(json.dumps(asdict(report)))
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from penstock.core.application import Application, FoundApplication
 from penstock.core.atomic_write import replace_folder
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PackCorrupt, PackError
+from penstock.core.json_record import read_record
 from penstock.core.pack import (
     DESCRIPTION,
     FP32,
@@ -145,7 +146,7 @@ def _write_graph(files: BundleFiles, graph: Path, options: list[str]) -> GraphRe
         reason = failure.reason
         raise PackError(_not_exportable(files.manifest.name, reason) if failure.not_exportable else reason)
     made = graph.with_suffix(".json")
-    report = GraphReport.from_json(json.loads(made.read_bytes()))
+    report = read_record(GraphReport, json.loads(made.read_bytes()))
     made.unlink()
     return report
 

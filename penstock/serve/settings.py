@@ -4,11 +4,12 @@ import importlib.util
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self
 
 from penstock.core.errors import ServeError
+from penstock.core.json_record import read_record
 
 # On so few cores, a separate front-end process costs more than it gains.
 MAX_SHARED_CORES = 2
@@ -302,14 +303,4 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Decode what `to_json` wrote."""
-        return _decode(cls, json.loads(text))
-
-
-def _decode(kind: Any, value: Any) -> Any:
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{name: _decode(each, value[name]) for name, each in get_type_hints(kind).items()})
-    if get_origin(kind) is tuple:
-        return tuple(_decode(get_args(kind)[0], each) for each in value)
-    if value is not None and Path in (kind, *get_args(kind)):
-        return Path(value)
-    return value
+        return read_record(cls, json.loads(text))

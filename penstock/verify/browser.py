@@ -51,16 +51,8 @@ SOUND = """async ([text, length, last]) => {
   return [rows, Array.from(values)];
 }"""
 FIXED = """async ([text, kind, shape]) => run(new globalThis[kind](bytes(text).buffer), shape)"""
-KINDS = {
-    "bool": "Uint8Array",
-    "float32": "Float32Array",
-    "float64": "Float64Array",
-    "int16": "Int16Array",
-    "int32": "Int32Array",
-    "int64": "BigInt64Array",
-    "int8": "Int8Array",
-    "uint8": "Uint8Array",
-}
+# JavaScript's typed arrays; others are named as NumPy's dtypes, Float32Array.
+KINDS = {"bool": "Uint8Array", "int64": "BigInt64Array", "uint64": "BigUint64Array"}
 
 
 @final
@@ -116,7 +108,8 @@ class BrowserBackend(Backend):
         if self._pack.varies:
             numbers = self._page.evaluate(PIXELS, [_base64(raw), *raw.shape[:2]])
         else:
-            numbers = self._page.evaluate(FIXED, [_base64(raw), KINDS[raw.dtype.name], [1, *raw.shape]])
+            kind = KINDS.get(raw.dtype.name, f"{raw.dtype.name.capitalize()}Array")
+            numbers = self._page.evaluate(FIXED, [_base64(raw), kind, [1, *raw.shape]])
         return np.array(numbers, outputs.dtype).reshape(outputs.shape)
 
     def _run_signal(self, signal_T: Array, chunk: int) -> Array:

@@ -1,0 +1,43 @@
+"""Read dataclass records from JSON values, by the type hints of their fields."""
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from itertools import repeat
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+R = TypeVar("R")
+
+
+def read_record(kind: type[R], fields: Any) -> R:
+    """Make a record of what `dataclasses.asdict` and JSON made of it.
+
+    Raises:
+        KeyError, TypeError, ValueError: A field is missing, unknown or of another type.
+    """
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"{fields!r:.80} is no object")
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], value) for name, value in fields.items()})
+
+
+def _value(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None and NoneType in arguments else _value(arguments[0], value)
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = repeat(arguments[0], len(value)) if arguments[-1] is ... else arguments
+        return tuple(map(_value, kinds, value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(arguments[1], each) for key, each in value.items()}
+    if hasattr(kind, "from_json"):
+        return kind.from_json(value)
+    if is_dataclass(kind):
+        return read_record(kind, value)  # pyright: ignore[reportArgumentType]
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    allowed = (float, int) if kind is float else (kind,)
+    if value not in arguments if origin is Literal else type(value) not in allowed:
+        raise TypeError(f"a field is of another type: {value!r:.80}")
+    return value
