@@ -37,7 +37,10 @@ def _value(kind: Any, value: Any) -> Any:
         return read_record(kind, value)  # pyright: ignore[reportArgumentType]
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    allowed = (float, int) if kind is float else (kind,)
-    if value not in arguments if origin is Literal else type(value) not in allowed:
+    if origin is Literal:
+        fits = value in arguments
+    else:
+        fits = isinstance(value, int) or type(value) is float if kind is float else type(value) is kind
+    if not fits:
         raise TypeError(f"a field is of another type: {value!r:.80}")
     return value
