@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
+from penstock.cli.documented import documented
 
 if TYPE_CHECKING:
     from penstock.bench.load.generator import Load, LoadResult
@@ -20,21 +21,37 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
 
 
+@documented
 def serve(
-    url: Annotated[str, typer.Argument(help="Address of the running server, http://127.0.0.1:8000.")],
-    bundle: Annotated[Path, typer.Option(help="The bundle that it serves; requests are its golden examples.")],
-    rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, as a Poisson process.")] = None,
-    connections: Annotated[int | None, typer.Option(help="64 by default, 512 for the open loop.")] = None,
-    find_goodput: Annotated[bool, typer.Option(help="Search the highest rate that keeps the budget.")] = False,
-    within_ms: Annotated[float, typer.Option(help="Latency budget, from when a request is due.")] = 50.0,
-    seconds: Annotated[float, typer.Option(help="Duration of the measurement.")] = 10.0,
-    processes: Annotated[int, typer.Option(help="Processes that send.")] = 1,
-    cpu: Annotated[str | None, typer.Option(help="Cores that send, 1 or 1,2.")] = None,
-    server_cpu: Annotated[str | None, typer.Option(help="The server's cores, for the null server.")] = None,
-    body: Annotated[str, typer.Option(help="Request body: raw, json or png.")] = "raw",
-    record: Annotated[Path | None, typer.Option(help="Append the measurement to this file of JSON lines.")] = None,
+    url: str,
+    bundle: Annotated[Path, typer.Option()],
+    rate: float | None = None,
+    connections: int | None = None,
+    find_goodput: bool = False,
+    within_ms: float = 50.0,
+    seconds: float = 10.0,
+    processes: int = 1,
+    cpu: str | None = None,
+    server_cpu: str | None = None,
+    body: str = "raw",
+    record: Path | None = None,
 ) -> None:
-    """Put a load on a server: open loop with --rate, closed loop without, or --find-goodput."""
+    """Put a load on a server: open loop with --rate, closed loop without, or --find-goodput.
+
+    Args:
+        url: Address of the running server, http://127.0.0.1:8000.
+        bundle: The bundle that it serves; requests are its golden examples.
+        rate: Open loop: requests a second, as a Poisson process.
+        connections: 64 by default, 512 for the open loop.
+        find_goodput: Search the highest rate that keeps the budget.
+        within_ms: Latency budget, from when a request is due.
+        seconds: Duration of the measurement.
+        processes: Processes that send.
+        cpu: Cores that send, 1 or 1,2.
+        server_cpu: The server's cores, for the null server.
+        body: Request body: raw, json or png.
+        record: Append the measurement to this file of JSON lines.
+    """
     from penstock.bench.checked_load import goodput_checked, measure_checked
     from penstock.bench.load.generator import Load, parse_cores
     from penstock.bench.load.golden_target import golden_target
@@ -55,13 +72,21 @@ def serve(
         append(make_measurement([value], workload=workload, metric=metric, unit="requests/s"), record)
 
 
+@documented
 def demo(
-    out: Annotated[Path, typer.Option(help="The run's folder; a run that exists is replaced.")] = Path("runs/demo"),
-    epochs: Annotated[float | None, typer.Option(help="A shorter training.")] = None,
-    seconds: Annotated[float, typer.Option(help="Duration of each server's measurement.")] = 10.0,
-    budget_ms: Annotated[float, typer.Option(help="The latency budget of the servers.")] = 50.0,
+    out: Path = Path("runs/demo"),
+    epochs: float | None = None,
+    seconds: float = 10.0,
+    budget_ms: float = 50.0,
 ) -> None:
-    """Train the digits, bundle and serve them, and measure the server beside one with batches of one."""
+    """Train the digits, bundle and serve them, and measure the server beside one with batches of one.
+
+    Args:
+        out: The run's folder; a run that exists is replaced.
+        epochs: A shorter training.
+        seconds: Duration of each server's measurement.
+        budget_ms: The latency budget of the servers.
+    """
     from penstock.bench.demo import run_demo
 
     run_demo(out, epochs=epochs, seconds=seconds, budget_ms=budget_ms)

@@ -6,21 +6,31 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import BenchError
 
 
+@documented
 def feed(
-    source: Annotated[Path, typer.Argument(help="Shards, or a folder that holds a folder of pictures for each class.")],
-    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of the random crops.")] = "224x224",
-    workers: Annotated[
-        list[int] | None, typer.Option(help="Threads; may be given several times. 1 and all cores by default.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples of a batch.")] = 256,
-    batches: Annotated[int, typer.Option(help="Batches of a repetition.")] = 8,
-    repeat: Annotated[int, typer.Option(help="Repetitions.")] = 3,
-    record: Annotated[Path | None, typer.Option(help="Append the measurements to this file of JSON lines.")] = None,
+    source: Path,
+    size: Annotated[str, typer.Option(metavar="HxW")] = "224x224",
+    workers: list[int] | None = None,
+    batch_size: int = 256,
+    batches: int = 8,
+    repeat: int = 3,
+    record: Path | None = None,
 ) -> None:
-    """Measure the examples a second that this machine reads and decodes, with one thread and with several."""
+    """Measure the examples a second that this machine reads and decodes, with one thread and with several.
+
+    Args:
+        source: Shards, or a folder that holds a folder of pictures for each class.
+        size: Height and width of the random crops.
+        workers: Threads; may be given several times. 1 and all cores by default.
+        batch_size: Examples of a batch.
+        batches: Batches of a repetition.
+        repeat: Repetitions.
+        record: Append the measurements to this file of JSON lines.
+    """
     from penstock.bench.measurement import append
     from penstock.bench.read_rate import open_source, rates, read_measurement
 

@@ -5,42 +5,62 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import BenchError
 
 
+@documented
 def streams(
-    bundle: Annotated[
-        Path | None, typer.Argument(help="A live application's bundle; its network gives the expected outputs.")
-    ] = None,
-    protocol: Annotated[
-        str, typer.Option(help="websocket, or grpc: sequences of the Open Inference Protocol, on any server.")
-    ] = "websocket",
-    url: Annotated[
-        str | None, typer.Option(help="Address of a running server, HOST:PORT; by default one is started.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Name of the model on the server at --url.")] = None,
-    rate_hz: Annotated[float | None, typer.Option(help="Without a bundle: frames a second.")] = None,
-    frames: Annotated[int | None, typer.Option(help="Without a bundle: frames a chunk.")] = None,
-    server: Annotated[str, typer.Option(help="Options of the server that is started, in one string.")] = "",
-    count: Annotated[list[int] | None, typer.Option(help="Number of streams; may be given several times.")] = None,
-    find: Annotated[bool, typer.Option(help="Search the most streams that keep the budget.")] = False,
-    within_ms: Annotated[float, typer.Option(help="Latency budget, from a chunk's last sample to its result.")] = 50.0,
-    percentile: Annotated[float, typer.Option(help="Percentile of the latency that must keep it.")] = 98.0,
-    seconds: Annotated[float, typer.Option(help="Duration of each measurement.")] = 10.0,
-    repeat: Annotated[int, typer.Option(help="Repetitions.")] = 1,
-    processes: Annotated[int, typer.Option(help="Processes that send.")] = 1,
-    cpu: Annotated[str | None, typer.Option(help="Cores that send, 1 or 1,2.")] = None,
-    server_cpu: Annotated[str | None, typer.Option(help="Cores of the server that is started.")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="Tolerance of outputs; by default the bundle's.")] = None,
-    naive: Annotated[bool, typer.Option(help="Compare with the same server at one stream a step.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="File for a plot of latency over streams.")] = None,
-    sameness: Annotated[bool, typer.Option(help="Record the outputs' largest difference, not the latency.")] = False,
-    id: Annotated[str | None, typer.Option(help="Id of the recorded measurement.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Append the measurement to this file of JSON lines.")] = None,
+    bundle: Annotated[Path | None, typer.Argument()] = None,
+    protocol: str = "websocket",
+    url: str | None = None,
+    model: str | None = None,
+    rate_hz: float | None = None,
+    frames: int | None = None,
+    server: str = "",
+    count: list[int] | None = None,
+    find: bool = False,
+    within_ms: float = 50.0,
+    percentile: float = 98.0,
+    seconds: float = 10.0,
+    repeat: int = 1,
+    processes: int = 1,
+    cpu: str | None = None,
+    server_cpu: str | None = None,
+    tolerance: float | None = None,
+    naive: bool = False,
+    plot: Path | None = None,
+    sameness: bool = False,
+    id: str | None = None,
+    record: Path | None = None,
 ) -> None:
     """Send live streams in real time, each on its own connection with a random phase, and time every result.
 
     With a bundle, the outputs are compared with those of the network over the whole signals.
+
+        Args:
+            bundle: A live application's bundle; its network gives the expected outputs.
+            protocol: websocket, or grpc: sequences of the Open Inference Protocol, on any server.
+            url: Address of a running server, HOST:PORT; by default one is started.
+            model: Name of the model on the server at --url.
+            rate_hz: Without a bundle: frames a second.
+            frames: Without a bundle: frames a chunk.
+            server: Options of the server that is started, in one string.
+            count: Number of streams; may be given several times.
+            find: Search the most streams that keep the budget.
+            within_ms: Latency budget, from a chunk's last sample to its result.
+            percentile: Percentile of the latency that must keep it.
+            seconds: Duration of each measurement.
+            repeat: Repetitions.
+            processes: Processes that send.
+            cpu: Cores that send, 1 or 1,2.
+            server_cpu: Cores of the server that is started.
+            tolerance: Tolerance of outputs; by default the bundle's.
+            naive: Compare with the same server at one stream a step.
+            plot: File for a plot of latency over streams.
+            sameness: Record the outputs' largest difference, not the latency.
+            id: Id of the recorded measurement.
+            record: Append the measurement to this file of JSON lines.
     """
     import shlex
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
 
 if TYPE_CHECKING:
@@ -25,18 +26,23 @@ def register(app: typer.Typer) -> None:
     app.command()(apps)
 
 
+@documented
 def bundle(
-    application: Annotated[str, typer.Argument(metavar="APP", help="A name (digits), an import path, or your app.py.")],
-    weights: Annotated[Path, typer.Option(help="A safetensors file with the keys of the network's state_dict.")],
-    to: Annotated[Path, typer.Option("--to", "--out", help="The bundle's folder; a bundle there is replaced.")],
-    examples: Annotated[
-        Path | None, typer.Option(help="Raw inputs [N, ...] for golden examples, an .npy or .npz file.")
-    ] = None,
-    metrics: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A validation metric to record; may be repeated.")
-    ] = None,
+    application: Annotated[str, typer.Argument(metavar="APP")],
+    weights: Annotated[Path, typer.Option()],
+    to: Annotated[Path, typer.Option("--to", "--out")],
+    examples: Path | None = None,
+    metrics: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
 ) -> None:
-    """Make a bundle of a network that was trained by another program."""
+    """Make a bundle of a network that was trained by another program.
+
+    Args:
+        application: A name (digits), an import path, or your app.py.
+        weights: A safetensors file with the keys of the network's state_dict.
+        to: The bundle's folder; a bundle there is replaced.
+        examples: Raw inputs [N, ...] for golden examples, an .npy or .npz file.
+        metrics: A validation metric to record; may be repeated.
+    """
     from penstock.core.application import find_application
 
     measured = dict(map(_metric, metrics or []))
@@ -54,13 +60,21 @@ def bundle(
     typer.echo(f"Bundle: {to}  Content: {written.manifest.content_hash}")
 
 
+@documented
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, such as RUN/bundle.")],
-    app: Annotated[str | None, typer.Option(help="The application, if it moved.")] = None,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the network on its golden examples.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="BUNDLE")],
+    app: str | None = None,
+    run: Annotated[bool, typer.Option("--run/--no-run")] = True,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Verify a bundle and show its content. Damage or a different answer exits with status 2."""
+    """Verify a bundle and show its content. Damage or a different answer exits with status 2.
+
+    Args:
+        folder: A bundle's folder, such as RUN/bundle.
+        app: The application, if it moved.
+        run: Run the network on its golden examples.
+        as_json: Print JSON, for programs.
+    """
     import json
 
     from penstock.core.bundle import read_bundle

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
@@ -24,27 +25,33 @@ def register(app: typer.Typer) -> None:
     app.command()(export)
 
 
+@documented
 def export(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="A bundle's folder, such as RUN/bundle.")
-    ] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="The pack's folder; a pack there is replaced.")] = None,
-    app: Annotated[str | None, typer.Option(help="The application, if it moved.")] = None,
-    accept_changed_app: Annotated[
-        bool, typer.Option("--accept-changed-app", help="Accept changed sources of the application.")
-    ] = False,
-    licence: Annotated[str, typer.Option(help="Licence of the network, such as CC-BY-4.0.")] = "",
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Also quantize to 8 bits, kept if smaller and as accurate.")
-    ] = False,
-    sign: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="The private key that signs the pack.")] = None,
-    new_key: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="Make such a key, and exit.")] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Then serve it on localhost; without a BUNDLE, serve the existing pack.")
-    ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --serve; 0 is any free one.")] = 8300,
+    bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]")] = None,
+    to: Annotated[Path | None, typer.Option("--to")] = None,
+    app: str | None = None,
+    accept_changed_app: Annotated[bool, typer.Option("--accept-changed-app")] = False,
+    licence: str = "",
+    int8: Annotated[bool, typer.Option("--int8")] = False,
+    sign: Annotated[Path | None, typer.Option(metavar="KEY.pem")] = None,
+    new_key: Annotated[Path | None, typer.Option(metavar="KEY.pem")] = None,
+    serve: Annotated[bool, typer.Option("--serve")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8300,
 ) -> None:
-    """Make a pack of a bundle: one graph, checked against the bundle, and the files for devices and browsers."""
+    """Make a pack of a bundle: one graph, checked against the bundle, and the files for devices and browsers.
+
+    Args:
+        bundle: A bundle's folder, such as RUN/bundle.
+        to: The pack's folder; a pack there is replaced.
+        app: The application, if it moved.
+        accept_changed_app: Accept changed sources of the application.
+        licence: Licence of the network, such as CC-BY-4.0.
+        int8: Also quantize to 8 bits, kept if smaller and as accurate.
+        sign: The private key that signs the pack.
+        new_key: Make such a key, and exit.
+        serve: Then serve it on localhost; without a BUNDLE, serve the existing pack.
+        port: Port of --serve; 0 is any free one.
+    """
     if new_key is not None:
         _make_key(new_key)
         return

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,15 +22,25 @@ def register(app: typer.Typer) -> None:
     app.command()(search)
 
 
+@documented
 def index(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="A pack whose network has an embedding.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures, including those in subfolders.")],
-    to: Annotated[Path | None, typer.Option(help="The index's folder; PACK/index by default.")] = None,
-    key: Annotated[str | None, typer.Option(help="Required signer of the pack.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, or int8 where the pack has it.")] = "fp32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads for the network.")] = 1,
+    pack: Annotated[Path, typer.Argument(metavar="PACK")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    to: Path | None = None,
+    key: str | None = None,
+    precision: str = "fp32",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
-    """Index a folder's pictures by their embeddings; pictures that are indexed already are kept."""
+    """Index a folder's pictures by their embeddings; pictures that are indexed already are kept.
+
+    Args:
+        pack: A pack whose network has an embedding.
+        folder: Pictures, including those in subfolders.
+        to: The index's folder; PACK/index by default.
+        key: Required signer of the pack.
+        precision: fp32, or int8 where the pack has it.
+        threads: CPU threads for the network.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -52,17 +63,29 @@ def index(
     )
 
 
+@documented
 def search(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="The pack with which the index was report.")],
-    picture: Annotated[Path, typer.Argument(metavar="PICTURE", help="The picture to search for.")],
-    index: Annotated[Path | None, typer.Option(help="The index's folder; PACK/index by default.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of results.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
-    key: Annotated[str | None, typer.Option(help="Required signer of the pack.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, or int8 where the pack has it.")] = "fp32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads for the network.")] = 1,
+    pack: Annotated[Path, typer.Argument(metavar="PACK")],
+    picture: Annotated[Path, typer.Argument(metavar="PICTURE")],
+    index: Path | None = None,
+    count: Annotated[int, typer.Option(min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    key: str | None = None,
+    precision: str = "fp32",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
-    """List the pictures of an index that are most similar to one, most similar first."""
+    """List the pictures of an index that are most similar to one, most similar first.
+
+    Args:
+        pack: The pack with which the index was report.
+        picture: The picture to search for.
+        index: The index's folder; PACK/index by default.
+        count: Number of results.
+        as_json: Print JSON, for programs.
+        key: Required signer of the pack.
+        precision: fp32, or int8 where the pack has it.
+        threads: CPU threads for the network.
+    """
     from penstock.core.pack import INDEX
     from penstock.device.picture_folder import read_picture, unusable
     from penstock.device.search import read_index

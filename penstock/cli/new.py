@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import ApplicationError
 
 # Unreadable pictures that are listed.
@@ -18,13 +19,21 @@ def register(app: typer.Typer) -> None:
     app.add_typer(new, name="new")
 
 
+@documented
 def images(
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="The file to write; it names the application.")],
-    data: Annotated[Path, typer.Option(help="Pictures in class folders, an imagefolder, or WebDataset's tar files.")],
-    side: Annotated[int, typer.Option(help="Side of the network's square input, in pixels.")] = 128,
-    network: Annotated[str, typer.Option(help="mobile, small enough for phones, or resnet50.")] = "mobile",
+    file: Annotated[Path, typer.Argument(metavar="FILE.py")],
+    data: Annotated[Path, typer.Option()],
+    side: int = 128,
+    network: str = "mobile",
 ) -> None:
-    """Declare a classifier of the pictures in a folder; the labels are written into the file."""
+    """Declare a classifier of the pictures in a folder; the labels are written into the file.
+
+    Args:
+        file: The file to write; it names the application.
+        data: Pictures in class folders, an imagefolder, or WebDataset's tar files.
+        side: Side of the network's square input, in pixels.
+        network: mobile, small enough for phones, or resnet50.
+    """
     from penstock.apps.images.template import application_file
     from penstock.train.data.picture_layouts import find_pictures, labels_of, unreadable
 

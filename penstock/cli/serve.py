@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.documented import documented
+
 LIMITS = "Limits and operation"
 
 
@@ -14,81 +16,73 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
 
 
+@documented
 def serve(
-    bundles: Annotated[
-        list[Path] | None, typer.Argument(metavar="BUNDLE...", help="Bundle folders, RUN/bundle.")
-    ] = None,
-    models: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Serve all models of this directory; load and unload them by request."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(help="Serve the Open Inference Protocol by gRPC on this port too; 0: a free one."),
-    ] = None,
-    latency_ms: Annotated[float, typer.Option(help="The latency budget of a request that names none.")] = 50.0,
-    max_batch: Annotated[int | None, typer.Option(help="Limit batches to this many rows.")] = None,
-    executor: Annotated[
-        str,
-        typer.Option(help="On a CPU: onnx or torch; auto takes onnx where the model exports, for streams if faster."),
-    ] = "auto",
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICE[,DEVICE...]",
-            help="cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each. auto: a GPU where there is one.",
-        ),
-    ] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32; on a GPU also bf16 or fp16.")] = "fp32",
-    exact: Annotated[
-        bool, typer.Option(help="Pad all batches to one size: an answer does not depend, bitwise, on its batch.")
-    ] = False,
-    cache: Annotated[
-        Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE", help="The folder of exported networks.")
-    ] = Path("~/.cache/penstock"),
-    app: Annotated[str | None, typer.Option(metavar="REF", help="The application's new place, if it moved.")] = None,
-    accept_changed_app: Annotated[bool, typer.Option(help="Accept an application whose sources changed.")] = False,
-    frontends: Annotated[
-        int | None,
-        typer.Option(help="Front-end processes; 0: one in the only engine's process. Default: by the number of cores."),
-    ] = None,
-    drain_timeout_s: Annotated[float, typer.Option(help="Time for accepted requests after SIGTERM.")] = 10.0,
-    api_keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Admit only clients with a key: lines 'NAME KEY [admin]'.")
-    ] = None,
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ORIGIN", help="A site whose pages may send requests, or *; may be repeated."),
-    ] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
-    max_connections: Annotated[
-        int, typer.Option(help="Connections of one front-end.", rich_help_panel=LIMITS)
-    ] = 10_000,
-    max_headers: Annotated[int, typer.Option(help="Headers of one request.", rich_help_panel=LIMITS)] = 64,
-    idle_timeout_s: Annotated[
-        float, typer.Option(help="Close a connection without a request.", rich_help_panel=LIMITS)
-    ] = 120.0,
-    request_timeout_s: Annotated[
-        float, typer.Option(help="Refuse a request whose next bytes do not arrive.", rich_help_panel=LIMITS)
-    ] = 20.0,
-    watchdog_s: Annotated[
-        float, typer.Option(help="Replace a process without a heartbeat.", rich_help_panel=LIMITS)
-    ] = 30.0,
-    log_format: Annotated[str, typer.Option(help="text or json.", rich_help_panel=LIMITS)] = "text",
-    log_requests: Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=LIMITS)] = False,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector.", rich_help_panel=LIMITS),
-    ] = None,
-    trace_share: Annotated[
-        float, typer.Option(help="Traced share of the requests whose caller does not decide.", rich_help_panel=LIMITS)
-    ] = 0.01,
-    verbose: Annotated[bool, typer.Option(help="Log measurements and choices.", rich_help_panel=LIMITS)] = False,
+    bundles: Annotated[list[Path] | None, typer.Argument(metavar="BUNDLE...")] = None,
+    models: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    grpc_port: int | None = None,
+    latency_ms: float = 50.0,
+    max_batch: int | None = None,
+    executor: str = "auto",
+    device: Annotated[str, typer.Option(metavar="DEVICE[,DEVICE...]")] = "auto",
+    precision: str = "fp32",
+    exact: bool = False,
+    cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
+    app: Annotated[str | None, typer.Option(metavar="REF")] = None,
+    accept_changed_app: bool = False,
+    frontends: int | None = None,
+    drain_timeout_s: float = 10.0,
+    api_keys: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
+    max_headers: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 64,
+    idle_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 120.0,
+    request_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 20.0,
+    watchdog_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
+    log_format: Annotated[str, typer.Option(rich_help_panel=LIMITS)] = "text",
+    log_requests: Annotated[bool, typer.Option(rich_help_panel=LIMITS)] = False,
+    otlp_endpoint: Annotated[str | None, typer.Option(metavar="URL", rich_help_panel=LIMITS)] = None,
+    trace_share: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 0.01,
+    verbose: Annotated[bool, typer.Option(rich_help_panel=LIMITS)] = False,
 ) -> None:
-    """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned."""
+    """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned.
+
+    Args:
+        bundles: Bundle folders, RUN/bundle.
+        models: Serve all models of this directory; load and unload them by request.
+        host: The address to listen on; 0.0.0.0 for all.
+        port: The port; 0 takes a free one.
+        grpc_port: Serve the Open Inference Protocol by gRPC on this port too; 0: a free one.
+        latency_ms: The latency budget of a request that names none.
+        max_batch: Limit batches to this many rows.
+        executor: On a CPU: onnx or torch; auto takes onnx where the model exports, for streams if faster.
+        device: cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each. auto: a GPU where there is one.
+        precision: fp32; on a GPU also bf16 or fp16.
+        exact: Pad all batches to one size: an answer does not depend, bitwise, on its batch.
+        cache: The folder of exported networks.
+        app: The application's new place, if it moved.
+        accept_changed_app: Accept an application whose sources changed.
+        frontends: Front-end processes; 0: one in the only engine's process. Default: by the number of cores.
+        drain_timeout_s: Time for accepted requests after SIGTERM.
+        api_keys: Admit only clients with a key: lines 'NAME KEY [admin]'.
+        cors: A site whose pages may send requests, or *; may be repeated.
+        tls_certificate: The certificate chain, PEM.
+        tls_key: Its private key, PEM.
+        max_connections: Connections of one front-end.
+        max_headers: Headers of one request.
+        idle_timeout_s: Close a connection without a request.
+        request_timeout_s: Refuse a request whose next bytes do not arrive.
+        watchdog_s: Replace a process without a heartbeat.
+        log_format: text or json.
+        log_requests: Log a line for each request.
+        otlp_endpoint: Send traces to this OpenTelemetry collector.
+        trace_share: Traced share of the requests whose caller does not decide.
+        verbose: Log measurements and choices.
+    """
     if exact:
         # Set before torch is loaded, here or in a child: matrix products must not depend on memory alignment.
         os.environ["MKL_CBWR"] = "AVX2,STRICT"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import BadExample, TrainError
 
 if TYPE_CHECKING:
@@ -18,26 +19,31 @@ def register(app: typer.Typer) -> None:
     app.command()(shard)
 
 
+@documented
 def shard(
-    source: Annotated[
-        Path | None, typer.Argument(metavar="[SOURCE]", help="A folder that holds a folder of pictures for each class.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="Folder of the shards; it must not exist yet.")
-    ] = None,
-    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of the pictures, in pixels.")] = "256x256",
-    grey: Annotated[bool, typer.Option("--grey", help="Grey pictures instead of colour.")] = False,
-    app: Annotated[
-        str | None, typer.Option(metavar="APP", help="Decode with this application, to its input size, instead.")
-    ] = None,
-    shard_mb: Annotated[int, typer.Option(help="Maximal size of a shard in megabytes.")] = 512,
-    workers: Annotated[int | None, typer.Option(help="Threads that decode; all cores but one by default.")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and list them.")
-    ] = False,
-    check: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Verify every byte of shards instead.")] = None,
+    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]")] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="[OUT]")] = None,
+    size: Annotated[str, typer.Option(metavar="HxW")] = "256x256",
+    grey: Annotated[bool, typer.Option("--grey")] = False,
+    app: Annotated[str | None, typer.Option(metavar="APP")] = None,
+    shard_mb: int = 512,
+    workers: int | None = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad")] = False,
+    check: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
-    """Decode a folder of pictures into shards, which training reads without decoding."""
+    """Decode a folder of pictures into shards, which training reads without decoding.
+
+    Args:
+        source: A folder that holds a folder of pictures for each class.
+        out: Folder of the shards; it must not exist yet.
+        size: Height and width of the pictures, in pixels.
+        grey: Grey pictures instead of colour.
+        app: Decode with this application, to its input size, instead.
+        shard_mb: Maximal size of a shard in megabytes.
+        workers: Threads that decode; all cores but one by default.
+        skip_bad: Leave out pictures that cannot be read, and list them.
+        check: Verify every byte of shards instead.
+    """
     if check is not None:
         if source is not None:
             raise TrainError("a check reads shards that are there; give --check FOLDER alone.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import PeersLost, TrainError
 
 if TYPE_CHECKING:
@@ -52,43 +53,55 @@ def register(app: typer.Typer) -> None:
     app.command()(runs)
 
 
+@documented
 def train(
-    application: Annotated[
-        str | None, typer.Argument(metavar="[APP]", help="A name (digits), an import path, or your own app.py.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; it must not hold a run yet.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder, exactly.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training examples.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps, instead of epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples a step, over all devices together.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, order, augmentation and dropout.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16 or fp16.")] = None,
-    gradient_accumulation: Annotated[
-        int | None, typer.Option(help="Parts in which each process computes its share of a batch.")
-    ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Maximal Euclidean norm of the gradient.")] = None,
-    compile: Annotated[bool | None, typer.Option(help="Compile the network with torch.compile, or not.")] = None,
-    graph: Annotated[bool | None, typer.Option(help="Capture the step in a CUDA graph, or not.")] = None,
-    deterministic: Annotated[bool | None, typer.Option(help="Use deterministic algorithms, or the fastest.")] = None,
-    peer_memory: Annotated[
-        bool | None, typer.Option(help="Let GPUs of one host access each other's memory, or use NCCL.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Threads that read examples ahead of the steps.")] = None,
-    bad_examples: Annotated[
-        str | None, typer.Option(help="'stop' at a damaged example, or 'skip' it and train on another one.")
-    ] = None,
-    checkpoint_every_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs of this machine, one process each.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Number of processes on the CPU.")] = None,
-    timeout_s: Annotated[
-        float | None, typer.Option(help="Seconds to wait for other processes; 600 by default.")
-    ] = None,
-    profile: Annotated[
-        int | None,
-        typer.Option(help="Steps to profile after a warm-up, into step-time.json, timeline.svg and trace.json."),
-    ] = None,
+    application: Annotated[str | None, typer.Argument(metavar="[APP]")] = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    precision: str | None = None,
+    gradient_accumulation: int | None = None,
+    clip_norm: float | None = None,
+    compile: bool | None = None,
+    graph: bool | None = None,
+    deterministic: bool | None = None,
+    peer_memory: bool | None = None,
+    workers: int | None = None,
+    bad_examples: str | None = None,
+    checkpoint_every_steps: int | None = None,
+    gpus: int | None = None,
+    processes: int | None = None,
+    timeout_s: float | None = None,
+    profile: int | None = None,
 ) -> None:
-    """Train an application and write its bundle to OUT/bundle."""
+    """Train an application and write its bundle to OUT/bundle.
+
+    Args:
+        application: A name (digits), an import path, or your own app.py.
+        out: Folder of the run; it must not hold a run yet.
+        resume: Resume the run in this folder, exactly.
+        epochs: Passes over the training examples.
+        steps: Training steps, instead of epochs.
+        batch_size: Examples a step, over all devices together.
+        seed: Seed of weights, order, augmentation and dropout.
+        precision: fp32, tf32, bf16 or fp16.
+        gradient_accumulation: Parts in which each process computes its share of a batch.
+        clip_norm: Maximal Euclidean norm of the gradient.
+        compile: Compile the network with torch.compile, or not.
+        graph: Capture the step in a CUDA graph, or not.
+        deterministic: Use deterministic algorithms, or the fastest.
+        peer_memory: Let GPUs of one host access each other's memory, or use NCCL.
+        workers: Threads that read examples ahead of the steps.
+        bad_examples: 'stop' at a damaged example, or 'skip' it and train on another one.
+        checkpoint_every_steps: Steps between checkpoints.
+        gpus: Number of GPUs of this machine, one process each.
+        processes: Number of processes on the CPU.
+        timeout_s: Seconds to wait for other processes; 600 by default.
+        profile: Steps to profile after a warm-up, into step-time.json, timeline.svg and trace.json.
+    """
     from penstock.core.application import find_application
 
     if profile is not None:
@@ -130,13 +143,21 @@ def train(
     _run(found, out, with_overrides(found.recipe(), overrides), overrides, options, profile)
 
 
+@documented
 def runs(
-    folder: Annotated[Path, typer.Argument(help="The runs in this folder or below it.")],
-    reach: Annotated[float | None, typer.Option(help="Show the time until each run reached this value.")] = None,
-    metric: Annotated[str, typer.Option(help="The metric of --reach.")] = "accuracy",
-    picture: Annotated[Path | None, typer.Option(help="File for the curves; FOLDER/runs.png by default.")] = None,
+    folder: Path,
+    reach: float | None = None,
+    metric: str = "accuracy",
+    picture: Path | None = None,
 ) -> None:
-    """List and compare training runs: a table, and one picture of their curves."""
+    """List and compare training runs: a table, and one picture of their curves.
+
+    Args:
+        folder: The runs in this folder or below it.
+        reach: Show the time until each run reached this value.
+        metric: The metric of --reach.
+        picture: File for the curves; FOLDER/runs.png by default.
+    """
     from rich.console import Console
     from rich.table import Table
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
@@ -21,29 +22,30 @@ def register(app: typer.Typer) -> None:
     app.command()(verify)
 
 
+@documented
 def verify(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, such as RUN/bundle.")],
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILES]...", help="Further inputs: files or folders.")
-    ] = None,
-    pack: Annotated[Path | None, typer.Option(help="The bundle's pack.")] = None,
-    server: Annotated[str | None, typer.Option(metavar="URL", help="A server of the bundle.")] = None,
-    app: Annotated[str | None, typer.Option(help="The application, if it moved.")] = None,
-    accept_changed_app: Annotated[
-        bool, typer.Option("--accept-changed-app", help="Accept changed sources of the application.")
-    ] = False,
-    browser: Annotated[
-        bool | None,
-        typer.Option("--browser/--no-browser", help="Run the web app; by default if possible."),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(min=0, help="Largest allowed difference; by default 1e-5, relative to golden outputs above 1."),
-    ] = None,
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILES]...")] = None,
+    pack: Path | None = None,
+    server: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    app: str | None = None,
+    accept_changed_app: Annotated[bool, typer.Option("--accept-changed-app")] = False,
+    browser: Annotated[bool | None, typer.Option("--browser/--no-browser")] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0)] = None,
 ) -> None:
     """Run the training code, a server, the Python engine and the web app on the same inputs, and show the differences.
 
     Exits with status 1 if a difference exceeds the tolerance or another answer is the likeliest.
+
+        Args:
+            bundle: A bundle's folder, such as RUN/bundle.
+            files: Further inputs: files or folders.
+            pack: The bundle's pack.
+            server: A server of the bundle.
+            app: The application, if it moved.
+            accept_changed_app: Accept changed sources of the application.
+            browser: Run the web app; by default if possible.
+            tolerance: Largest allowed difference; by default 1e-5, relative to golden outputs above 1.
     """
     from penstock.client.client import Client
     from penstock.core.pack import read_pack

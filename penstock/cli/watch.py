@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.documented import documented
 from penstock.core.errors import PackError, SourceError
 
 if TYPE_CHECKING:
@@ -30,37 +31,39 @@ def register(app: typer.Typer) -> None:
     app.command()(watch)
 
 
+@documented
 def watch(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="A pack's folder, as 'penstock export' writes it.")],
-    source: Annotated[
-        str,
-        typer.Option(
-            help="A camera (0), a video, rtsp://..., a folder of pictures; for a live pack a WAV file, - or mic."
-        ),
-    ] = "0",
-    view: Annotated[
-        str, typer.Option(help="terminal, lines, none, or auto: terminal in a terminal, lines elsewhere.")
-    ] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write an annotated video: .mp4, .mkv or .webm.")] = None,
-    json_lines: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write one line of JSON per answer; - for stdout.")
-    ] = None,
-    every_frame: Annotated[
-        bool, typer.Option("--every-frame", help="Process all of a file, instead of playing it in real time.")
-    ] = False,
-    key: Annotated[
-        str | None, typer.Option(help="Required signer of the pack: a public key in base64, or its PEM file.")
-    ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, or int8 where the pack has it.")] = "fp32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads for the network.")] = 1,
-    size: Annotated[str | None, typer.Option(help="Requested picture size of a camera, 640x480.")] = None,
-    fps: Annotated[float | None, typer.Option(min=0.01, help="Requested frames per second of a camera.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so many seconds.")] = None,
-    stall_timeout_s: Annotated[
-        float, typer.Option(min=0.1, help="Give a source up after so many seconds without a frame.")
-    ] = 10.0,
+    pack: Annotated[Path, typer.Argument(metavar="PACK")],
+    source: str = "0",
+    view: str = "auto",
+    out: Path | None = None,
+    json_lines: Annotated[str | None, typer.Option("--json", metavar="FILE")] = None,
+    every_frame: Annotated[bool, typer.Option("--every-frame")] = False,
+    key: str | None = None,
+    precision: str = "fp32",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    size: str | None = None,
+    fps: Annotated[float | None, typer.Option(min=0.01)] = None,
+    seconds: Annotated[float | None, typer.Option(min=0)] = None,
+    stall_timeout_s: Annotated[float, typer.Option(min=0.1)] = 10.0,
 ) -> None:
-    """Run a pack on a camera, a video, pictures or sound; a report is printed at the end."""
+    """Run a pack on a camera, a video, pictures or sound; a report is printed at the end.
+
+    Args:
+        pack: A pack's folder, as 'penstock export' writes it.
+        source: A camera (0), a video, rtsp://..., a folder of pictures; for a live pack a WAV file, - or mic.
+        view: terminal, lines, none, or auto: terminal in a terminal, lines elsewhere.
+        out: Write an annotated video: .mp4, .mkv or .webm.
+        json_lines: Write one line of JSON per answer; - for stdout.
+        every_frame: Process all of a file, instead of playing it in real time.
+        key: Required signer of the pack: a public key in base64, or its PEM file.
+        precision: fp32, or int8 where the pack has it.
+        threads: CPU threads for the network.
+        size: Requested picture size of a camera, 640x480.
+        fps: Requested frames per second of a camera.
+        seconds: Stop after so many seconds.
+        stall_timeout_s: Give a source up after so many seconds without a frame.
+    """
     from penstock.device.sources import names_sound
 
     if view not in VIEWS:
