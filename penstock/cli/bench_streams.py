@@ -38,29 +38,29 @@ def streams(
 
     With a bundle, the outputs are compared with those of the network over the whole signals.
 
-        Args:
-            bundle: A live application's bundle; its network gives the expected outputs.
-            protocol: websocket, or grpc: sequences of the Open Inference Protocol, on any server.
-            url: Address of a running server, HOST:PORT; by default one is started.
-            model: Name of the model on the server at --url.
-            rate_hz: Without a bundle: frames a second.
-            frames: Without a bundle: frames a chunk.
-            server: Options of the server that is started, in one string.
-            count: Number of streams; may be given several times.
-            find: Search the most streams that keep the budget.
-            within_ms: Latency budget, from a chunk's last sample to its result.
-            percentile: Percentile of the latency that must keep it.
-            seconds: Duration of each measurement.
-            repeat: Repetitions.
-            processes: Processes that send.
-            cpu: Cores that send, 1 or 1,2.
-            server_cpu: Cores of the server that is started.
-            tolerance: Tolerance of outputs; by default the bundle's.
-            naive: Compare with the same server at one stream a step.
-            plot: File for a plot of latency over streams.
-            sameness: Record the outputs' largest difference, not the latency.
-            id: Id of the recorded measurement.
-            record: Append the measurement to this file of JSON lines.
+    Args:
+        bundle: A live application's bundle; its network gives the expected outputs.
+        protocol: websocket, or grpc: sequences of the Open Inference Protocol, on any server.
+        url: Address of a running server, HOST:PORT; by default one is started.
+        model: Name of the model on the server at --url.
+        rate_hz: Without a bundle: frames a second.
+        frames: Without a bundle: frames a chunk.
+        server: Options of the server that is started, in one string.
+        count: Number of streams; may be given several times.
+        find: Search the most streams that keep the budget.
+        within_ms: Latency budget, from a chunk's last sample to its result.
+        percentile: Percentile of the latency that must keep it.
+        seconds: Duration of each measurement.
+        repeat: Repetitions.
+        processes: Processes that send.
+        cpu: Cores that send, 1 or 1,2.
+        server_cpu: Cores of the server that is started.
+        tolerance: Tolerance of outputs; by default the bundle's.
+        naive: Compare with the same server at one stream a step.
+        plot: File for a plot of latency over streams.
+        sameness: Record the outputs' largest difference, not the latency.
+        id: Id of the recorded measurement.
+        record: Append the measurement to this file of JSON lines.
     """
     import shlex
 

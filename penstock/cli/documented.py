@@ -19,7 +19,9 @@ def documented(command: F) -> F:
     """
     command.__doc__, _, arguments = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
     hints, parameters = command.__annotations__, inspect.signature(command).parameters
-    for name, text in _ENTRY.findall(arguments):
+    helps = dict(_ENTRY.findall(arguments))
+    assert helps.keys() == parameters.keys(), (command.__name__, helps)
+    for name, text in helps.items():
         if get_origin(hints[name]) is not Annotated:
             required = parameters[name].default is inspect.Parameter.empty
             hints[name] = Annotated[hints[name], typer.Argument() if required else typer.Option()]

@@ -1,8 +1,9 @@
 """`penstock serve`."""
 
 import os
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
 @documented
 def serve(
     bundles: Annotated[list[Path] | None, typer.Argument(metavar="BUNDLE...")] = None,
-    models: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    directory: Annotated[Path | None, typer.Option("--models", metavar="DIR")] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     grpc_port: int | None = None,
@@ -53,7 +54,7 @@ def serve(
 
     Args:
         bundles: Bundle folders, RUN/bundle.
-        models: Serve all models of this directory; load and unload them by request.
+        directory: Serve all models of this directory; load and unload them by request.
         host: The address to listen on; 0.0.0.0 for all.
         port: The port; 0 takes a free one.
         grpc_port: Serve the Open Inference Protocol by gRPC on this port too; 0: a free one.
@@ -83,41 +84,24 @@ def serve(
         trace_share: Traced share of the requests whose caller does not decide.
         verbose: Log measurements and choices.
     """
+    options = locals() | {"cache": cache.expanduser()}
     if exact:
         # Set before torch is loaded, here or in a child: matrix products must not depend on memory alignment.
         os.environ["MKL_CBWR"] = "AVX2,STRICT"
-    from penstock.serve import settings as s
+    from penstock.core.json_record import read_record
     from penstock.serve.observe.logs import set_up_logging
     from penstock.serve.server import serve as serve_bundles
+    from penstock.serve.settings import Settings
 
-    settings = s.Settings(
-        models=s.ModelSettings(
-            bundles=tuple(bundles or ()), directory=models, app=app, accept_changed_app=accept_changed_app
-        ),
-        network=s.NetworkSettings(
-            host=host, port=port, grpc_port=grpc_port, tls_certificate=tls_certificate, tls_key=tls_key
-        ),
-        access=s.AccessSettings(api_keys=api_keys, cors=tuple(cors or ())),
-        limits=s.LimitSettings(
-            max_connections=max_connections,
-            max_headers=max_headers,
-            idle_timeout_s=idle_timeout_s,
-            request_timeout_s=request_timeout_s,
-            watchdog_s=watchdog_s,
-            drain_timeout_s=drain_timeout_s,
-        ),
-        batching=s.BatchSettings(latency_ms=latency_ms, max_batch=max_batch),
-        execution=s.ExecutionSettings(
-            device=device, executor=executor, precision=precision, exact=exact, cache=cache.expanduser()
-        ),
-        telemetry=s.TelemetrySettings(
-            log_format=log_format,
-            log_requests=log_requests,
-            verbose=verbose,
-            otlp_endpoint=otlp_endpoint,
-            trace_share=trace_share,
-        ),
-        frontends=frontends,
-    )
+    settings = read_record(Settings, _nested(Settings, options))
     set_up_logging(settings.telemetry, "penstock")
     serve_bundles(settings)
+
+
+def _nested(record: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Sort options into the nested records of the settings whose fields have their names."""
+    fields = {
+        name: _nested(kind, options) if is_dataclass(kind) else options[name]
+        for name, kind in get_type_hints(record).items()
+    }
+    return {name: value for name, value in fields.items() if value is not None}

@@ -37,15 +37,15 @@ def verify(
 
     Exits with status 1 if a difference exceeds the tolerance or another answer is the likeliest.
 
-        Args:
-            bundle: A bundle's folder, such as RUN/bundle.
-            files: Further inputs: files or folders.
-            pack: The bundle's pack.
-            server: A server of the bundle.
-            app: The application, if it moved.
-            accept_changed_app: Accept changed sources of the application.
-            browser: Run the web app; by default if possible.
-            tolerance: Largest allowed difference; by default 1e-5, relative to golden outputs above 1.
+    Args:
+        bundle: A bundle's folder, such as RUN/bundle.
+        files: Further inputs: files or folders.
+        pack: The bundle's pack.
+        server: A server of the bundle.
+        app: The application, if it moved.
+        accept_changed_app: Accept changed sources of the application.
+        browser: Run the web app; by default if possible.
+        tolerance: Largest allowed difference; by default 1e-5, relative to golden outputs above 1.
     """
     from penstock.client.client import Client
     from penstock.core.pack import read_pack
