@@ -8,6 +8,7 @@ import typer
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 from penstock.cli.documented import documented
+from penstock.cli.printing import print_rows
 
 if TYPE_CHECKING:
     from penstock.bench.load.generator import Load, LoadResult
@@ -93,10 +94,6 @@ def demo(
 
 
 def _show(result: "LoadResult", null_rate: float, within_ms: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, title=_describe(result.load))
     percentiles = " / ".join(f"{result.percentile_ms(percent):.2f}" for percent in (50, 90, 98, 99, 99.9))
     rows = {
         "answered": f"{result.answered_a_second:,.0f}/s",
@@ -106,9 +103,7 @@ def _show(result: "LoadResult", null_rate: float, within_ms: float) -> None:
         "checked against golden": f"{result.checked:,}, all right",
         "the generator's own ceiling": f"{null_rate:,.0f}/s against a server that does nothing",
     }
-    for row in rows.items():
-        table.add_row(*row)
-    Console().print(table)
+    print_rows(rows, title=_describe(result.load))
 
 
 def _describe(load: "Load") -> str:

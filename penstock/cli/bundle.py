@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documented import documented
+from penstock.cli.printing import print_rows
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
 
 if TYPE_CHECKING:
@@ -246,14 +247,7 @@ def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> floa
 
 
 def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     manifest, application = files.manifest, report["application"]
-    table = Table(show_header=False, title=f"Bundle {manifest.name}", title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
     rows = {
         "content hash": manifest.content_hash,
         "application": application["reference"] or "none (made of an object)",
@@ -268,9 +262,7 @@ def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
         "files": "\n".join(f"{name}  {entry['bytes']:,} bytes" for name, entry in report["files"].items()),
         "written with": ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
     }
-    for name, value in rows.items():
-        table.add_row(name, Text(value))
-    Console().print(table)
+    print_rows(rows, title=f"Bundle {manifest.name}")
 
 
 def _sources_in_words(files: "BundleFiles", application: dict[str, Any]) -> str:

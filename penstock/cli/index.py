@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documented import documented
+from penstock.cli.printing import print_left_out
 from penstock.core.errors import RequestError
 
 if TYPE_CHECKING:
     from penstock.device.pack_engine import PackEngine
     from penstock.device.search import SearchResult
-
-MAX_LISTED = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -53,10 +52,7 @@ def index(
         report = index_folder(
             engine, folder, to, lambda done, total: progress.update(task, completed=done, total=total)
         )
-    for sentence in report.failures.sentences[:MAX_LISTED]:
-        typer.echo(f"Left out: {sentence}", err=True)
-    if report.failures.count > MAX_LISTED:
-        typer.echo(f"Left out: {report.failures.count - MAX_LISTED:,} more.", err=True)
+    print_left_out(report.failures)
     typer.echo(
         f"Index: {report.folder}  Pictures: {report.count:,}, {report.computed:,} of them new, "
         f"{report.failures.count:,} left out"

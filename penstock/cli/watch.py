@@ -1,7 +1,6 @@
 """`penstock watch`: run a pack on a camera, a video, pictures, a microphone or a sound file."""
 
 import os
-import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documented import documented
+from penstock.cli.printing import print_left_out, print_rows
 from penstock.core.errors import PackError, SourceError
 
 if TYPE_CHECKING:
     from penstock.core.pack import Pack
     from penstock.device.device_run import DeviceRun
     from penstock.device.source import DecodeFailures
-    from penstock.device.terminal_view import ResultView
 
 VIEWS = ("auto", "terminal", "lines", "none")
 ALSA_CONFIGURATION = Path("/usr/share/alsa/alsa.conf")
-# Items left out that are listed.
-MAX_LISTED = 20
 
 Sink = Callable[[Any], None]
 
@@ -87,7 +84,7 @@ def watch(
             run = ListenRun(engine, sound, real_time=real_time, stall_timeout_s=stall_timeout_s)
             unit, failures, to_json = "chunks", sound.failures, chunk_json
             if view != "none":
-                sinks.append(lambda result: _print_line(chunk_line(result)))
+                sinks.append(lambda result: result.labels and typer.echo(chunk_line(result)))
         else:
             from penstock.device.captions import frame_json
             from penstock.device.pack_engine import PackEngine
@@ -98,7 +95,7 @@ def watch(
             frames = open_frames(source, size=size, rate=fps, read_timeout_s=stall_timeout_s)
             run = WatchRun(classifier, frames, every_frame=every_frame, stall_timeout_s=stall_timeout_s)
             unit, failures, to_json = "pictures" if frames.independent else "frames", frames.failures, frame_json
-            sinks.append(stack.enter_context(_view(view)).show)
+            sinks += _view(view, stack)
             if out is not None:
                 from penstock.device.annotate import VideoWriter
 
@@ -152,20 +149,17 @@ def _pump(run: "DeviceRun[Any, Any]", sinks: list[Sink], seconds: float | None) 
                 return
 
 
-def _view(name: str) -> "ResultView":
+def _view(name: str, stack: ExitStack) -> list[Sink]:
     from rich.console import Console
 
-    from penstock.device.terminal_view import LineView, NoView, TerminalView
+    from penstock.device.terminal_view import LineView, TerminalView
 
+    if name == "none":
+        return []
     console = Console()
     if name == "terminal" or (name == "auto" and console.is_terminal):
-        return TerminalView(console)
-    return NoView() if name == "none" else LineView(typer.echo)
-
-
-def _print_line(line: str) -> None:
-    if line:
-        typer.echo(line)
+        return [stack.enter_context(TerminalView(console)).show]
+    return [LineView(typer.echo).show]
 
 
 @contextmanager
@@ -194,21 +188,9 @@ def _json_file(name: str, to_json: Callable[[Any], str]) -> Generator[Sink]:
 
 def _report(run: "DeviceRun[Any, Any]", unit: str, failures: "DecodeFailures") -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    # On stderr, because the answers on stdout may be JSON.
-    console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
-    for sentence in failures.sentences[:MAX_LISTED]:
-        console.print(Text(f"Left out: {sentence}"))
-    if failures.count > MAX_LISTED:
-        console.print(f"Left out: {failures.count - MAX_LISTED:,} more.")
+    print_left_out(failures)
     report = run.report()
-    if report.answered == 0:
-        return
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for row in report.rows(unit).items():
-        table.add_row(*row)
-    console.print(table)
+    if report.answered:
+        # On stderr, because the answers on stdout may be JSON.
+        print_rows(report.rows(unit), console=Console(stderr=True, soft_wrap=True, highlight=False))

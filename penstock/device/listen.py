@@ -107,5 +107,5 @@ class ListenRun(DeviceRun[SoundChunk, ChunkResult]):
             output_U, states = self._engine.step(chunk.samples_T, states, last=chunk.last)
             model_s, age_s = self._clock() - start_s, self._age_s(chunk)
             labels, before = new_labels(self._labels, output_U, before)
-            self._tally.add(age_s=age_s, model_s=model_s)
+            self._count(age_s=age_s, model_s=model_s)
             yield ChunkResult(chunk=chunk, output_U=output_U, labels=labels, age_s=age_s, model_s=model_s)

@@ -1,15 +1,6 @@
 """Statistics of a run over a source: age of answers, counts, cost."""
 
-import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
-
-import numpy as np
-
-# Percentiles are taken over the newest answers, however long the run.
-MAX_KEPT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,51 +45,3 @@ class RunReport:
         if self.lag_s >= 0.05:
             rows["playback delay"] = f"{self.lag_s:.1f} s, because decoding was slower than real time"
         return rows
-
-
-@final
-class RunTally:
-    """Counts of a run in progress.
-
-    Args:
-        clock: Monotonic seconds.
-        cpu: CPU seconds of this process.
-    """
-
-    def __init__(self, clock: Callable[[], float], cpu: Callable[[], float] = time.process_time) -> None:
-        self._clock = clock
-        self._cpu = cpu
-        self._start_s = clock()
-        self._start_cpu_s = cpu()
-        self._answered = 0
-        self._ages_s: deque[float] = deque(maxlen=MAX_KEPT)
-        self._models_s: deque[float] = deque(maxlen=MAX_KEPT)
-
-    def add(self, *, age_s: float | None, model_s: float) -> None:
-        """Count one answer."""
-        self._answered += 1
-        self._models_s.append(model_s)
-        if age_s is not None:
-            self._ages_s.append(age_s)
-
-    @property
-    def seconds(self) -> float:
-        """Time since the tally was made."""
-        return self._clock() - self._start_s
-
-    def report(self, *, dropped: int, broken: int, lag_s: float) -> RunReport:
-        """Statistics until now."""
-        seconds = self.seconds
-        p50, p95 = 1e3 * np.percentile(self._ages_s, (50, 95)) if self._ages_s else (None, None)
-        return RunReport(
-            answered=self._answered,
-            dropped=dropped,
-            broken=broken,
-            seconds=seconds,
-            per_second=self._answered / seconds if seconds > 0 else 0.0,
-            age_p50_ms=None if p50 is None else float(p50),
-            age_p95_ms=None if p95 is None else float(p95),
-            model_p50_ms=1e3 * float(np.median(self._models_s)) if self._models_s else 0.0,
-            cpu_ms=1e3 * (self._cpu() - self._start_cpu_s) / max(self._answered, 1),
-            lag_s=lag_s,
-        )

@@ -1,10 +1,11 @@
 """Results in a terminal: the picture in half blocks with its answer, or a line whenever the answer changes."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, final
 
+import numpy as np
+from PIL import Image
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -23,30 +24,8 @@ COLUMNS = 56
 BAR = 24
 
 
-class ResultView(ABC):
-    """Show results; to be used as a context."""
-
-    def __enter__(self) -> "ResultView":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    @abstractmethod
-    def show(self, result: FrameResult) -> None:
-        """Show the next result."""
-
-
 @final
-class NoView(ResultView):
-    """Show nothing."""
-
-    def show(self, result: FrameResult) -> None:
-        """Do nothing."""
-
-
-@final
-class LineView(ResultView):
+class LineView:
     """Print a line whenever the answer changes, and for each picture of a folder.
 
     Args:
@@ -68,8 +47,8 @@ class LineView(ResultView):
 
 
 @final
-class TerminalView(ResultView):
-    """Draw the picture, its answer and the likeliest labels a few times per second.
+class TerminalView:
+    """Draw the picture, its answer and the likeliest labels a few times per second; to be used as a context.
 
     Args:
         console: The terminal.
@@ -142,11 +121,9 @@ class HalfBlocks:
         max_rows = max((options.height or 40) - 12, 4)
         if rows > max_rows:
             columns, rows = max(round(columns * max_rows / rows), 1), max_rows
-        down = (2 * rows, columns)
-        y = ((2 * i + 1) * height // (2 * down[0]) for i in range(down[0]))
-        x = [(2 * i + 1) * width // (2 * columns) for i in range(columns)]
+        picture = Image.fromarray(self._pixels[..., :3]).resize((columns, 2 * rows), Image.Resampling.NEAREST)
         # 32 levels per channel, because styles are cached by colour.
-        small = (self._pixels[list(y)][:, x, :3] & 0xF8).tolist()
+        small = (np.asarray(picture) & 0xF8).tolist()
         for row in range(rows):
             for upper, lower in zip(small[2 * row], small[2 * row + 1], strict=True):
                 yield Segment("▀", Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower)))

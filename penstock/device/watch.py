@@ -111,7 +111,7 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
                     raise SourceError(f"the frames of {self._source.name} are too large: {error}") from None
                 self._source.failures.add(f"{frame.name}: {error}")
                 continue
-            self._tally.add(age_s=result.age_s, model_s=result.model_s)
+            self._count(age_s=result.age_s, model_s=result.model_s)
             yield result
 
     def _classify(self, frame: Frame) -> FrameResult:

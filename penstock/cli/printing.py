@@ -1,0 +1,36 @@
+"""Tables of names and values, and lists of items left out, as several commands print them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.device.source import DecodeFailures
+
+# Items left out that are listed.
+MAX_LISTED = 20
+
+
+def print_rows(rows: Mapping[str, str], *, title: str | None = None, console: "Console | None" = None) -> None:
+    """Print a table of names and values."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    (console or Console()).print(table)
+
+
+def print_left_out(failures: "DecodeFailures") -> None:
+    """List the first items that could not be decoded, on stderr."""
+    for sentence in failures.sentences[:MAX_LISTED]:
+        typer.echo(f"Left out: {sentence}", err=True)
+    if failures.count > MAX_LISTED:
+        typer.echo(f"Left out: {failures.count - MAX_LISTED:,} more.", err=True)
