@@ -60,7 +60,7 @@ def test_two_cycles_fit_the_budget() -> None:
         assert not admits(streams, 0.08, CURVE, int(2 * cycle) - 1)
 
 
-def test_handling_and_rivals_count() -> None:
+def test_handling_and_other_tables_count() -> None:
     costly = Costs([1, 16, 256, 1024], [1.0 * MS, 2.0 * MS, 10.0 * MS, 35.0 * MS], handling_ns=50_000)
     assert admits(1_000, 0.08, CURVE, 80 * MS)
     assert not admits(1_000, 0.08, costly, 80 * MS)

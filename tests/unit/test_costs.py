@@ -86,3 +86,7 @@ def test_a_curve_begins_with_one_row_and_fits_into_the_header(rows: list[int], n
 
 def test_a_curve_may_fill_the_header() -> None:
     assert Costs(list(range(1, MAX_COSTS + 1)), [1.0] * MAX_COSTS).largest == MAX_COSTS
+
+
+def test_handling_takes_no_time_until_it_is_measured() -> None:
+    assert Costs([1], [1000.0]).handling_ns == 0

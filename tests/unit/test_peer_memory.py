@@ -12,7 +12,12 @@ from penstock.kernels.peer_memory import why_no_peer_memory
 from penstock.train.parallel import collectives
 from penstock.train.parallel import world as world_module
 from penstock.train.parallel.buckets import MAX_PEER_MEMORY_BYTES, GradientBuckets
-from penstock.train.parallel.collectives import start_all_gather, start_reduce_scatter
+from penstock.train.parallel.collectives import (
+    all_gather_linear,
+    linear_reduce_scatter,
+    start_all_gather,
+    start_reduce_scatter,
+)
 from penstock.train.parallel.world import World
 
 
@@ -84,11 +89,11 @@ def of_two(memory: Memory) -> World:
 def test_what_the_memory_takes_goes_nowhere_else(sent: Sent) -> None:
     memory = Memory()
     own = torch.arange(6.0).reshape(2, 3)
-    gathered = start_all_gather(of_two(memory), "a gather", own.t(), overlapped=True)
+    gathered = start_all_gather(of_two(memory), "a gather", own.t())
     scattered = start_reduce_scatter(of_two(memory), "a scatter", torch.stack([own, own]))
     assert torch.equal(gathered(), torch.stack([own.t(), own.t()]))
     assert torch.equal(scattered(), 2 * own)
-    assert (memory.overlapped, memory.waited, sent.calls) == ([True, False], 2, 0)
+    assert (memory.overlapped, memory.waited, sent.calls) == ([False, False], 2, 0)
 
 
 def test_what_it_does_not_take_goes_by_the_group(sent: Sent) -> None:
@@ -169,3 +174,27 @@ def test_one_that_cannot_is_everybodys_reason(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         assert world.share_memory() == "there is no room"
         assert (world.peer_memory, world.gradient_peer_memory) == (None, None)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("of_an_input", [False, True])
+def test_a_gather_in_chunks_overlaps_with_products_and_an_input_needs_no_gradient(
+    sent: Sent, chunks: int, of_an_input: bool
+) -> None:
+    memory, weight = Memory(), torch.ones(5, 3, requires_grad=True)
+    own = torch.ones(4, 3, requires_grad=not of_an_input)
+    output = all_gather_linear(of_two(memory), "a layer", chunks, own, weight, None)
+    assert memory.overlapped == [chunks > 1] * chunks
+    output.sum().backward()
+    # Backward, the product of the weight is always beside the reduce-scatter; examples have no gradient to send.
+    assert memory.overlapped[chunks:] == [] if of_an_input else [True] * chunks
+    assert (own.grad is None) == of_an_input
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_scatter_in_chunks_overlaps_with_products_both_ways(sent: Sent, chunks: int) -> None:
+    memory, weight = Memory(), torch.ones(5, 3, requires_grad=True)
+    output = linear_reduce_scatter(of_two(memory), "a layer", chunks, torch.ones(8, 3, requires_grad=True), weight)
+    assert memory.overlapped == [chunks > 1] * chunks
+    output.sum().backward()
+    assert memory.overlapped[chunks:] == [chunks > 1] * chunks
