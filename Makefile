@@ -34,7 +34,8 @@ setup: ## Make or refresh the virtual environment
 demo: setup ## Train, bundle, serve and measure the digits network; then keep serving its page
 	@$(BIN)/penstock bench demo
 
-test: setup browser lint types imports docs ## Run every check and every test but the slow ones
+test: setup browser ## Run every check and every test but the slow ones
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types imports docs
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) tests/integration -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
 

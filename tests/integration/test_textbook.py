@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_activation_and_loss_is_trained_and_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
     script = ROOT / "examples" / "textbook" / "curves.py"
