@@ -1,4 +1,4 @@
-"""The calls of a server, each as steps of `exchange`, for both clients."""
+"""The calls of a server, each as steps of `exchange`, from which both clients make their methods."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,9 +49,31 @@ class Calls:
         self._specs: dict[str, Specs] = {}
 
     def ask(
-        self, name: str, content: Content, content_type: str, latency_ms: float | None, priority: Priority | None
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
     ) -> Steps[Any]:
-        """`POST /v1/apps/{name}`: get the application's reply."""
+        """Get the application's reply to one input.
+
+        Args:
+            name: Name of the application.
+            content: Bytes of a picture or of anything else that the application decodes; or numbers of its input's
+                shape, as nested lists or an array.
+            content_type: Type of the bytes, such as `"image/png"`; by default the server detects it.
+            latency_ms: Latency budget of this request in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
+
+        Returns:
+            The reply's JSON values.
+
+        Raises:
+            RequestError: The server refused; the class says why.
+            ClientError: No response came.
+        """
         config = self._config_of(latency_ms, priority)
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
@@ -61,8 +83,25 @@ class Calls:
         answer = yield from self._exchange(Call(method="POST", path=_app(name), headers=headers, body=body), config)
         return json_of(answer, config)
 
-    def predict(self, name: str, array: Any, latency_ms: float | None, priority: Priority | None) -> Steps[Array]:
-        """Send one chunk as raw bytes, or several as binary tensors of the Open Inference Protocol."""
+    def predict(
+        self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
+    ) -> Steps[Array]:
+        """Get the network's output for one chunk, or for several at once. Numbers are sent as raw bytes.
+
+        Args:
+            name: Name of the application.
+            array: One chunk of the input's shape, or several, `[n, ...]`; numbers that the input's
+                dtype can hold.
+            latency_ms: Latency budget of this request in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
+
+        Returns:
+            The output, of the output's shape, or `[n, ...]` for several.
+
+        Raises:
+            RequestError: The server refused, or the array is not what the application takes.
+            ClientError: No response came, or it does not match the server's description.
+        """
         config = self._config_of(latency_ms, priority)
         deadline_s = self._clock_s() + config.timeout_s
         known = self._specs.get(name)
@@ -99,25 +138,33 @@ class Calls:
         return self._exchange(Call(method="GET", path=f"{_app(name)}/stream"), self._config)
 
     def apps(self) -> Steps[list[dict[str, Any]]]:
-        """`GET /v1/apps`."""
+        """List the applications: name, description, input, output and accepted content types of each."""
         answer = yield from self._exchange(Call(method="GET", path="/v1/apps"), self._config)
         return self._listed(answer)
 
     def stats(self) -> Steps[dict[str, Any]]:
-        """`GET /v1/stats`."""
+        """Get the server's counts and histograms since its start."""
         answer = yield from self._exchange(Call(method="GET", path="/v1/stats"), self._config)
         return json_of(answer, self._config)
 
     def ready(self) -> Steps[bool]:
-        """`GET /v2/health/ready`, once."""
+        """Check once whether the server accepts requests; False if it cannot be reached."""
         try:
             yield from self._exchange(Call(method="GET", path="/v2/health/ready"), replace(self._config, retries=0))
         except (Overloaded, Unreachable):
             return False
         return True
 
-    def repository(self, name: str, verb: str) -> Steps[None]:
-        """`POST /v2/repository/models/{name}/load` or `unload`; both may be sent twice."""
+    def load(self, name: str) -> Steps[None]:
+        """Load a model of the server's repository, and return when it is ready."""
+        return self._change(name, "load")
+
+    def unload(self, name: str) -> Steps[None]:
+        """Unload a model."""
+        return self._change(name, "unload")
+
+    def _change(self, name: str, verb: str) -> Steps[None]:
+        # Either may be sent twice.
         path = f"/v2/repository/models/{quote(name, safe='')}/{verb}"
         call = Call(method="POST", path=path, headers={"Content-Type": JSON}, body=b"{}")
         yield from self._exchange(call, self._config)

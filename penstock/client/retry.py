@@ -15,22 +15,14 @@ import orjson
 
 from penstock.core.errors import (
     ClientError,
-    ComputeFailed,
-    DeadlineImpossible,
-    Forbidden,
-    InvalidInput,
     InvalidResponse,
     Overloaded,
     PenstockError,
     RequestError,
     TimedOut,
-    TooLarge,
-    TooSlow,
-    Unauthorized,
-    UnknownRoute,
     Unreachable,
-    UnsupportedContent,
     WrongMethod,
+    WrongVersion,
 )
 
 Priority = Literal["interactive", "background"]
@@ -41,19 +33,9 @@ MAX_BACKOFF_S = 10.0
 # Clients that were refused together must not return together: Retry-After is lengthened by up to this share.
 JITTER = 0.25
 
-_BY_STATUS: dict[int, type[RequestError]] = {
-    kind.status: kind
-    for kind in (
-        InvalidInput,
-        Unauthorized,
-        Forbidden,
-        UnknownRoute,
-        TooSlow,
-        TooLarge,
-        UnsupportedContent,
-        ComputeFailed,
-        DeadlineImpossible,
-    )
+# The others take more than a message.
+_BY_STATUS = {
+    kind.status: kind for kind in RequestError.__subclasses__() if kind not in (WrongMethod, WrongVersion, Overloaded)
 }
 
 

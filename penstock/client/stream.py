@@ -2,11 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from math import ceil, prod
-from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, final
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import orjson
@@ -33,6 +33,10 @@ from penstock.core.errors import (
 from penstock.core.spec import Array
 
 Encoding = Literal["pcm_s16le", "pcm_f32le", "mulaw", "wav", "raw"]
+Samples: TypeAlias = Array | bytes | bytearray | memoryview
+C = TypeVar("C", ClientConnection, AsyncConnection)
+
+END = '{"type":"end"}'
 
 # Bytes of a WAV in one message: less than a second at any sample rate.
 WAV_PIECE = 4_000
@@ -99,7 +103,7 @@ class _StreamProtocol:
         self._next = 0
         self.ended = False
 
-    def messages(self, samples: Array | bytes | bytearray | memoryview) -> Iterator[bytes]:
+    def messages(self, samples: Samples) -> Iterator[bytes]:
         """The messages that carry some samples."""
         if self.ended:
             raise InvalidInput("The stream has ended; open another one for more samples.")
@@ -108,7 +112,7 @@ class _StreamProtocol:
             yield self._next.to_bytes(4, "little") + raw[at : at + size]
             self._next += 1
 
-    def _raw(self, samples: Array | bytes | bytearray | memoryview) -> tuple[memoryview, int]:
+    def _raw(self, samples: Samples) -> tuple[memoryview, int]:
         frame_bytes = 1
         if isinstance(samples, np.ndarray):
             wanted = _DTYPES.get(self._encoding, samples.dtype)
@@ -139,77 +143,66 @@ class _StreamProtocol:
         except KeyError:
             raise InvalidResponse(f"{self.config.url} sent {message[:60]!r}; is it a Penstock server?") from None
 
-    def closed(self, error: ConnectionClosed) -> NoReturn:
-        """Raise the reason why a connection ended before its stream."""
-        _raise_closed(error, self.config)
 
-    def timed_out(self) -> NoReturn:
-        """Raise that no message came in time."""
-        seconds = self.config.timeout_s
-        raise TimedOut(f"{self.config.url} sent nothing for {seconds:g} s; allow more with timeout_s.") from None
-
-
-@final
-class ClientStream:
-    """An open live stream, for one thread that sends and one that reads, or one that does both.
+class _Stream(Generic[C]):
+    """The part that both streams share.
 
     Args:
         connection: The WebSocket.
         protocol: The protocol on it.
     """
 
-    def __init__(self, connection: ClientConnection, protocol: _StreamProtocol) -> None:
+    def __init__(self, connection: C, protocol: _StreamProtocol) -> None:
         self._connection = connection
         self._protocol = protocol
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[StreamResult]:
-        """Iterate over the results as they come, until the end of the stream."""
-        protocol = self._protocol
-        while True:
-            try:
-                message = self._connection.recv(protocol.config.timeout_s if protocol.ended else None)
-            except ConnectionClosed as error:
-                protocol.closed(error)
-            except TimeoutError:
-                protocol.timed_out()
-            result = protocol.result(message)
-            if result is None:
-                return
-            yield result
 
     @property
     def ready(self) -> dict[str, Any]:
         """The server's description of the stream: `chunk_frames`, `chunk_ms`, `window` and so on."""
         return self._protocol.ready
 
-    def send(self, samples: Array | bytes | bytearray | memoryview) -> None:
+    @property
+    def _timeout_s(self) -> float | None:
+        # Before the end nobody knows when the next result comes: the client may pause.
+        return self._protocol.config.timeout_s if self._protocol.ended else None
+
+    def _translated(self) -> AbstractContextManager[None]:
+        config = self._protocol.config
+        return _translated(config, f"sent nothing for {config.timeout_s:g} s; allow more with timeout_s")
+
+
+@final
+class ClientStream(_Stream[ClientConnection]):
+    """An open live stream, for one thread that sends and one that reads, or one that does both."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[StreamResult]:
+        """Iterate over the results as they come, until the end of the stream."""
+        with self._translated():
+            while (result := self._protocol.result(self._connection.recv(self._timeout_s))) is not None:
+                yield result
+
+    def send(self, samples: Samples) -> None:
         """Send any number of samples: an array of the encoding's dtype, its bytes, or any piece of a WAV.
 
         Raises:
             RequestError: The server has ended the stream.
             ClientError: The connection broke.
         """
-        try:
+        with self._translated():
             for message in self._protocol.messages(samples):
                 self._connection.send(message)
-        except ConnectionClosed as error:
-            self._protocol.closed(error)
 
     def end(self) -> Iterator[StreamResult]:
         """End the stream; returns the results that are still to come."""
         self._protocol.ended = True
-        try:
-            self._connection.send('{"type":"end"}')
-        except ConnectionClosed as error:
-            self._protocol.closed(error)
+        with self._translated():
+            self._connection.send(END)
         return iter(self)
 
     def close(self) -> None:
@@ -218,62 +211,36 @@ class ClientStream:
 
 
 @final
-class AsyncClientStream:
-    """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`.
-
-    Args:
-        connection: The WebSocket.
-        protocol: The protocol on it.
-    """
-
-    def __init__(self, connection: AsyncConnection, protocol: _StreamProtocol) -> None:
-        self._connection = connection
-        self._protocol = protocol
+class AsyncClientStream(_Stream[AsyncConnection]):
+    """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`."""
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[StreamResult]:
         """Iterate over the results as they come, until the end of the stream."""
-        protocol = self._protocol
-        while True:
-            try:
-                async with asyncio.timeout(protocol.config.timeout_s if protocol.ended else None):
+        with self._translated():
+            while True:
+                async with asyncio.timeout(self._timeout_s):
                     message = await self._connection.recv()
-            except ConnectionClosed as error:
-                protocol.closed(error)
-            except TimeoutError:
-                protocol.timed_out()
-            result = protocol.result(message)
-            if result is None:
-                return
-            yield result
+                if (result := self._protocol.result(message)) is None:
+                    return
+                yield result
 
-    @property
-    def ready(self) -> dict[str, Any]:
-        """As `ClientStream.ready`."""
-        return self._protocol.ready
-
-    async def send(self, samples: Array | bytes | bytearray | memoryview) -> None:
+    async def send(self, samples: Samples) -> None:
         """As `ClientStream.send`."""
-        try:
+        with self._translated():
             for message in self._protocol.messages(samples):
                 await self._connection.send(message)
-        except ConnectionClosed as error:
-            self._protocol.closed(error)
 
     async def end(self) -> AsyncIterator[StreamResult]:
         """As `ClientStream.end`: `async for result in await stream.end()`."""
         self._protocol.ended = True
-        try:
-            await self._connection.send('{"type":"end"}')
-        except ConnectionClosed as error:
-            self._protocol.closed(error)
+        with self._translated():
+            await self._connection.send(END)
         return aiter(self)
 
     async def close(self) -> None:
@@ -307,11 +274,12 @@ def open_stream(
     run(steps, send, sleep)
     (connection,) = connections
     try:
-        connection.send(options.start())
-        return ClientStream(connection, _StreamProtocol(config, options, connection.recv(config.timeout_s)))
-    except (ConnectionClosed, TimeoutError, PenstockError) as error:
+        with _opening(config):
+            connection.send(options.start())
+            return ClientStream(connection, _StreamProtocol(config, options, connection.recv(config.timeout_s)))
+    except PenstockError:
         connection.close()
-        _raise_not_ready(error, config)
+        raise
 
 
 async def open_stream_async(
@@ -334,13 +302,13 @@ async def open_stream_async(
     await run_async(steps, send, sleep)
     (connection,) = connections
     try:
-        await connection.send(options.start())
-        async with asyncio.timeout(config.timeout_s):
-            ready = await connection.recv()
-        return AsyncClientStream(connection, _StreamProtocol(config, options, ready))
-    except (ConnectionClosed, TimeoutError, PenstockError) as error:
+        with _opening(config):
+            await connection.send(options.start())
+            async with asyncio.timeout(config.timeout_s):
+                return AsyncClientStream(connection, _StreamProtocol(config, options, await connection.recv()))
+    except PenstockError:
         await connection.close()
-        _raise_not_ready(error, config)
+        raise
 
 
 _UPGRADED = Answer(200, {}, b"")
@@ -371,20 +339,23 @@ def _outcome(error: Exception) -> Outcome:
     return NoAnswer(str(error) or type(error).__name__, isinstance(error, TimeoutError))
 
 
-def _raise_not_ready(error: Exception, config: ClientConfig) -> NoReturn:
-    if isinstance(error, ConnectionClosed):
-        _raise_closed(error, config)
-    if isinstance(error, TimeoutError):
-        raise TimedOut(f"{config.url} was not ready within {config.timeout_s:g} s.") from None
-    raise error
+def _opening(config: ClientConfig) -> AbstractContextManager[None]:
+    return _translated(config, f"was not ready within {config.timeout_s:g} s")
 
 
-def _raise_closed(error: ConnectionClosed, config: ClientConfig) -> NoReturn:
-    received = error.rcvd
-    if received is None:
-        raise Unreachable(f"{config.url} hung up in the middle of a stream; is it still running?") from None
-    kind = _ERRORS.get(received.code, RequestError)
-    raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
+@contextmanager
+def _translated(config: ClientConfig, overdue: str) -> Generator[None]:
+    """Raise the errors of a WebSocket as the client's."""
+    try:
+        yield
+    except TimeoutError:
+        raise TimedOut(f"{config.url} {overdue}.") from None
+    except ConnectionClosed as error:
+        received = error.rcvd
+        if received is None:
+            raise Unreachable(f"{config.url} hung up in the middle of a stream; is it still running?") from None
+        kind = _ERRORS.get(received.code, RequestError)
+        raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
 
 
 def _object_of(message: str | bytes, config: ClientConfig) -> dict[str, Any]:
