@@ -17,8 +17,9 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
+from penstock.serve.exchange.access import Access
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest, ModelInferResponse, RepositoryIndexRequest
-from penstock.serve.grpc.service import grpc_server
+from penstock.serve.grpc.service import GrpcServer
 from penstock.serve.messages import ModelState
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import NetworkSettings
@@ -447,7 +448,7 @@ def authorise(key: str | None, admin: bool) -> str:
 
 def test_a_call_without_a_key_is_refused() -> None:
     async def talk() -> None:
-        server = grpc_server(
+        server = GrpcServer(
             no_models(),
             batch_loop=idle_loop(time.monotonic_ns),
             host="127.0.0.1",
@@ -483,12 +484,13 @@ def test_a_call_without_a_key_is_refused() -> None:
 
 def test_the_index_may_leave_out_what_is_not_ready() -> None:
     async def talk() -> None:
-        server = grpc_server(
+        server = GrpcServer(
             no_models(),
             batch_loop=idle_loop(time.monotonic_ns),
             host="127.0.0.1",
             port=0,
             max_message_bytes=1 << 20,
+            authorise=Access().check_key,
         )
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -146,14 +146,14 @@ class FrontEnd:
         if port is None:
             return
         # Imported here: the packages of penstock[grpc] are optional.
-        from penstock.serve.grpc.service import grpc_server
+        from penstock.serve.grpc.service import GrpcServer
 
         home = asyncio.get_running_loop()
         self._grpc_body_bytes = self._max_body_bytes()
         certificate, key = self._settings.network.tls_certificate, self._settings.network.tls_key
         tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
         thread = GrpcThread(
-            lambda: grpc_server(
+            lambda: GrpcServer(
                 self.models,
                 batch_loop=self._batch_loop,
                 host=self._settings.network.host,

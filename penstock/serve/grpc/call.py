@@ -13,7 +13,6 @@ from penstock.serve.grpc.conversion import infer_response, parse_infer
 from penstock.serve.oip.inference import submit, terms_of
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.table.slots import ANSWERED
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +72,9 @@ class GrpcInference:
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
-                served.count_rejection(result)
                 self._done(result)
-                return
-            served.counts[ANSWERED] += 1
-            self._done(infer_response(infer, result, served.name, served.version, output))
+            else:
+                self._done(infer_response(infer, result, served.name, served.version, output))
 
         self._cancel = submit(
             served, infer, finished, arrival_ns=arrival_ns, owner=self._owner, budget_ns=infer.budget_ns

@@ -34,23 +34,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # Takes the metadata `authorization` of a call and whether it needs an admin; returns the owner of the key, and raises
 # if the call is not allowed.
 Authorise = Callable[[str | None, bool], str]
+HEALTH = ("ServerLive", "ServerReady")
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
 M = TypeVar("M", bound=Message)
 
 
-def grpc_server(
-    models: ModelRegistry,
-    *,
-    batch_loop: BatchLoop,
-    host: str,
-    port: int,
-    max_message_bytes: int,
-    authorise: Authorise | None = None,
-    tls: tuple[bytes, bytes] | None = None,
-    home: asyncio.AbstractEventLoop | None = None,
-) -> "GrpcServer":
-    """Make a gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
+@final
+class GrpcServer:
+    """A gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
 
     Args:
         models: The models of the server.
@@ -62,40 +54,47 @@ def grpc_server(
         tls: The private key and the certificate chain, PEM; None for no TLS.
         home: The loop of the models, if it is not the running one.
 
+    Attributes:
+        port: The port that it listens on.
+
     Raises:
         ServeError: The port is taken.
     """
-    options = (
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 1),
-    )
-    server = grpc.aio.server(options=options)
-    service = _Service(models, batch_loop, authorise=authorise, home=home)
-    server.add_generic_rpc_handlers((service.handlers(),))
-    try:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if tls is None:
-            taken = server.add_insecure_port(address)
-        else:
-            taken = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
-    except RuntimeError:
-        raise ServeError(f"cannot listen for gRPC on {host}:{port}; choose another --host or --grpc-port.") from None
-    return GrpcServer(server, service, taken)
 
-
-@final
-class GrpcServer:
-    """A gRPC server and its streams.
-
-    Attributes:
-        port: The port that it listens on.
-    """
-
-    def __init__(self, server: grpc.aio.Server, service: "_Service", port: int) -> None:
-        self._server = server
-        self._service = service
-        self.port = port
+    def __init__(
+        self,
+        models: ModelRegistry,
+        *,
+        batch_loop: BatchLoop,
+        host: str,
+        port: int,
+        max_message_bytes: int,
+        authorise: Authorise,
+        tls: tuple[bytes, bytes] | None = None,
+        home: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._models = models
+        self._batch_loop = batch_loop
+        self._authorise = authorise
+        self._home = home or asyncio.get_running_loop()
+        self._reading: set[asyncio.Task[None]] = set()
+        options = (
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 1),
+        )
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
+        except RuntimeError:
+            raise ServeError(
+                f"cannot listen for gRPC on {host}:{port}; choose another --host or --grpc-port."
+            ) from None
 
     async def start(self) -> None:
         """Accept calls."""
@@ -109,89 +108,61 @@ class GrpcServer:
         Args:
             grace_s: Seconds after which the remaining calls are cancelled; None for at once.
         """
-        self._service.end_streams()
+        # A stream that is no longer read ends when its last request is answered.
+        for reading in self._reading:
+            reading.cancel()
         await self._server.stop(grace_s)
 
-
-@final
-class _Service:
-    def __init__(
-        self,
-        models: ModelRegistry,
-        batch_loop: BatchLoop,
-        *,
-        authorise: Authorise | None,
-        home: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        self._models = models
-        self._batch_loop = batch_loop
-        self._authorise = authorise
-        self._home = home
-        self._reading: set[asyncio.Task[None]] = set()
-
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def _handlers(self) -> grpc.GenericRpcHandler:
         """The handler of each method; messages come as bytes, so that a damaged one gets an error of our own."""
-        keyed: dict[str, tuple[type[Message], Answer]] = {
-            "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
-            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
-            "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
-            "ModelConfig": (pb.ModelConfigRequest, self._model_config),
-            "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
-            "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
-            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load),
-            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
+        answers: dict[str, Answer | None] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "ModelInfer": None,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
-        health: dict[str, tuple[type[Message], Answer]] = {
-            "ServerLive": (pb.ServerLiveRequest, self._server_live),
-            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
-        }
-        unary = {name: self._answering(*entry, self._authorise, admin=name in ADMINS) for name, entry in keyed.items()}
-        unary |= {name: self._answering(*entry, None) for name, entry in health.items()}
-        unary["ModelInfer"] = self._answering(pb.ModelInferRequest, None, self._authorise)
         serialise = methodcaller("SerializeToString")
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(answer, response_serializer=serialise)
-            for name, answer in unary.items()
+            name: grpc.unary_unary_rpc_method_handler(self._answering(name, answer), response_serializer=serialise)
+            for name, answer in answers.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._model_stream_infer, response_serializer=serialise
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def end_streams(self) -> None:
-        """Stop reading every stream; each ends when its last request is answered."""
-        for reading in self._reading:
-            reading.cancel()
+    def _answering(self, method: str, answer_at_home: Answer | None) -> Callable[[bytes, Context], Awaitable[Message]]:
+        request_type: type[Message] = getattr(pb, f"{method}Request")
 
-    def _answering(
-        self,
-        request_type: type[Message],
-        answer_at_home: Answer | None,
-        authorise: Authorise | None,
-        *,
-        admin: bool = False,
-    ) -> Callable[[bytes, Context], Awaitable[Message]]:
         async def answer(raw: bytes, context: Context) -> Message:
             try:
-                owner = _check_key(authorise, context, admin=admin)
+                owner = "" if method in HEALTH else self._check_key(context, admin=method in ADMINS)
                 request = _parsed(request_type, raw)
                 if answer_at_home is not None:
-                    return await self._at_home(answer_at_home(request))
+                    at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self._home)
+                    return await asyncio.wrap_future(at_home)
                 assert isinstance(request, pb.ModelInferRequest), request
                 return await self._infer(request, context.time_remaining(), owner)
             except RequestError as error:
                 rejection = error
             except Exception:
-                log.exception("%s failed", request_type.__name__)
+                log.exception("%s failed", method)
                 rejection = internal_error()
             return await _reject(context, rejection)
 
         return answer
 
-    async def _at_home(self, answer: Coroutine[Any, Any, Message]) -> Message:
-        if self._home is None:
-            return await answer
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._home))
+    def _check_key(self, context: Context, *, admin: bool = False) -> str:
+        keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        # Only metadata whose name ends in -bin holds bytes.
+        return self._authorise(str(keys[0]) if keys else None, admin)
 
     async def _server_live(self, request: pb.ServerLiveRequest) -> Message:
         return pb.ServerLiveResponse(live=True)
@@ -264,20 +235,25 @@ class _Service:
             else:
                 answer.set_result(result)
 
-        home = self._home
-        done = resolve if home is None else lambda result: loop.call_soon_threadsafe(resolve, result)
-        inference = GrpcInference(self._models, self._batch_loop, request, left_s, owner, done)
-        inference.submit() if home is None else home.call_soon_threadsafe(inference.submit)
+        inference = GrpcInference(
+            self._models,
+            self._batch_loop,
+            request,
+            left_s,
+            owner,
+            lambda result: loop.call_soon_threadsafe(resolve, result),
+        )
+        self._home.call_soon_threadsafe(inference.submit)
         try:
             return await answer
         except asyncio.CancelledError:
             # The client is gone: its rows need not run.
-            inference.cancel() if home is None else home.call_soon_threadsafe(inference.cancel)
+            self._home.call_soon_threadsafe(inference.cancel)
             raise
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         try:
-            owner = _check_key(self._authorise, context, admin=False)
+            owner = self._check_key(context)
         except RequestError as error:
             await _reject(context, error)
         async with asyncio.TaskGroup() as group:
@@ -327,14 +303,6 @@ def _parsed(kind: type[M], raw: bytes) -> M:
         return kind.FromString(raw)
     except DecodeError:
         raise InvalidInput(f"{len(raw):,} bytes are not a {kind.__name__}; send that message, as protobuf.") from None
-
-
-def _check_key(authorise: Authorise | None, context: Context, *, admin: bool) -> str:
-    if authorise is None:
-        return ""
-    keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
-    # Only metadata whose name ends in -bin holds bytes.
-    return authorise(str(keys[0]) if keys else None, admin)
 
 
 async def _reject(context: Context, error: RequestError) -> NoReturn:

@@ -32,7 +32,6 @@ from penstock.serve.oip.inference import (
     timeout_ns_of,
 )
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.table.slots import ANSWERED
 
 HEAD_LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
@@ -76,11 +75,9 @@ class OipCall:
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
-                served.count_rejection(result)
                 answer(rejected(result))
-                return
-            served.counts[ANSWERED] += 1
-            answer(infer_response(infer, result, served.name, served.version, served.application.output))
+            else:
+                answer(infer_response(infer, result, served.name, served.version, served.application.output))
 
         return submit(
             served,

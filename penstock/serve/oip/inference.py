@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.sequences import Finished, SequencePlace
+from penstock.serve.table.slots import ANSWERED
 
 # n rows of one request
 
@@ -69,7 +70,7 @@ def submit(
     budget_ns: int | None,
     low_priority: bool = False,
 ) -> Callable[[], None]:
-    """Submit a request: its rows, or one chunk of a sequence.
+    """Submit a request: its rows, or one chunk of a sequence. Its outcome is counted for the model.
 
     Args:
         served: The model.
@@ -87,13 +88,21 @@ def submit(
         RequestError: It is rejected.
     """
     low_priority = low_priority or infer.priority > HIGHEST
+
+    def counted(result: Array | RequestError) -> None:
+        if isinstance(result, RequestError):
+            served.count_rejection(result)
+        else:
+            served.counts[ANSWERED] += 1
+        finished(result)
+
     if served.sequences is None:
         if infer.place is not None:
             raise InvalidInput(
                 f"{served.name!r} remembers nothing from one request to the next; leave sequence_id "
                 f"{infer.place.id!r} out."
             )
-        handles = served.submit_rows(infer.chunks, finished, arrival_ns, budget_ns, low_priority)
+        handles = served.submit_rows(infer.chunks, counted, arrival_ns, budget_ns, low_priority)
         return lambda: served.cancel(handles)
     if infer.place is None:
         raise InvalidInput(
@@ -102,7 +111,7 @@ def submit(
         )
     served.reject_lost()
     return served.sequences.put(
-        infer.place, infer.chunks, finished, arrival_ns, owner=owner, budget_ns=budget_ns, low_priority=low_priority
+        infer.place, infer.chunks, counted, arrival_ns, owner=owner, budget_ns=budget_ns, low_priority=low_priority
     )
 
 
