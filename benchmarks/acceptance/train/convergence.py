@@ -18,10 +18,9 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.acceptance.train.rank_processes import rank0_lines
+from benchmarks.acceptance.train.rank_processes import own_world, rank0_lines
 from penstock.core.application import find_application
 from penstock.core.errors import BenchError
-from penstock.train.parallel.world import RankAssignment, join_world
 from penstock.train.placement import Placement, Placements
 from penstock.train.recipe import Parallel
 from penstock.train.run import train
@@ -79,27 +78,19 @@ def _trained(layout: str, precision: str, device: str, seed: int) -> dict[str, f
     return json.loads(lines[-1])
 
 
-def main(rank: int, size: int, port: int, layout: str, precision: str, device: str, seed: int, folder: Path) -> None:
+def main(layout: str, precision: str, device: str, seed: str, folder: str) -> None:
     """Train as one rank of a layout."""
     # cuBLAS is deterministic only with its own workspace, which it reads before its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(1)
     found = find_application("digits")
-    recipe = replace(found.recipe(), seed=seed, parallel=Parallel(placements=LAYOUTS[layout][1]), precision=precision)
-    seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    with join_world(seat, torch.device(device, rank) if device == "cuda" else torch.device("cpu"), LIMIT_S) as world:
-        result = train(found, folder, recipe, overrides={}, quiet=True, world=world)
+    parallel = Parallel(placements=LAYOUTS[layout][1])
+    recipe = replace(found.recipe(), seed=int(seed), parallel=parallel, precision=precision)
+    with own_world(LIMIT_S, device) as world:
+        result = train(found, Path(folder), recipe, overrides={}, quiet=True, world=world)
         if world.is_rank_zero:
             sys.stdout.write(json.dumps(result.metrics) + "\n")
 
 
 if __name__ == "__main__":
-    own_layout, own_precision, kind = sys.argv[4:7]
-    main(
-        *map(int, sys.argv[1:4]),
-        layout=own_layout,
-        precision=own_precision,
-        device=kind,
-        seed=int(sys.argv[7]),
-        folder=Path(sys.argv[8]),
-    )
+    main(*sys.argv[4:])

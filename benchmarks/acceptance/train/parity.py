@@ -10,17 +10,17 @@ import copy
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.acceptance.train.rank_processes import rank0_lines
+from benchmarks.acceptance.train.rank_processes import own_world, rank0_lines
 from penstock.train.checkpoint.state import full_state
 from penstock.train.parallel.losses import CrossEntropy
-from penstock.train.parallel.world import RankAssignment, World, join_world, split_rows
+from penstock.train.parallel.world import World, split_rows
 from penstock.train.placement import Placement, Placements
 from penstock.train.recipe import ArraySet, Data, Parallel, Recipe, with_overrides
 from penstock.train.trainer import Trainer
@@ -219,9 +219,8 @@ def compare(name: str, world: World) -> ParityErrors | None:
     exact, wanted = torch.from_numpy(inputs).double().to(world.device), torch.from_numpy(labels).to(world.device)
     right = CrossEntropy(SMOOTHING)(whole(exact), wanted)
     right.backward()
-    most = trainer.recipe.clip_norm
-    if most is not None:
-        nn.utils.clip_grad_norm_(whole.parameters(), most)
+    if trainer.recipe.clip_norm is not None:
+        nn.utils.clip_grad_norm_(whole.parameters(), trainer.recipe.clip_norm)
     errors = {"loss": abs(loss - right.item()) / abs(right.item())}
     for weight_name, weight in whole.named_parameters():
         assert weight.grad is not None, weight_name
@@ -349,19 +348,16 @@ class _Grouped(nn.Module):
         return made_B
 
 
-def _main(rank: int, size: int, port: int, kind: str, cases: Sequence[str]) -> None:
+def _main(device: str, *cases: str) -> None:
     torch.set_num_threads(1)
-    seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
     # Convolutions of a GPU else take fp32 for tf32.
     torch.backends.cudnn.allow_tf32 = False
-    with join_world(seat, device, LIMIT_S) as world:
+    with own_world(LIMIT_S, device) as world:
         for name in cases:
             found = compare(name, world)
             if found is not None:
-                fields = {"case": found.case, "processes": found.processes, "errors": found.errors}
-                sys.stdout.write(json.dumps(fields) + "\n")
+                sys.stdout.write(json.dumps(asdict(found)) + "\n")
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:4]), kind=sys.argv[4], cases=sys.argv[5:])
+    _main(*sys.argv[4:])

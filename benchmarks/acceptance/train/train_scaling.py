@@ -4,22 +4,17 @@ Every speed-up is over the fastest method on one GPU in the same run, ours or a 
 """
 
 import json
-import os
-import selectors
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.acceptance.train.rank_processes import RankGroup
 from benchmarks.acceptance.train.train_case import METHODS, MODELS, TrainingCase
 from penstock.bench.measurement import Comparison, Measurement, make_measurement
 from penstock.core.errors import BenchError
-from penstock.train.parallel.launch import free_port
 
 # The target of the worst ratio to captured DDP covers these.
 WORST_MODELS, WORST_BATCHES = ("alexnet", "vgg16", "resnet50", "vit_b16"), (256, 1024)
@@ -80,21 +75,26 @@ def run_cases(
     """
     left = list(cases)
     while left:
-        group = _WorkerGroup(left, processes, device, seconds, repeat)
+        # Required by torch's notes on capturing DistributedDataParallel.
+        environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+        if any(case.changes.get("deterministic") for case in left):
+            # cuBLAS is deterministic only with its own workspace, which it reads before its first product.
+            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        arguments = [device, json.dumps([asdict(case) for case in left]), str(seconds), str(repeat)]
+        group = RankGroup("benchmarks.acceptance.train.train_worker", processes, arguments, environment)
+        reason = ""
         try:
-            for fields in group.lines(limit_s):
-                case = left.pop(0)
-                fields.pop("case")
-                fields.pop("steps")
-                found = CaseResult(case=case, **fields)
-                say(_sentence(found))
-                yield found
+            for line in group.lines(limit_s):
+                if line.startswith("{"):
+                    found = CaseResult(case=left.pop(0), **json.loads(line))
+                    say(_sentence(found))
+                    yield found
         finally:
-            group.end()
+            reason = group.end()
         if left:
             case = left.pop(0)
-            say(f"  {case.model}, {case.batch:,}, {processes} x {device}, {case.label}: {group.error()}")
-            yield CaseResult(case=case, processes=processes, rates=[], losses=[], error=group.error())
+            say(f"  {case.model}, {case.batch:,}, {processes} x {device}, {case.label}: {reason}")
+            yield CaseResult(case=case, processes=processes, rates=[], losses=[], error=reason)
 
 
 def _sentence(found: CaseResult) -> str:
@@ -106,76 +106,6 @@ def _sentence(found: CaseResult) -> str:
         f"({low:,.0f} to {high:,.0f}){memory}, loss {found.losses[0]:.3f} to {found.losses[1]:.3f}, "
         f"ready in {found.ready_s:.0f} s"
     )
-
-
-class _WorkerGroup:
-    """The worker processes of one group of cases."""
-
-    def __init__(self, cases: Sequence[TrainingCase], processes: int, device: str, seconds: float, repeat: int) -> None:
-        port, cases_json = free_port(), json.dumps([asdict(case) for case in cases])
-        # Required by torch's notes on capturing DistributedDataParallel.
-        environment = os.environ | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-        if any(case.changes.get("deterministic") for case in cases):
-            # cuBLAS is deterministic only with its own workspace, which it reads before its first product.
-            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        words = [sys.executable, "-m", "benchmarks.acceptance.train.train_worker"]
-        self._errors = [open(os.memfd_create("errors"), "w+") for _ in range(processes)]  # noqa: SIM115
-        self._processes = [
-            subprocess.Popen(
-                [*words, str(rank), str(processes), str(port), device, cases_json, str(seconds), str(repeat)],
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                stderr=self._errors[rank],
-                env=environment,
-            )
-            for rank in range(processes)
-        ]
-        self._messages: list[list[str]] = []
-        self._late = False
-
-    def lines(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the lines of rank 0 until it ends, another rank fails, or no line comes within the limit."""
-        first = self._processes[0].stdout
-        assert first is not None
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(first, selectors.EVENT_READ)
-            line_s = time.monotonic()
-            while True:
-                if waiting.select(timeout=0.5):
-                    line = first.readline()
-                    if not line:
-                        return
-                    line_s = time.monotonic()
-                    if line.startswith(b"{"):
-                        yield json.loads(line)
-                elif time.monotonic() - line_s > limit_s:
-                    self._late = True
-                    return
-                elif any(process.poll() not in (0, None) for process in self._processes):
-                    return
-
-    def end(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for errors in self._errors:
-            errors.seek(0)
-            # NCCL's warnings at its end are not the reason of a failure.
-            self._messages.append(
-                [line for line in errors.read().splitlines() if line.strip() and "Warning: " not in line]
-            )
-            errors.close()
-
-    def error(self) -> str:
-        """Return the reason why the next case has no result, after `end`."""
-        if self._late:
-            return "no result within the time limit"
-        for process, messages in zip(self._processes, self._messages, strict=True):
-            if process.returncode not in (0, -9) and messages:
-                return messages[-1][:300]
-        return "its processes ended without a message"
 
 
 def best(
@@ -233,14 +163,15 @@ def _worst(found: Sequence[CaseResult], command: str, where: str) -> list[Measur
     """The worst ratio to captured DDP, if all networks and batches of the target were measured."""
     most = max((each.processes for each in found), default=1)
     ratios: dict[str, float] = {}
-    for model in WORST_MODELS:
-        for batch in WORST_BATCHES:
-            try:
-                ours = best(found, processes=most, model=model, batch=batch, method="penstock")
-                theirs = best(found, processes=most, model=model, batch=batch, method="captured ddp")
-            except BenchError:
-                return []
-            ratios[f"{MODELS[model].title} at {batch:,}"] = ours.rate / theirs.rate
+    for model, batch in product(WORST_MODELS, WORST_BATCHES):
+        try:
+            ours, theirs = (
+                best(found, processes=most, model=model, batch=batch, method=method)
+                for method in ("penstock", "captured ddp")
+            )
+        except BenchError:
+            return []
+        ratios[f"{MODELS[model].title} at {batch:,}"] = ours.rate / theirs.rate
     name = min(ratios, key=lambda each: ratios[each])
     return [
         make_measurement(
@@ -254,48 +185,39 @@ def _worst(found: Sequence[CaseResult], command: str, where: str) -> list[Measur
     ]
 
 
-_STRONG = {
-    ("alexnet", 1024): "train.alexnet.strong_1024_x{}",
-    ("alexnet", 256): "train.alexnet.strong_256_x{}",
-    ("resnet50", 1024): "train.resnet50.strong_1024_x{}",
-    ("resnet50", 256): "train.resnet50.strong_256_x{}",
-}
-
-
 def _ratios(
     found: Sequence[CaseResult], model: str, batch: int, processes: int, command: str, where: str
 ) -> list[Measurement]:
-    title, lines = MODELS[model].title, list[Measurement]()
-    try:
-        ours = best(found, processes=processes, model=model, batch=batch, method="penstock")
-    except BenchError:
-        return []
+    lines: list[Measurement] = []
     compared = [("one", 1, batch, None), ("one of weak", 1, batch // processes, None)]
     compared += [(method, processes, batch, method) for method in METHODS[1:]]
     for name, theirs_on, theirs_batch, method in compared:
         try:
+            ours = best(found, processes=processes, model=model, batch=batch, method="penstock")
             theirs = best(found, processes=theirs_on, model=model, batch=theirs_batch, method=method)
         except BenchError:
             continue
-        ratio = ours.rate / theirs.rate
         beside = f"{theirs.processes} {where}, batch {theirs.case.batch:,}, {theirs.case.label}"
+        workload = (
+            f"{MODELS[model].title}, global batch {batch:,}, {processes} {where}, {ours.case.label}, over {beside}"
+        )
         lines.append(
             make_measurement(
                 [rate / theirs.rate for rate in ours.rates],
                 id=_target(name, model, batch, processes),
-                workload=f"{title}, global batch {batch:,}, {processes} {where}, {ours.case.label}, over {beside}",
+                workload=workload,
                 metric="ratio of examples a second",
                 unit="ratio",
                 command=command,
-                peer=Comparison(name=beside, median=theirs.rate, ratio=ratio),
+                peer=Comparison(name=beside, median=theirs.rate, ratio=ours.rate / theirs.rate),
             )
         )
     return lines
 
 
 def _target(name: str, model: str, batch: int, processes: int) -> str | None:
-    if name == "one" and (model, batch) in _STRONG and processes in (4, 8):
-        return _STRONG[model, batch].format(processes)
+    if name == "one" and model in ("alexnet", "resnet50") and batch in (256, 1024) and processes in (4, 8):
+        return f"train.{model}.strong_{batch}_x{processes}"
     if name == "one of weak" and (model, batch, processes) == ("alexnet", 1024, 8):
         return "train.alexnet.weak_128_x8"
     if (model, batch) == ("alexnet", 256):
@@ -305,40 +227,28 @@ def _target(name: str, model: str, batch: int, processes: int) -> str | None:
 
 def draw(found: Sequence[CaseResult], picture: Path) -> None:
     """Draw the speed-up over the fastest method on one GPU, beside linear scaling."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    measured = {(each.case.model, each.case.batch, each.processes, each.case.method) for each in found if each.rates}
+    counts = sorted({each.processes for each in found})
     keys = list(dict.fromkeys((each.case.model, each.case.batch) for each in found if each.rates))
-    keys = [
-        key for key in keys if any(each.processes == 1 and (each.case.model, each.case.batch) == key for each in found)
-    ]
+    keys = [key for key in keys if any((*key, 1, method) in measured for method in METHODS)]
     if not keys:
         raise BenchError("nothing was measured on one GPU; the speed-ups need it.")
     figure = Figure(figsize=(4.2 * len(keys), 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    counts = sorted({each.processes for each in found})
-    for place, (model, batch) in enumerate(keys, 1):
-        axes = figure.add_subplot(1, len(keys), place)
+    panels = figure.subplots(1, len(keys), squeeze=False)[0]
+    for axes, (model, batch) in zip(panels, keys, strict=True):
         axes.plot(counts, counts, color="0.7", linestyle=":", label="linear")
         base = best(found, processes=1, model=model, batch=batch).rate
         for method in METHODS:
-            points = [
-                (count, best(found, processes=count, model=model, batch=batch, method=method).rate / base)
-                for count in counts
-                if any(
-                    each.rates
-                    and (each.case.model, each.case.batch, each.case.method, each.processes)
-                    == (model, batch, method, count)
-                    for each in found
-                )
-            ]
-            axes.plot([count for count, _ in points], [ratio for _, ratio in points], marker="o", label=method)
+            own = [count for count in counts if (model, batch, count, method) in measured]
+            rates = [best(found, processes=count, model=model, batch=batch, method=method).rate for count in own]
+            axes.plot(own, [rate / base for rate in rates], marker="o", label=method)
         axes.set_title(f"{MODELS[model].title}, global batch {batch:,}")
         axes.set_xlabel("GPUs")
         axes.set_ylabel("times one GPU")
         axes.set_xticks(counts)
         axes.grid(alpha=0.3)
-        if place == 1:
-            axes.legend()
+    panels[0].legend()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture)

@@ -11,7 +11,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import cycle
 from typing import Any
 
@@ -19,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.acceptance.train.rank_processes import own_world
 from benchmarks.acceptance.train.train_case import MODELS, TrainingCase
 from benchmarks.acceptance.train.train_methods import make_step, numeric_settings
-from penstock.train.parallel.world import RankAssignment, World, join_world, split_rows
+from penstock.train.parallel.world import World, split_rows
 
 LIMIT_S = 180.0
 BATCHES = 3
@@ -30,7 +30,7 @@ WARM_UP = 16
 
 
 def measure(case: TrainingCase, world: World, seconds: float, repeat: int) -> dict[str, Any]:
-    """Return the examples a second over all ranks, and the losses.
+    """Return the fields of a `CaseResult`, but for its case.
 
     Args:
         case: Network and method.
@@ -53,12 +53,10 @@ def measure(case: TrainingCase, world: World, seconds: float, repeat: int) -> di
         (last,) = world.sum_on_host(step(*next(given)))
     (first,) = world.sum_on_host(losses[0])
     found = {
-        "case": asdict(case),
         "processes": world.size,
         "rates": rates,
         "losses": [first / world.size, last / world.size],
         "ready_s": ready_s,
-        "steps": count,
     }
     if world.device.type == "cuda":
         found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
@@ -108,21 +106,17 @@ def _wait(world: World) -> None:
         torch.cuda.synchronize()
 
 
-def main(rank: int, size: int, port: int, kind: str, cases: list[TrainingCase], seconds: float, repeat: int) -> None:
+def main(device: str, cases: str, seconds: str, repeat: str) -> None:
     """Measure all cases as one rank."""
-    torch.set_num_threads(1 if kind == "cpu" else 4)
-    seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
-    device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank)
-    with join_world(seat, device, LIMIT_S) as world:
-        for case in cases:
-            result = measure(case, world, seconds, repeat)
+    torch.set_num_threads(1 if device == "cpu" else 4)
+    with own_world(LIMIT_S, device) as world:
+        for case in (TrainingCase(**fields) for fields in json.loads(cases)):
+            result = measure(case, world, float(seconds), int(repeat))
             if world.is_rank_zero:
                 sys.stdout.write(json.dumps(result) + "\n")
                 sys.stdout.flush()
-            _release(device)
+            _release(world.device)
 
 
 if __name__ == "__main__":
-    own_rank, own_size, own_port = (int(text) for text in sys.argv[1:4])
-    own_cases = [TrainingCase(**fields) for fields in json.loads(sys.argv[5])]
-    main(own_rank, own_size, own_port, sys.argv[4], own_cases, float(sys.argv[6]), int(sys.argv[7]))
+    main(*sys.argv[4:])
