@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from benchmarks.acceptance.server.churn import ChurnLoad, ChurnResult, run_churn
+from benchmarks.acceptance.server.churn import ChurnResult, run_churn
 from penstock.bench.load.generator import Load, find_goodput, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target
@@ -131,8 +131,7 @@ def run_soak(settings: SoakSettings, say: Callable[[str], None]) -> SoakResult:
         rate = settings.rate or _rate(settings, target, say)
         say(f"{rate:,.0f} requests/s for {settings.seconds:g} s, a kill every {settings.kill_every_s:g} s")
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            load = ChurnLoad(target=target, rate=rate, seconds=settings.seconds, seed=settings.seed)
-            sending = pool.submit(run_churn, load)
+            sending = pool.submit(run_churn, target, rate, settings.seconds, settings.seed)
             monitor = _Monitor(settings, server.process.pid, target.port, say)
             monitor.run_until_done(sending)
             requests = sending.result()

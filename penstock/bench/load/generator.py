@@ -57,30 +57,16 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadResult:
-    """Outcomes of the requests that were due during the measurement.
+class LoadResult(SenderResult):
+    """Outcomes over all processes.
 
     Args:
         load: The load.
         seconds: Duration of the measurement.
-        latency_s: Latency of each right answer, `[n]`, from when its request was due.
-        offered: Requests due.
-        refused: Statuses 503 and 504.
-        failed: Any other status.
-        wrong: Status 200 with another body than the golden answer.
-        lost: Never answered: the connection broke, or the wait for stragglers ended.
-        checked: Answers compared with the golden ones.
     """
 
     load: Load
     seconds: float
-    latency_s: Floats
-    offered: int
-    refused: int
-    failed: int
-    wrong: int
-    lost: int
-    checked: int
 
     @property
     def answered_a_second(self) -> float:
@@ -217,17 +203,10 @@ def parse_cores(text: str | None) -> frozenset[int] | None:
 
 
 def _summed(load: Load, parts: Sequence[SenderResult]) -> LoadResult:
-    def total(name: str) -> int:
-        return sum(getattr(part, name) for part in parts)
-
+    counts = ("offered", "refused", "failed", "wrong", "lost", "checked")
     return LoadResult(
         load=load,
         seconds=load.seconds,
         latency_s=np.concatenate([part.latency_s for part in parts]),
-        offered=total("offered"),
-        refused=total("refused"),
-        failed=total("failed"),
-        wrong=total("wrong"),
-        lost=total("lost"),
-        checked=total("checked"),
+        **{name: sum(getattr(part, name) for part in parts) for name in counts},
     )

@@ -1,28 +1,21 @@
-"""One process of the load generator: raw sockets and requests serialised ahead.
+"""One process of the load generator: requests serialised ahead, over raw sockets."""
 
-It is a plain loop over `epoll`: the transports of an event loop take as long for a request as a fast server does.
-"""
-
-import errno
-import gc
 import math
 import multiprocessing
-import os
-import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.synchronize import Barrier
 from threading import BrokenBarrierError
-from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bench.socket_loop import PolledSocket, SocketLoop
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 
@@ -33,17 +26,10 @@ Floats = npt.NDArray[np.float64]
 REFUSED = (503, 504)
 # Answers kept for checking after the run; above this size, every sixteenth is kept.
 KEPT_BYTES = 256 << 20
-# epoll waits in whole milliseconds; below this the loop polls without waiting.
-NEAR_S = 0.001
-MAX_WAIT_S = 0.01
-# Events of one poll; due requests are sent between polls.
-AT_ONCE = 256
-READ_BYTES = 1 << 16
 # Delay before another attempt where no server listens.
 RECONNECT_S = 0.001
 READY_S = 120.0
 MAX_OPENING = 64
-CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +80,17 @@ class SenderJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SenderResult:
-    """Outcomes of one process's requests; see `penstock.bench.load.generator.LoadResult`."""
+    """Outcomes of the requests that were due during the measurement.
+
+    Args:
+        latency_s: Latency of each right answer, `[n]`, from when its request was due.
+        offered: Requests due.
+        refused: Statuses 503 and 504.
+        failed: Any other status.
+        wrong: Status 200 with another body than the golden answer.
+        lost: Never answered: the connection broke, or the wait for stragglers ended.
+        checked: Answers compared with the golden ones.
+    """
 
     latency_s: Floats
     offered: int
@@ -131,42 +127,51 @@ def _wait(barrier: Barrier) -> None:
 
 def run_sender(job: SenderJob) -> SenderResult:
     """Send the requests of a job in this process."""
-    if job.cpus is not None:
-        os.sched_setaffinity(0, job.cpus)
-    gc.disable()
-    with select.epoll() as poll:
-        return _Sender(job, poll).run()
+    return Sender(job).run()
 
 
-@final
-class _Sender:
-    def __init__(self, job: SenderJob, poll: select.epoll) -> None:
+class Sender(SocketLoop):
+    """Sends the requests of a job by the clock, or in the closed loop as answers come.
+
+    Args:
+        job: The job.
+
+    Attributes:
+        free: Connections without a request.
+        queue: Due time and index of each request that waits for a connection.
+        dues: The due times that follow `next_due_s`.
+        missing: Connections that are to be opened.
+        open_until_s: No connection is opened from here on.
+    """
+
+    def __init__(self, job: SenderJob) -> None:
+        super().__init__(job.target.host, job.target.port, job.cpus)
         self.job = job
-        self.poll = poll
         self.requests = job.target.requests
-        # The first of several addresses that accepts.
-        try:
-            with socket.create_connection((job.target.host, job.target.port), timeout=CONNECT_S) as first:
-                self.family, self.address = first.family, first.getpeername()
-        except OSError as error:
-            raise BenchError(f"{job.target.host}:{job.target.port} cannot be reached ({error}).") from None
-        self.connections: dict[int, _Connection] = {}
-        self.free: deque[_Connection] = deque()
+        self.free: deque[Connection] = deque()
         self.queue: deque[tuple[float, int]] = deque()
         self.finished: list[tuple[float, float, int, int, bytes]] = []
         self.closed_loop = job.due_s is None
         self.broken = 0
         self.started = 0
-        self._missing = job.connections
+        self.missing = job.connections
+        self.open_until_s = job.end_s
         self._open_again_s = 0.0
-        self.due_s = [] if job.due_s is None else job.due_s.tolist()
-        self.next_due_s = self.due_s[0] if self.due_s else math.inf
-        self._next = 0
-        expected = len(self.due_s) or 1_000_000
+        due_s: list[float] = [] if job.due_s is None else job.due_s.tolist()
+        self.dues = iter(due_s)
+        self.next_due_s = next(self.dues, math.inf)
+        self._which = cycle(range(len(self.requests)))
+        expected = len(due_s) or 1_000_000
         nbytes = job.target.answers[0].nbytes if job.target.answers is not None else 0
         self.keep_every = 1 if expected * nbytes < KEPT_BYTES else 16
 
     def run(self) -> SenderResult:
+        """Connect, send, wait for the last answers, and check them."""
+        self.send_all()
+        return self._sum()
+
+    def send_all(self) -> None:
+        """Connect, send, and wait for the last answers."""
         job = self.job
         self._poll_until(lambda: len(self.free) == job.connections, job.start_s)
         time.sleep(max(0.0, job.start_s - time.monotonic()))
@@ -176,41 +181,34 @@ class _Sender:
                 self.next_of(connection)
         self._poll_until(lambda: False, job.end_s)
         given_up_s = time.monotonic() + job.stragglers_s
-        self._poll_until(self._all_answered, given_up_s)
-        for connection in list(self.connections.values()):
-            connection.close()
-        return self._sum()
+        self._poll_until(self.all_answered, given_up_s)
+        self.close()
 
-    def _all_answered(self) -> bool:
+    def all_answered(self) -> bool:
+        """Return whether no answer is awaited any more."""
         return self.next_due_s == math.inf and self.started + len(self.queue) <= len(self.finished) + self.broken
 
     def _poll_until(self, over: Callable[[], bool], end_s: float) -> None:
-        connections, poll = self.connections, self.poll
         while (now := time.monotonic()) < end_s and not over():
             # Not at once when one breaks: a new socket could reuse its number within the events of the same poll.
-            if self._missing and now >= self._open_again_s and now < self.job.end_s:
+            if self.missing and now >= self._open_again_s and now < self.open_until_s:
                 self._open_some()
             if self.next_due_s <= now:
                 self.send_due(now)
-            wait_s = min(self.next_due_s, end_s) - now
-            for number, events in poll.poll(min(wait_s - NEAR_S, MAX_WAIT_S) if wait_s > NEAR_S else 0, AT_ONCE):
-                connection = connections.get(number)
-                if connection is not None:
-                    connection.handle(events)
+            self.handle_events(min(self.next_due_s, end_s) - now)
 
     def send_due(self, now: float) -> None:
         """Send what is due by now."""
         while self.next_due_s <= now:
-            due_s, which = self.next_due_s, self._next % len(self.requests)
-            self._next += 1
-            self.next_due_s = self.due_s[self._next] if self._next < len(self.due_s) else math.inf
+            due_s, which = self.next_due_s, next(self._which)
+            self.next_due_s = next(self.dues, math.inf)
             if self.free:
                 self.started += 1
                 self.free.popleft().send(due_s, which)
             else:
                 self.queue.append((due_s, which))
 
-    def next_of(self, connection: "_Connection") -> None:
+    def next_of(self, connection: "Connection") -> None:
         """Send the next queued request, or in the closed loop the connection's next request."""
         if self.closed_loop:
             now = time.monotonic()
@@ -225,21 +223,29 @@ class _Sender:
         else:
             self.free.append(connection)
 
-    def lost(self, connection: "_Connection", unanswered: bool) -> None:
+    def lost(self, connection: "Connection", unanswered: bool) -> None:
         """Replace a connection that broke or could not be opened."""
+        if connection.opening:
+            self._open_again_s = time.monotonic() + RECONNECT_S
         self.broken += unanswered
         if connection in self.free:
             self.free.remove(connection)
-        self._missing += 1
-
-    def delay_opening(self) -> None:
-        self._open_again_s = time.monotonic() + RECONNECT_S
+        self.missing += 1
 
     def _open_some(self) -> None:
-        opening = sum(connection.opening for connection in self.connections.values())
-        for _ in range(min(self._missing, MAX_OPENING - opening)):
-            self._missing -= 1
-            _Connection(self)
+        opening = sum(connection.opening for connection in self.by_number.values())
+        for _ in range(min(self.missing, MAX_OPENING - opening)):
+            self.missing -= 1
+            self.connect()
+
+    def connect(self) -> None:
+        """Open a connection."""
+        Connection(self)
+
+    def answered(self, due_s: float, now: float, which: int, status: int, body: bytes) -> None:
+        """Record an answer; its body is checked after the run."""
+        kept = body if len(self.finished) % self.keep_every == 0 else b""
+        self.finished.append((due_s, now, which, status, kept))
 
     def _sum(self) -> SenderResult:
         job = self.job
@@ -279,85 +285,39 @@ class _Sender:
         return len(entries), short + int((~same).sum())
 
 
-@final
-class _Connection:
-    """A connection that is being opened, is free, or waits for the answer to its request."""
+class Connection(PolledSocket):
+    """A connection that is being opened, is free, or waits for the answer to its request.
 
-    def __init__(self, sender: _Sender) -> None:
+    Args:
+        sender: Its sender.
+
+    Attributes:
+        which: Index of the request that waits; -1 for none.
+    """
+
+    def __init__(self, sender: Sender) -> None:
+        super().__init__(sender)
         self._sender = sender
         self._buffer = b""
-        self._unsent = b""
         self._due_s = 0.0
-        self._which = -1
-        self._socket = socket.socket(sender.family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reason = self._socket.connect_ex(sender.address)
-        if reason not in (0, errno.EINPROGRESS):
-            # No route or no free port: a fault of the measuring machine.
-            raise BenchError(f"no connection to {sender.address} can be opened ({os.strerror(reason)}).")
-        self.opening = True
-        sender.connections[self._socket.fileno()] = self
-        sender.poll.register(self._socket, select.EPOLLOUT)
+        self.which = -1
 
     def send(self, due_s: float, which: int) -> None:
-        self._due_s, self._which = due_s, which
-        self._write(self._sender.requests[which])
+        """Send a request."""
+        self._due_s, self.which = due_s, which
+        self.write(self._sender.requests[which])
 
-    def handle(self, events: int) -> None:
-        if self.opening:
-            self._opened()
-        elif events & select.EPOLLIN:
-            # First: a server may answer and close before it has read everything.
-            self._read()
-        elif events & select.EPOLLOUT:
-            self._sender.poll.modify(self._socket, select.EPOLLIN)
-            self._write(self._unsent)
-        else:
-            self._lost()
-
-    def close(self) -> None:
-        del self._sender.connections[self._socket.fileno()]
-        self._socket.close()
-
-    def _opened(self) -> None:
-        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._sender.delay_opening()
-            self._lost()
-            return
-        self.opening = False
-        self._sender.poll.modify(self._socket, select.EPOLLIN)
+    def opened(self) -> None:
+        """Take the first request."""
         self._sender.next_of(self)
 
-    def _write(self, data: bytes) -> None:
-        try:
-            sent = self._socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._lost()
-            return
-        if sent < len(data):
-            self._unsent = data[sent:]
-            self._sender.poll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
-
-    def _read(self) -> None:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if data:
-            self._received(data)
-        else:
-            self._lost()
-
-    def _lost(self) -> None:
+    def lost(self, reason: str) -> None:
+        """Close the connection, and let the sender replace it."""
         self.close()
-        self._sender.lost(self, self._which >= 0)
+        self._sender.lost(self, self.which >= 0)
 
-    def _received(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
+        """Collect an answer."""
         buffer = self._buffer + data if self._buffer else data
         head = buffer.find(b"\r\n\r\n")
         if head < 0:
@@ -374,13 +334,12 @@ class _Connection:
             self._buffer = buffer
             return
         self._buffer = b""
-        sender, which = self._sender, self._which
-        self._which = -1
-        kept = buffer[head + 4 : whole] if len(sender.finished) % sender.keep_every == 0 else b""
+        sender, which = self._sender, self.which
+        self.which = -1
         now = time.monotonic()
-        sender.finished.append((self._due_s, now, which, int(buffer[9:12]), kept))
+        sender.answered(self._due_s, now, which, int(buffer[9:12]), buffer[head + 4 : whole])
         if b"Connection: close" in buffer[:head]:
-            self._lost()
+            self.lost("the server closed the connection")
         else:
             sender.next_of(self)
         # Between answers, because a poll may bring a thousand: requests due meanwhile would go out in a burst.

@@ -53,7 +53,7 @@ class _SentSequence(SentStream):
             if self.connected:
                 self._handle(pb.ModelStreamInferResponse.FromString(message))
         if self._call.end_reason is not None:
-            self.fail(self._call.end_reason)
+            self.lost(self._call.end_reason)
 
     def close(self) -> None:
         self._ended()
@@ -67,7 +67,7 @@ class _SentSequence(SentStream):
             # After a rejected chunk the signal has a gap. A sequence belongs to its number, not to this call, so the
             # end is sent too, in case the server still holds a slot for it.
             self.finish()
-            end = self.fail if self.live else self.rejected
+            end = self.lost if self.live else self.rejected
             end(answer.error_message)
         elif not response.id.isdecimal() or not response.raw_output_contents:
             raise BenchError(f"a request was answered without its id or its output's bytes: {str(answer)[:200]!r}.")

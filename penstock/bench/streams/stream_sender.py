@@ -4,15 +4,10 @@ Each stream sends a chunk at the time of its last sample, independent of the ser
 then. Messages are serialised before the run; subclasses of `SentStream` speak one protocol each.
 """
 
-import errno
-import gc
 import heapq
 import math
-import os
-import select
-import socket
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,18 +16,12 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.errors import BenchError
+from penstock.bench.socket_loop import MAX_WAIT_S, PolledSocket, SocketLoop
 from penstock.core.spec import Array, TensorSpec
 
 # n results, s sounds, c chunks of a sound, U frames of outputs
 
 Floats = npt.NDArray[np.float64]
-
-NEAR_S = 0.001
-MAX_WAIT_S = 0.01
-AT_ONCE = 256
-READ_BYTES = 1 << 16
-CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,20 +144,15 @@ def send_streams(job: StreamSenderJob, opener: Callable[[StreamSenderJob], OpenS
     Raises:
         BenchError: The server cannot be reached, or does not speak the protocol.
     """
-    if job.cpus is not None:
-        os.sched_setaffinity(0, job.cpus)
-    gc.disable()
-    with select.epoll() as poll:
-        return StreamSender(job, poll, opener(job)).run()
+    return StreamSender(job, opener(job)).run()
 
 
 @final
-class StreamSender:
+class StreamSender(SocketLoop):
     """Sends the streams of a job by the clock.
 
     Args:
         job: The job.
-        poll: The poll of all sockets.
         open: Opens a stream.
 
     Attributes:
@@ -176,19 +160,13 @@ class StreamSender:
         ending: Streams that wait for the answer to their end.
     """
 
-    def __init__(self, job: StreamSenderJob, poll: select.epoll, open: OpenStream) -> None:
+    def __init__(self, job: StreamSenderJob, open: OpenStream) -> None:
+        super().__init__(job.host, job.port, job.cpus)
         self.job = job
-        self.poll = poll
         self._open = open
-        try:
-            with socket.create_connection((job.host, job.port), timeout=CONNECT_S) as first:
-                self.family, self.address = first.family, first.getpeername()
-        except OSError as error:
-            raise BenchError(f"{job.host}:{job.port} cannot be reached ({error}).") from None
         rng = np.random.default_rng(job.seed)
         self.phases_s = (rng.random(job.streams) * job.period_s).tolist()
         self.due: list[tuple[float, int, SentStream]] = []
-        self.by_number: dict[int, SentStream] = {}
         self.latency_s: list[float] = []
         self.offered = self.answered = self.repeated = self.refused = self.opened = self.ending = 0
         self.broken: Counter[str] = Counter()
@@ -200,8 +178,7 @@ class StreamSender:
         try:
             self._send_all()
         finally:
-            for stream in list(self.by_number.values()):
-                stream.close()
+            self.close()
         return self._sum()
 
     def _send_all(self) -> None:
@@ -214,12 +191,13 @@ class StreamSender:
             if self.due and self.due[0][0] <= now:
                 self.send_due(now)
             next_s = self.due[0][0] if self.due else now + MAX_WAIT_S
-            self._poll(min(next_s, job.end_s) - now)
-        for stream in list(self.by_number.values()):
-            stream.finish()
+            self.handle_events(min(next_s, job.end_s) - now)
+        for stream in self.all:
+            if stream.connected:
+                stream.finish()
         given_up_s = time.monotonic() + job.stragglers_s
         while (self.answered < self.offered or self.ending) and time.monotonic() < given_up_s:
-            self._poll(MAX_WAIT_S)
+            self.handle_events(MAX_WAIT_S)
 
     def send_due(self, now: float) -> None:
         """Send the chunks that are due by now."""
@@ -232,12 +210,6 @@ class StreamSender:
             heapq.heapreplace(due, (due_s + period_s, index, stream))
             self.late_s = max(self.late_s, now - due_s)
             stream.send(due_s)
-
-    def _poll(self, wait_s: float) -> None:
-        for number, events in self.poll.poll(min(wait_s - NEAR_S, MAX_WAIT_S) if wait_s > NEAR_S else 0, AT_ONCE):
-            stream = self.by_number.get(number)
-            if stream is not None:
-                stream.handle(events)
 
     def _sum(self) -> StreamLoadResult:
         differences = [stream.difference() for stream in self.all if stream.kept is not None]
@@ -256,7 +228,7 @@ class StreamSender:
         )
 
 
-class SentStream(ABC):
+class SentStream(PolledSocket):
     """A stream on its own connection: being opened, live, or closed. Subclasses speak one protocol each.
 
     Args:
@@ -274,6 +246,7 @@ class SentStream(ABC):
     """
 
     def __init__(self, sender: StreamSender, index: int, first: bytes) -> None:
+        super().__init__(sender, first)
         job = sender.job
         self.sender = sender
         self.which = index % len(job.sounds)
@@ -283,30 +256,12 @@ class SentStream(ABC):
         checks = job.expected is not None and index % job.check_every == 0
         self.kept: list[bytes] | None = [] if checks else None
         self._index = index
-        self._unsent = first
         self._due_s: dict[int, float] = {}
         self.next_result = 0
-        self._socket = socket.socket(sender.family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reason = self._socket.connect_ex(sender.address)
-        if reason not in (0, errno.EINPROGRESS):
-            raise BenchError(f"no connection to {sender.address} can be opened ({os.strerror(reason)}).")
-        sender.by_number[self._socket.fileno()] = self
-        sender.poll.register(self._socket, select.EPOLLIN | select.EPOLLOUT)
-
-    @property
-    def connected(self) -> bool:
-        """True if the connection is open."""
-        return self._socket.fileno() >= 0
 
     @abstractmethod
     def send_chunk(self, number: int) -> None:
         """Write the chunk of this number."""
-
-    @abstractmethod
-    def received(self, data: bytes) -> None:
-        """Handle bytes from the server."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -322,24 +277,8 @@ class SentStream(ABC):
         self.sent += 1
         self.send_chunk(number)
 
-    def handle(self, events: int) -> None:
-        """Handle the events of the socket."""
-        if events & select.EPOLLOUT and self._unsent:
-            unsent, self._unsent = self._unsent, b""
-            self.sender.poll.modify(self._socket, select.EPOLLIN)
-            self.write(unsent)
-        if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self.fail(error.strerror or str(error))
-                return
-            if data:
-                self.received(data)
-            else:
-                self.fail("the server closed the connection")
+    def opened(self) -> None:
+        """Do nothing: the first bytes are sent by then."""
 
     def begin(self) -> None:
         """Schedule the chunks from now on, at the stream's phase."""
@@ -367,9 +306,9 @@ class SentStream(ABC):
     def rejected(self, reason: str) -> None:
         """Record that the server does not admit the stream."""
         self.sender.refused += 1
-        self.fail(reason)
+        self.lost(reason)
 
-    def fail(self, reason: str) -> None:
+    def lost(self, reason: str) -> None:
         """Record that the stream ended early."""
         if self.connected:
             self.sender.broken[reason] += 1
@@ -378,25 +317,7 @@ class SentStream(ABC):
     def close(self) -> None:
         """Close the connection."""
         self.live = False
-        if self.connected:
-            del self.sender.by_number[self._socket.fileno()]
-            self._socket.close()
-
-    def write(self, data: bytes) -> None:
-        """Send bytes now, or when the socket is writable."""
-        if self._unsent:
-            self._unsent += data
-            return
-        try:
-            sent = self._socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self.fail(error.strerror or str(error))
-            return
-        if sent < len(data):
-            self._unsent = data[sent:]
-            self.sender.poll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
+        super().close()
 
     def difference(self) -> float:
         """Return the largest difference of the outputs from the offline ones; infinity if frames are missing."""

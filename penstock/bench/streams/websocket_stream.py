@@ -82,7 +82,7 @@ class _WebSocket(SentStream):
             elif kind == TEXT:
                 self._handle_message(json.loads(buffer[begin:end]))
             elif kind == CLOSE:
-                self.fail(f"{int.from_bytes(buffer[begin : begin + 2], 'big')} {buffer[begin + 2 : end].decode()}")
+                self.lost(f"{int.from_bytes(buffer[begin : begin + 2], 'big')} {buffer[begin + 2 : end].decode()}")
                 return b""
             at = end
         return buffer[at:]
