@@ -17,7 +17,6 @@ from penstock.train.data.arrays import check_fit, examples_of, first_of
 from penstock.train.data.examples import Examples
 from penstock.train.device_errors import explained
 from penstock.train.fit_records import FitRecords
-from penstock.train.interrupt import Interrupt
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import check_trainable
@@ -25,7 +24,7 @@ from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Data, Loss, Recipe, StepExecution, accuracy
 from penstock.train.report.progress import Progress
-from penstock.train.report.throughput import pace_of
+from penstock.train.report.throughput import Pace, mfu_of_one
 from penstock.train.trainer import Trainer
 
 LEARNING_RATE = 1e-3
@@ -137,7 +136,7 @@ def _fit(
     total = recipe.total_steps(len(train))
     with numerics(recipe), Watchdog(world) as watchdog:
         inputs = first_of(train)[0].numpy()
-        pace, notices = pace_of(network, inputs, recipe, world)
+        pace = Pace(*mfu_of_one(network, inputs, recipe, world))
         trainer = Trainer(network, recipe, total, world, inputs=inputs)
         records = FitRecords(out, trainer, train)
         loop = Loop(
@@ -153,11 +152,7 @@ def _fit(
             if out is None
             else f"Go on by calling penstock.fit as before, with out={str(out)!r}.",
         )
-        name = type(network).__name__
-        with Interrupt() as interrupt, Progress(name, total, records.history.step, quiet=quiet) as progress:
-            for notice in notices:
-                progress.notify(notice)
-            loop.run(progress, interrupt)
+        loop.run(Progress(type(network).__name__, total, records.history.step, quiet=quiet))
         last_hash, metrics = loop.load_best()
         trainer.close()
         fitted = Fitted(

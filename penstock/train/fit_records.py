@@ -12,9 +12,9 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.history import History, restore_checkpoint
 from penstock.train.report.run_comparison import read_run
-from penstock.train.report.run_log import RUN_FILE, Log, draw_curves, read_metrics
+from penstock.train.report.run_log import RUN_FILE, read_metrics
 from penstock.train.report.throughput import Rate
-from penstock.train.run_folder import described, finished_fields, make_folder, write_json
+from penstock.train.run_folder import RunFolder, described, finished_fields, make_folder
 from penstock.train.trainer import Trainer
 
 # Settings of an optimizer that select its implementation and not its result.
@@ -43,8 +43,8 @@ class FitRecords:
     def __init__(self, out: Path | None, trainer: Trainer, train: Examples) -> None:
         self.lines: list[dict[str, Any]] = []
         self.history = History()
-        self._out, self._trainer = out, trainer
-        self._log: Log | None = None
+        self._trainer = trainer
+        self._folder: RunFolder | None = None
         if out is None:
             return
         self._learned = {"examples": len(train), "inputs": f"{train.input_dtype}{list(train.input_shape)}"}
@@ -59,43 +59,28 @@ class FitRecords:
         checkpoint = newest_checkpoint(out / "checkpoints")
         if checkpoint is not None:
             self.history = restore_checkpoint(checkpoint, trainer)
-        self._log = Log(out, from_step=self.history.step)
+        identity = {"name": type(trainer.module).__name__, "learned": self._learned}
+        self._folder = RunFolder(out, trainer, identity, self.history.step)
         self.lines += read_metrics(out)
-        self._describe({"state": "running"})
+        self._folder.write({"state": "running"})
 
     def write(self, line: dict[str, Any]) -> None:
         """Record the figures of a validation."""
         self.lines.append(line)
-        if self._log is not None:
-            self._log.write(line)
+        if self._folder is not None:
+            self._folder.log.write(line)
 
     def finish(self, *, metrics: dict[str, float], parameter_hash: str, rate: Rate | None) -> None:
         """Draw the curves and write the result, if there is a folder."""
-        if self._log is None:
-            return
-        assert self._out is not None
-        self._log.close()
-        draw_curves(self._out)
-        self._describe(finished_fields(self.history, metrics, parameter_hash, rate, self.history.bad_examples))
-
-    def _describe(self, more: dict[str, Any]) -> None:
-        assert self._out is not None
-        trainer = self._trainer
-        write_json(
-            self._out / RUN_FILE,
-            {
-                "name": type(trainer.module).__name__,
-                "learned": self._learned,
-                **described(trainer.recipe, trainer),
-                "total_steps": trainer.total_steps,
-                **more,
-            },
-        )
+        if self._folder is not None:
+            self._folder.close()
+            bad = self.history.bad_examples
+            self._folder.write(finished_fields(self.history, metrics, parameter_hash, rate, bad))
 
     def _check(self, out: Path) -> None:
         fields = read_run(out).fields
         before = {"learned": fields.get("learned"), **fields.get("recipe", {})}
-        now = {"learned": self._learned, **described(self._trainer.recipe, self._trainer)["recipe"]}
+        now = {"learned": self._learned, **described(self._trainer)["recipe"]}
         other = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
         if "application" in fields or other:
             what = f"of the application {fields['name']!r}" if "application" in fields else "of something else"

@@ -73,27 +73,30 @@ class Loop:
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
         self._write, self._resume_hint, self._profile = write, resume_hint, profile
 
-    def run(self, progress: Progress, interrupt: Interrupt) -> None:
-        """Take the remaining steps.
+    def run(self, progress: Progress) -> None:
+        """Take the remaining steps; an interrupt stops after the current one.
 
         Raises:
             TrainError: The loss or the weights are not finite, a checkpoint is damaged, or another process is lost.
             KeyboardInterrupt: The user stopped the training; a checkpoint was written if there is a folder for it.
         """
         trainer, history, world = self.trainer, self.history, self.trainer.world
-        if world.size > 1 or world.device.type != "cpu":
-            progress.notify(f"Training on {world.describe()}.")
-        for notice in trainer.layout.notices:
-            progress.notify(notice)
-        trainer.notify = progress.notify
-        started_s = time.monotonic()
-        with (
-            nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
-            trainer.feed(self._train, history.step, progress.notify) as feed,
-        ):
-            feed.bad.update(history.bad_examples)
-            self._steps(feed, saver, progress, interrupt)
-        _report_loading(feed, world.sum_counts(feed.bad), time.monotonic() - started_s, progress)
+        with Interrupt() as interrupt, progress:
+            if self.pace.notice is not None:
+                progress.notify(self.pace.notice)
+            if world.size > 1 or world.device.type != "cpu":
+                progress.notify(f"Training on {world.describe()}.")
+            for notice in trainer.layout.notices:
+                progress.notify(notice)
+            trainer.notify = progress.notify
+            started_s = time.monotonic()
+            with (
+                nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
+                trainer.feed(self._train, history.step, progress.notify) as feed,
+            ):
+                feed.bad.update(history.bad_examples)
+                self._steps(feed, saver, progress, interrupt)
+            _report_loading(feed, world.sum_counts(feed.bad), time.monotonic() - started_s, progress)
 
     def _steps(self, feed: Loader, saver: Saver | None, progress: Progress, interrupt: Interrupt) -> None:
         trainer, history, policy = self.trainer, self.history, self.trainer.recipe.checkpoints

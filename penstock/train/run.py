@@ -12,7 +12,6 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.history import History, restore_checkpoint
-from penstock.train.interrupt import Interrupt
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import TRACED_EXAMPLES
@@ -21,8 +20,15 @@ from penstock.train.parallel.world import World
 from penstock.train.profile.profiler import Profile
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report.progress import Progress
-from penstock.train.report.throughput import pace_of
-from penstock.train.run_folder import RunFolder, check_raw_examples, finished_fields, fitted_buffers, make_folder
+from penstock.train.report.throughput import Pace, mfu_of_one
+from penstock.train.run_folder import (
+    RunFolder,
+    check_raw_examples,
+    finished_fields,
+    fitted_buffers,
+    make_folder,
+    write_bundle,
+)
 from penstock.train.trainer import Trainer
 
 
@@ -86,7 +92,7 @@ def train(
     with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
         module = found.model()
-        pace, notices = pace_of(module, inputs, recipe, world)
+        pace = Pace(*mfu_of_one(module, inputs, recipe, world))
         trainer = Trainer(module, recipe, total, world, inputs=inputs)
         checkpoint = newest_checkpoint(folder / "checkpoints", world)
         history = restore_checkpoint(checkpoint, trainer) if checkpoint else History()
@@ -95,9 +101,12 @@ def train(
         profile = None
         if profiled_steps is not None:
             profile = Profile(world, profiled_steps, recipe.batch_size, folder, left=total - history.step)
-        run = RunFolder(found, folder, recipe, overrides, trainer, history.step) if world.is_rank_zero else None
-        if run is not None:
-            run.write({"state": "running", "total_steps": total})
+        run: RunFolder | None = None
+        if world.is_rank_zero:
+            sources = found.source_sha256()
+            identity = {"application": found.reference, "name": found.application.name, "sources": sources}
+            run = RunFolder(folder, trainer, identity | {"overrides": overrides}, history.step)
+            run.write({"state": "running"})
         loop = Loop(
             trainer,
             data.train,
@@ -111,14 +120,14 @@ def train(
             profile=profile,
         )
         quiet = quiet or not world.is_rank_zero
-        with Interrupt() as interrupt, Progress(found.application.name, total, history.step, quiet=quiet) as progress:
-            for notice in notices:
-                progress.notify(notice)
-            loop.run(progress, interrupt)
-        return _finished(loop, run, folder, data, progress)
+        progress = Progress(found.application.name, total, history.step, quiet=quiet)
+        loop.run(progress)
+        return _finished(loop, found, run, folder, data, progress)
 
 
-def _finished(loop: Loop, run: RunFolder | None, folder: Path, data: Data, progress: Progress) -> RunResult:
+def _finished(
+    loop: Loop, found: FoundApplication, run: RunFolder | None, folder: Path, data: Data, progress: Progress
+) -> RunResult:
     """Test the best weights and write their bundle."""
     trainer, history, world = loop.trainer, loop.history, loop.trainer.world
     loop.watchdog.beat("the bundle")
@@ -130,9 +139,9 @@ def _finished(loop: Loop, run: RunFolder | None, folder: Path, data: Data, progr
     bad_examples, rate = world.sum_counts(history.bad_examples), loop.pace.whole
     loop.watchdog.pause("the bundle")
     if run is not None:
-        bundle = run.write_bundle(weights, data, metrics)
-        result = finished_fields(history, metrics, last_hash, rate, bad_examples)
-        run.write({"total_steps": trainer.total_steps, **result, "bundle": bundle})
+        run.close()
+        bundle = write_bundle(found, folder, weights, trainer.recipe, data, metrics)
+        run.write({**finished_fields(history, metrics, last_hash, rate, bad_examples), "bundle": bundle})
     return RunResult(
         folder=folder,
         metrics=metrics,

@@ -39,70 +39,53 @@ RECIPE_FIELDS = (
 
 @final
 class RunFolder:
-    """The folder of an application's run, in the first process.
+    """The folder of a run, in the first process: run.json, metrics and curves.
 
     Args:
-        found: The application.
         folder: RUN.
-        recipe: The training recipe.
-        overrides: The fields that differ from the application's own recipe.
         trainer: The trainer.
+        identity: The fields of run.json that identify the run.
         from_step: The step that the run starts or resumes at.
     """
 
-    def __init__(
-        self,
-        found: FoundApplication,
-        folder: Path,
-        recipe: Recipe,
-        overrides: dict[str, Any],
-        trainer: Trainer,
-        from_step: int,
-    ) -> None:
-        self._found, self._folder, self._recipe, self._overrides = found, folder, recipe, overrides
-        self._trainer = trainer
+    def __init__(self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int) -> None:
+        self._folder, self._fields = folder, {**identity, **described(trainer), "total_steps": trainer.total_steps}
         self.log = Log(folder, from_step=from_step)
 
     def write(self, more: dict[str, Any]) -> None:
         """Rewrite run.json."""
-        write_json(
-            self._folder / RUN_FILE,
-            {
-                "application": self._found.reference,
-                "name": self._found.application.name,
-                "sources": self._found.source_sha256(),
-                "overrides": self._overrides,
-                **described(self._recipe, self._trainer),
-                **more,
-            },
-        )
+        file = self._folder / RUN_FILE
+        beside = file.with_name(f".{file.name}")
+        with writing(self._folder):
+            beside.write_text(json.dumps(self._fields | more, indent=2) + "\n")
+            beside.replace(file)
 
-    def write_bundle(self, weights: dict[str, Tensor], data: Data, metrics: dict[str, float]) -> str:
-        """Draw the curves and write the bundle.
-
-        Args:
-            weights: The best weights, whole.
-            data: Source of the golden examples.
-            metrics: Metrics of the weights, for the manifest.
-
-        Returns:
-            The bundle's hash.
-        """
+    def close(self) -> None:
+        """Close the log and draw the curves."""
         self.log.close()
         draw_curves(self._folder)
-        whole = self._found.model()
-        whole.load_state_dict(weights)
-        bundle = Bundle.write(
-            self._found, whole, golden_examples(self._recipe, data), to=self._folder / "bundle", metrics=metrics
-        )
-        return bundle.manifest.content_hash
 
 
-def golden_examples(recipe: Recipe, data: Data) -> Any:
-    """Return the inputs of a bundle's golden examples, see `Bundle.write`."""
+def write_bundle(
+    found: FoundApplication, folder: Path, weights: dict[str, Tensor], recipe: Recipe, data: Data, metrics: Any
+) -> str:
+    """Write the bundle of a run and return its hash.
+
+    Args:
+        found: The application.
+        folder: RUN.
+        weights: The best weights, whole.
+        recipe: The training recipe; makes the golden examples if it has `raw_examples`.
+        data: Source of the golden examples otherwise.
+        metrics: Metrics of the weights, for the manifest.
+    """
+    network = found.model()
+    network.load_state_dict(weights)
     if recipe.raw_examples is not None:
-        return recipe.raw_examples()
-    return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.loading.bad_examples)
+        golden: Any = recipe.raw_examples()
+    else:
+        golden = first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.loading.bad_examples)
+    return Bundle.write(found, network, golden, to=folder / "bundle", metrics=metrics).manifest.content_hash
 
 
 def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
@@ -127,10 +110,10 @@ def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
         )
 
 
-def described(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
+def described(trainer: Trainer) -> dict[str, Any]:
     """Return the part of run.json that describes the training."""
     return {
-        "recipe": {name: attrgetter(name)(recipe) for name in RECIPE_FIELDS},
+        "recipe": {name: attrgetter(name)(trainer.recipe) for name in RECIPE_FIELDS},
         "versions": library_versions(),
         "threads": torch.get_num_threads(),
         "processes": trainer.world.size,
@@ -164,14 +147,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainError(f"{folder} cannot be made ({error.strerror}); choose another folder for the run.") from None
-
-
-def write_json(file: Path, fields: dict[str, Any]) -> None:
-    """Write a file atomically."""
-    beside = file.with_name(f".{file.name}")
-    with writing(file.parent):
-        beside.write_text(json.dumps(fields, indent=2) + "\n")
-        beside.replace(file)
 
 
 def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:

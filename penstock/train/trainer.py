@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from penstock.core.spec import Array
 from penstock.train.checkpoint.state import full_state
 from penstock.train.data.examples import Examples
-from penstock.train.data.loader import Loader
+from penstock.train.data.loader import Loader, ReadingLoader
 from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
-from penstock.train.data.sampler import training_order
-from penstock.train.evaluation import predict
+from penstock.train.data.sampler import equal_shares, one_pass, training_order
 from penstock.train.parallel.batch_norm import RunningStatistics
 from penstock.train.parallel.buckets import GradientBuckets
+from penstock.train.parallel.collectives import all_gather_rows
 from penstock.train.parallel.layout import cast_of, lay_out
 from penstock.train.parallel.losses import CrossEntropy, start_targets
 from penstock.train.parallel.tensor_parallel import layers_that_wait
@@ -31,6 +31,10 @@ from penstock.train.step.optimizer_step import OptimizerStep
 from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
 
 # B examples of this process
+
+# Of a batch of a validation.
+MAX_ROWS_PER_RANK = 1024
+MAX_BYTES_PER_RANK = 1 << 26
 
 
 @final
@@ -225,11 +229,32 @@ class Trainer:
             bad: As of `validate`.
             notify: As of `validate`.
         """
+        recipe, world = self.recipe, self.world
+        batch_rows = world.size * max(1, min(MAX_ROWS_PER_RANK, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
+        counts = [len(places.indices_B) for places in one_pass(len(examples), batch_rows)]
+        order = equal_shares(one_pass(len(examples), batch_rows), world.rank, world.size)
+        workers, on_bad = 0 if examples.in_memory else self._workers(), recipe.loading.bad_examples
+        all_outputs: list[Tensor] = []
+        all_targets: list[Tensor] = []
         self.module.eval()
-        with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-            workers = 0 if examples.in_memory else self._workers()
-            counted = {} if bad is None else bad
-            return predict(self.module, examples, self.world, self.recipe, workers=workers, bad=counted, notify=notify)
+        with (
+            torch.inference_mode(),
+            cast_of(recipe, world.device),
+            ReadingLoader(
+                examples, order, workers=workers, on_bad=on_bad, device=world.device, notify=notify
+            ) as loader,
+        ):
+            loader.bad = {} if bad is None else bad
+            for count, (inputs, targets) in zip(counts, loader, strict=True):
+                outputs = self.module(inputs).float()
+                if world.size > 1:
+                    outputs = all_gather_rows(world, "the outputs", outputs)[:count]
+                    targets = all_gather_rows(world, "the targets", targets)[:count]
+                if world.is_rank_zero:
+                    all_outputs.append(outputs.cpu())
+                    all_targets.append(targets.cpu())
+        # Only the first process has outputs.
+        return Predictions(torch.cat(all_outputs), torch.cat(all_targets)) if all_outputs else None
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Give the network the EMA of its weights, where the recipe has one, while the context is open."""

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.fused_optimizer import Adam, Sgd, Weights, reference
-from penstock.kernels.fused_optimizer.shapes import SHAPES
+
+# Weights that are updated together.
+SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((1,),),
+    ((7,), (2048,), (2049,), (5, 3)),
+    ((64, 3, 11, 11), (64,), (192, 64, 5, 5), (192,)),
+    ((4096, 4608), (4096,), (1000, 4096)),
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -10,10 +10,23 @@ from torch import Tensor
 
 from penstock.kernels.vocab_parallel_loss import class_gradient, class_sums, reference
 from penstock.kernels.vocab_parallel_loss.dispatch import chosen
-from penstock.kernels.vocab_parallel_loss.shapes import SHAPES
 from penstock.train.parallel import losses
 from penstock.train.parallel.losses import CrossEntropy, _VocabParallelLoss  # pyright: ignore[reportPrivateUsage]
 from penstock.train.parallel.world import World
+
+# Rows, and classes of this process.
+SHAPES = (
+    (1, 1),
+    (3, 1),
+    (1, 10),
+    (64, 1000),
+    (5, 8192),
+    (7, 8193),
+    (256, 43_690),
+    (2, 1_400_000),
+    (9, 699_999),
+    (256, 700_000),
+)
 
 pytestmark = pytest.mark.gpu
 

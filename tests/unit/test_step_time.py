@@ -13,7 +13,6 @@ from torch import nn
 from penstock.core.errors import TrainError
 from penstock.kernels.peer_memory import KERNELS
 from penstock.train.history import History
-from penstock.train.interrupt import Interrupt
 from penstock.train.loop import Loop
 from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
@@ -262,8 +261,7 @@ def test_what_cannot_be_profiled_is_said_and_the_training_goes_on(
         resume_hint="",
         profile=Profile(trainer.world, 4, 10, tmp_path),
     )
-    with Interrupt() as interrupt, Progress("net", 99, 0) as progress:
-        loop.run(progress, interrupt)
+    loop.run(Progress("net", 99, 0))
     assert loop.history.step == 99
     said = capsys.readouterr().out
     assert "No profile: the steps were taken, and no profile was made of them (rank 0 of 1: [Errno 2]" in said

@@ -238,18 +238,16 @@ def _manifest(place: Path) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def _wrong_with(file: Path, fields: Mapping[str, Any]) -> str | None:
-    digest = hashlib.sha256()
     try:
         if file.stat().st_size != fields["bytes"]:
             return f"{file.name} has {file.stat().st_size:,} bytes of {fields['bytes']:,}"
         with file.open("rb") as source:
-            while chunk := source.read(CHUNK_BYTES):
-                digest.update(chunk)
+            found = hashlib.file_digest(source, "sha256").hexdigest()
     except FileNotFoundError:
         return f"{file.name} is missing"
     except OSError as error:
         return f"{file.name} cannot be read ({error.strerror})"
-    return None if digest.hexdigest() == fields["sha256"] else f"{file.name} is altered"
+    return None if found == fields["sha256"] else f"{file.name} is altered"
 
 
 def _seal(fields: Mapping[str, Any]) -> str:

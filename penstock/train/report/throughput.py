@@ -40,10 +40,11 @@ class Pace:
 
     Args:
         mfu_of_one: MFU at one example a second; None if unknown.
+        notice: The reason why it is unknown, for the user.
     """
 
-    def __init__(self, mfu_of_one: float | None = None) -> None:
-        self._mfu_of_one = mfu_of_one
+    def __init__(self, mfu_of_one: float | None = None, notice: str | None = None) -> None:
+        self._mfu_of_one, self.notice = mfu_of_one, notice
         self._samples, self._before_samples = 0, 0
         self._began_s = self._before_s = 0.0
 
@@ -106,9 +107,3 @@ def mfu_of_one(network: nn.Module, inputs_B: Array, recipe: Recipe, world: World
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return None, f"No MFU: the network's arithmetic cannot be counted ({' '.join(str(error).split())[:200]})."
     return counted / len(inputs_B) / (peak * world.size), None
-
-
-def pace_of(network: nn.Module, inputs_B: Array, recipe: Recipe, world: World) -> tuple[Pace, list[str]]:
-    """Make the pace of a run, with notices to print; see `mfu_of_one`."""
-    mfu, why = mfu_of_one(network, inputs_B, recipe, world)
-    return Pace(mfu), [] if why is None else [why]

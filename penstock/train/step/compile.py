@@ -49,7 +49,7 @@ def compiled(
     # Imported here, because the import takes seconds.
     from torch._dynamo import config
 
-    # All parts share one forward function, and torch limits the number of compilations of a function.
+    # All segments share one forward function, and torch limits the number of compilations of a function.
     config.recompile_limit = max(config.recompile_limit, 2 * sum(len(cuts) + 1 for cuts in cuts_by_chain.values()))
     return torch.compile(module, dynamic=False, backend=backend)
 
@@ -92,23 +92,11 @@ class _Chain:
         for begin, end in itertools.pairwise(bounds):
             part = layers[begin:end]
             is_eager = len(part) == 1 and id(part[0]) in eager_ids
-            self._parts.append(part[0] if is_eager else torch.compile(_Part(part), dynamic=False, backend=backend))
+            self._parts.append(
+                part[0] if is_eager else torch.compile(nn.Sequential(*part), dynamic=False, backend=backend)
+            )
 
     def __call__(self, x: Any) -> Any:
         for part in self._parts if self._chain.training else self._chain:
             x = part(x)
-        return x
-
-
-@final
-class _Part(nn.Module):
-    """Consecutive layers of a chain. The chain keeps them, so this module is not registered in it."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
         return x
