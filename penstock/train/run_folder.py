@@ -75,17 +75,21 @@ def write_bundle(
         found: The application.
         folder: RUN.
         weights: The best weights, whole.
-        recipe: The training recipe; makes the golden examples if it has `raw_examples`.
-        data: Source of the golden examples otherwise.
+        recipe: The training recipe.
+        data: Source of the golden examples.
         metrics: Metrics of the weights, for the manifest.
     """
     network = found.model()
     network.load_state_dict(weights)
+    bundle = Bundle.write(found, network, golden_examples(recipe, data), to=folder / "bundle", metrics=metrics)
+    return bundle.manifest.content_hash
+
+
+def golden_examples(recipe: Recipe, data: Data) -> Any:
+    """Return the inputs of a bundle's golden examples, see `Bundle.write`."""
     if recipe.raw_examples is not None:
-        golden: Any = recipe.raw_examples()
-    else:
-        golden = first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.loading.bad_examples)
-    return Bundle.write(found, network, golden, to=folder / "bundle", metrics=metrics).manifest.content_hash
+        return recipe.raw_examples()
+    return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.loading.bad_examples)
 
 
 def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
