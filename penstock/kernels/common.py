@@ -1,6 +1,8 @@
 """Definitions that all kernels share."""
 
+import logging
 from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 
@@ -8,3 +10,12 @@ import torch
 HAS_TRITON = find_spec("triton") is not None
 # The dtypes that kernels read and write.
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+
+Chosen = TypeVar("Chosen")
+log = logging.getLogger(__name__)
+
+
+def logged(implementation: Chosen, subject: str, by: str, why: str) -> Chosen:
+    """Log the choice of an implementation with its reason, and return it."""
+    log.info("%s by %s: %s", subject, by, why)
+    return implementation

@@ -44,7 +44,7 @@ class StreamingAttention(Streaming):
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T, features]` to the same shape."""
         # Padding is masked, but NaN in it would still spread: set it to zero.
-        query, key, value = self._projected(valid_alone(whole_BT, length_B))
+        query, key, value = self.project(valid_alone(whole_BT, length_B)).chunk(3, -1)
         return self._attended(query, key, value, torch.arange(whole_BT.shape[1], device=whole_BT.device), None)
 
     def initial_state(self, batch: int) -> State:
@@ -59,7 +59,7 @@ class StreamingAttention(Streaming):
         if isinstance(held_B, int):
             # A constant in the exported graph of steady batches: see `penstock.runtime.onnx_export`.
             held_B = torch.full_like(length_B, held_B)
-        query, key, value = self._projected(valid_alone(chunk_BT, length_B))
+        query, key, value = self.project(valid_alone(chunk_BT, length_B)).chunk(3, -1)
         key, value = torch.cat([keys_BL, key], 1), torch.cat([values_BL, value], 1)
         at_K = torch.arange(key.shape[1], device=key.device)
         # The cache is filled from its end; its empty entries are masked.
@@ -69,10 +69,6 @@ class StreamingAttention(Streaming):
         newest_BL = length_B[:, None] + at_K[: self.left]
         held_B = (held_B + length_B).clamp(max=self.left)
         return Step(output_BT, length_B, (key[row_B1, newest_BL], value[row_B1, newest_BL], held_B))
-
-    def _projected(self, frames_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.project(frames_BT).chunk(3, -1)
-        return query, key, value
 
     def _attended(
         self, query_BT: Tensor, key_BK: Tensor, value_BK: Tensor, at_K: Tensor, seen_BK: Tensor | None

@@ -1,7 +1,7 @@
 """Dispatch between kernel and reference, and the address tables of the kernels."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -41,10 +41,8 @@ class Weights:
             state: Optimizer state in the reference's order: momenta; or means, squares and steps. Same memory format.
         """
         if self._addresses is None:
-            if isinstance(rule, Sgd):
-                reference.sgd(rule, self._weights, self._copies, gradients, rate, *state)
-            else:
-                reference.adam(rule, self._weights, self._copies, gradients, rate, *state)
+            update: Any = reference.sgd if isinstance(rule, Sgd) else reference.adam
+            update(rule, self._weights, self._copies, gradients, rate, *state)
             return
         # Imported here, because Triton is not installed on machines without a GPU.
         from penstock.kernels.fused_optimizer import triton
@@ -53,10 +51,8 @@ class Weights:
         columns = [gradients, self._weights, self._copies, *(kept for kept in state if kept)]
         table, parts_P2 = self._addresses.of(columns), self._addresses.parts_P2
         copy_type = next((copy.dtype for copy in self._copies if copy is not None), torch.bfloat16)
-        if isinstance(rule, Sgd):
-            triton.sgd(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
-        else:
-            triton.adam(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
+        kernel: Any = triton.sgd if isinstance(rule, Sgd) else triton.adam
+        kernel(rule, table, parts_P2, gradients[0].dtype, copy_type, rate)
         # Torch does not see the kernel's writes; the version counters must change for autograd's check.
         torch.autograd.graph.increment_version([*self._weights, *(copy for copy in self._copies if copy is not None)])
 

@@ -1,16 +1,15 @@
 """Dispatch between kernel and reference."""
 
-import logging
 from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON
+from penstock.kernels.common import HAS_TRITON, logged
 from penstock.kernels.gru_gates import host, reference
 
-log = logging.getLogger(__name__)
+SUBJECT = "the gates of GRUs are computed"
 
 Gates = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -31,20 +30,15 @@ def gru_gates(input_BG: Tensor, recurrent_BG: Tensor, hidden_BH: Tensor, valid_B
 def chosen(device: str, dtype: torch.dtype, needs_gradient: bool) -> Gates:
     """Choose the implementation for a device and dtype; logged once."""
     if device == "cpu" and not needs_gradient:
-        return _said(host.gru_gates, "torch in place", "fewer passes over memory")
+        return logged(host.gru_gates, SUBJECT, "torch in place", "fewer passes over memory")
     if device != "cuda":
-        return _said(reference.gru_gates, "torch", "the others have no backward, or are for other devices")
+        return logged(reference.gru_gates, SUBJECT, "torch", "the others have no backward, or are for other devices")
     if dtype == torch.float64:
-        return _said(reference.gru_gates, "torch", "the kernel computes in float32")
+        return logged(reference.gru_gates, SUBJECT, "torch", "the kernel computes in float32")
     if needs_gradient:
-        return _said(reference.gru_gates, "torch", "the kernel has no backward")
+        return logged(reference.gru_gates, SUBJECT, "torch", "the kernel has no backward")
     if not HAS_TRITON:
-        return _said(reference.gru_gates, "torch", "the package triton is not installed")
+        return logged(reference.gru_gates, SUBJECT, "torch", "the package triton is not installed")
     from penstock.kernels.gru_gates import triton
 
-    return _said(triton.gru_gates, "Triton", "one pass over memory")
-
-
-def _said(gates: Gates, by: str, why: str) -> Gates:
-    log.info("the gates of GRUs are computed by %s: %s", by, why)
-    return gates
+    return logged(triton.gru_gates, SUBJECT, "Triton", "one pass over memory")

@@ -1,15 +1,14 @@
 """Dispatch between kernel and reference."""
 
-import logging
 from functools import cache
 from types import ModuleType
 
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON
+from penstock.kernels.common import HAS_TRITON, logged
 from penstock.kernels.table_rows import reference
 
-log = logging.getLogger(__name__)
+SUBJECT = "rows of tables are moved"
 
 
 def gather_rows(table_ER: Tensor, row_B: Tensor) -> Tensor:
@@ -26,16 +25,11 @@ def scatter_rows(values_BR: Tensor, row_B: Tensor, table_ER: Tensor) -> None:
 def chosen(device: str, pinned: bool) -> ModuleType:
     """Choose the implementation for a device; logged once."""
     if device != "cuda":
-        return _said(reference, "torch", f"{device} has the host's memory")
+        return logged(reference, SUBJECT, "torch", f"{device} has the host's memory")
     if not pinned:
-        return _said(reference, "torch", "the table's memory is not page-locked")
+        return logged(reference, SUBJECT, "torch", "the table's memory is not page-locked")
     if not HAS_TRITON:
-        return _said(reference, "torch", "the package triton is not installed")
+        return logged(reference, SUBJECT, "torch", "the package triton is not installed")
     from penstock.kernels.table_rows import triton
 
-    return _said(triton, "Triton", "the GPU reaches the table where it is")
-
-
-def _said(module: ModuleType, by: str, why: str) -> ModuleType:
-    log.info("rows of tables are moved by %s: %s", by, why)
-    return module
+    return logged(triton, SUBJECT, "Triton", "the GPU reaches the table where it is")

@@ -1,16 +1,15 @@
 """Dispatch between kernel and reference."""
 
-import logging
 from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON, PRECISIONS
+from penstock.kernels.common import HAS_TRITON, PRECISIONS, logged
 from penstock.kernels.vocab_parallel_loss import reference
 
-log = logging.getLogger(__name__)
+SUBJECT = "cross-entropy over processes is computed"
 
 
 def class_sums(logits_NC: Tensor, targets: Tensor) -> Tensor:
@@ -42,18 +41,13 @@ def _chosen_for(logits_NC: Tensor, targets: Tensor) -> ModuleType:
 def chosen(device: str, dtype: torch.dtype, shares: bool) -> ModuleType:
     """Choose the implementation for a device, dtype and kind of targets; logged once."""
     if device != "cuda":
-        return _said(reference, "torch", "the kernels are for GPUs")
+        return logged(reference, SUBJECT, "torch", "the kernels are for GPUs")
     if dtype not in PRECISIONS:
-        return _said(reference, "torch", f"the kernels do not compute in {dtype}")
+        return logged(reference, SUBJECT, "torch", f"the kernels do not compute in {dtype}")
     if shares:
-        return _said(reference, "torch", "the kernels take labels, not shares of classes")
+        return logged(reference, SUBJECT, "torch", "the kernels take labels, not shares of classes")
     if not HAS_TRITON:
-        return _said(reference, "torch", "the package triton is not installed")
+        return logged(reference, SUBJECT, "torch", "the package triton is not installed")
     from penstock.kernels.vocab_parallel_loss import triton
 
-    return _said(triton, "Triton", "one pass over memory forward, one backward")
-
-
-def _said(module: ModuleType, by: str, why: str) -> ModuleType:
-    log.info("cross-entropy over processes is computed by %s: %s", by, why)
-    return module
+    return logged(triton, SUBJECT, "Triton", "one pass over memory forward, one backward")

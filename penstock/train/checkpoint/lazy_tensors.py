@@ -71,15 +71,13 @@ class StoredTensor:
             )
         found: list[Tensor] = []
         begins = 0
+        where = [slice(None)] * self.ndim
         for file, here in zip(self.files, self.sizes, strict=True):
-            where = [slice(None)] * self.ndim
-            low, high = 0, here
+            low, high = first, first + size
             if dim == self.dim:
                 low, high = max(first - begins, 0), min(first + size - begins, here)
-                where[dim] = slice(low, high)
-            else:
-                where[dim] = slice(first, first + size)
-            if low < high:
+            where[dim] = slice(low, high)
+            if here and (low < high or dim != self.dim):
                 found.append(self.at.read(file, self.path, tuple(where)))
             begins += here
         if not found:

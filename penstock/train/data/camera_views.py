@@ -12,7 +12,7 @@ from penstock.core.decode import FORMATS, plain_pixels
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
-from penstock.train.data.image_folder import MOST_RATIO, TRIES
+from penstock.train.data.image_folder import MAX_RATIO, TRIES
 from penstock.train.data.picture_layouts import Picture
 from penstock.train.data.sampler import Indices, Seeds
 
@@ -228,7 +228,7 @@ def _part(width: int, height: int, distortion: Distortion, rng: np.random.Genera
     """Choose left, top, right and bottom of a crop whose centre is in one of the cells."""
     for _ in range(TRIES):
         pixels = width * height * rng.uniform(distortion.least_area, 1)
-        ratio = math.exp(rng.uniform(-1, 1) * math.log(MOST_RATIO))
+        ratio = math.exp(rng.uniform(-1, 1) * math.log(MAX_RATIO))
         wide, high = math.sqrt(pixels * ratio), math.sqrt(pixels / ratio)
         if wide <= width and high <= height:
             break

@@ -26,8 +26,8 @@ SUFFIXES = {
     ".bmp": "image/bmp",
 }
 # Szegedy et al. 2015, "Going deeper with convolutions", section 6: the share of the picture, and its sides' ratio.
-LEAST_AREA, MOST_AREA = 0.08, 1.0
-LEAST_RATIO, MOST_RATIO = 3 / 4, 4 / 3
+MIN_AREA, MAX_AREA = 0.08, 1.0
+MIN_RATIO, MAX_RATIO = 3 / 4, 4 / 3
 # Errors of the machine, not of the picture: a replacement would fail as well.
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 TRIES = 10
@@ -155,8 +155,8 @@ def random_box(width: int, height: int, ratio: float, draws: list[float]) -> Box
     """
     for attempt in range(TRIES):
         area, shape, x, y = draws[4 * attempt : 4 * attempt + 4]
-        pixels = width * height * (LEAST_AREA + (MOST_AREA - LEAST_AREA) * area)
-        own = ratio * math.exp(math.log(LEAST_RATIO) + (math.log(MOST_RATIO) - math.log(LEAST_RATIO)) * shape)
+        pixels = width * height * (MIN_AREA + (MAX_AREA - MIN_AREA) * area)
+        own = ratio * math.exp(math.log(MIN_RATIO) + (math.log(MAX_RATIO) - math.log(MIN_RATIO)) * shape)
         wide, high = math.sqrt(pixels * own), math.sqrt(pixels / own)
         if wide <= width and high <= height:
             left, top = x * (width - wide), y * (height - high)

@@ -1,6 +1,6 @@
 """Batch norm over several processes: local or synchronized statistics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -108,19 +108,18 @@ def norm_of_single_numbers(module: nn.Module, example_B: Tensor) -> str | None:
         module: The network; run in evaluation mode, which is restored.
         example_B: One raw input, `[1, ...]`, on the network's device.
     """
+    names: dict[nn.Module, str] = {
+        layer: name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)
+    }
     lonely: list[str] = []
 
-    def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if given[0].numel() == given[0].shape[1]:
-                lonely.append(name)
+    def look(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        if given[0].numel() == given[0].shape[1]:
+            lonely.append(names[layer])
 
-        return hook
-
-    norms = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
-    if not norms:
+    if not names:
         return None
-    handles = [layer.register_forward_pre_hook(look(name)) for name, layer in norms]
+    handles = [layer.register_forward_pre_hook(look) for layer in names]
     try:
         with evaluating(module):
             module(example_B)

@@ -90,6 +90,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         # The tensors are kept alive, because an id may be reused.
         self._marks: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self._names: dict[nn.Module, str] = {}
         self._layers: dict[str, nn.Linear] = {}
         self._rows: dict[str, int] = {}
         self._comes: dict[str, frozenset[str]] = {}
@@ -121,9 +122,9 @@ class _Watch(TorchDispatchMode):
         handles: list[Any] = []
         for name, layer in module.named_modules():
             if isinstance(layer, nn.Linear):
-                self._layers[name] = layer
-                handles.append(layer.register_forward_pre_hook(self._before(name)))
-                handles.append(layer.register_forward_hook(self._after(name)))
+                self._layers[name], self._names[layer] = layer, name
+                handles.append(layer.register_forward_pre_hook(self._before))
+                handles.append(layer.register_forward_hook(self._after))
         try:
             yield
         finally:
@@ -151,25 +152,19 @@ class _Watch(TorchDispatchMode):
     def _marks_of(self, tensor: Tensor) -> frozenset[str]:
         return self._marks.get(id(tensor), (None, frozenset[str]()))[1]
 
-    def _before(self, name: str) -> Any:
-        def hook(layer: nn.Module, given: tuple[Any, ...]) -> None:
-            (inputs,) = given
-            self.meets(name, given)
-            self._goes.setdefault(name, set())
-            marks = self._marks_of(inputs)
-            # Called twice, with different inputs: only what both have in common can be relied on.
-            self._comes[name] = marks if name not in self._comes else self._comes[name] & marks
-            self._rows[name] = self._rows.get(name, 0) + inputs.shape[:-1].numel()
-            self._inside = True
+    def _before(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
+        (inputs,), name = given, self._names[layer]
+        self.meets(name, given)
+        self._goes.setdefault(name, set())
+        marks = self._marks_of(inputs)
+        # Called twice, with different inputs: only what both have in common can be relied on.
+        self._comes[name] = self._comes.get(name, marks) & marks
+        self._rows[name] = self._rows.get(name, 0) + inputs.shape[:-1].numel()
+        self._inside = True
 
-        return hook
-
-    def _after(self, name: str) -> Any:
-        def hook(layer: nn.Module, given: Any, made: Tensor) -> None:
-            self._inside = False
-            self._marks[id(made)] = (made, frozenset({name}))
-
-        return hook
+    def _after(self, layer: nn.Module, given: Any, made: Tensor) -> None:
+        self._inside = False
+        self._marks[id(made)] = (made, frozenset({self._names[layer]}))
 
 
 @final
