@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast, final
 
 from penstock.core.errors import RequestError, TooSlow
@@ -20,7 +21,9 @@ LINGER_S = 2.0
 VAGUE_NS = 5_000_000
 
 
+# Slots: fewer cache lines per connection matter with thousands of them.
 @final
+@dataclass(slots=True, eq=False)
 class Connection(asyncio.Protocol):
     """HTTP/1.1 with one client.
 
@@ -30,76 +33,40 @@ class Connection(asyncio.Protocol):
         parser: Makes requests from the client's bytes.
         batch_loop: Runs batches; knows when what is read now can have arrived.
         clock_ns: A monotonic clock.
-        draining: Whether the server is shutting down.
+        draining: Whether the server is going down.
         age: Age of the newest bytes in the socket.
     """
 
-    # Fewer cache lines per connection matter with thousands of them.
-    __slots__ = (
-        "_age",
-        "_batch_loop",
-        "_cancel",
-        "_clock_ns",
-        "_closing",
-        "_continued",
-        "_current",
-        "_draining",
-        "_ended",
-        "_handle",
-        "_inside",
-        "_open",
-        "_parser",
-        "_paused",
-        "_reject",
-        "_reject_early",
-        "_rejection",
-        "_transport",
-        "_unread",
-        "_unread_bytes",
-        "_unwanted",
-        "_waiting",
-        "last_active_ns",
-        "lingering_since_ns",
-    )
+    handlers: Handlers
+    open_connections: set[Peer]
+    parser: RequestParser
+    batch_loop: BatchLoop
+    clock_ns: Callable[[], int]
+    draining: Callable[[], bool]
+    age: RequestAge | None = None
+    last_active_ns: int = field(default=0, init=False)
+    lingering_since_ns: int | None = field(default=None, init=False)
+    _transport: asyncio.Transport | None = field(default=None, init=False)
+    _waiting: deque[Request] = field(default_factory=deque[Request], init=False)
+    _current: Request | None = field(default=None, init=False)
+    _cancel: Callable[[], None] | None = field(default=None, init=False)
+    _rejection: RequestError | None = field(default=None, init=False)
+    _paused: bool = field(default=False, init=False)
+    _closing: bool = field(default=False, init=False)
+    _inside: bool = field(default=False, init=False)  # within `handle`, which may answer at once
+    _ended: bool = field(default=False, init=False)  # the client sent EOF
+    _unwanted: bool = field(default=False, init=False)  # no further request is accepted
+    _unread: bool = field(default=False, init=False)  # the client does not read its answers
+    _continued: bool = field(default=False, init=False)
+    _unread_bytes: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        handlers: Handlers,
-        open_connections: set[Peer],
-        parser: RequestParser,
-        batch_loop: BatchLoop,
-        clock_ns: Callable[[], int],
-        draining: Callable[[], bool],
-        age: RequestAge | None = None,
-    ) -> None:
-        self._handle = handlers.handle
-        self._reject = handlers.reject
-        self._reject_early = handlers.reject_early
-        self._open = open_connections
-        self._parser = parser
-        self._batch_loop = batch_loop
-        self._clock_ns = clock_ns
-        self._draining = draining
-        self._age = age
-        self._transport: asyncio.Transport | None = None
-        self._waiting: deque[Request] = deque()
-        self._current: Request | None = None
-        self._cancel: Callable[[], None] | None = None
-        self._rejection: RequestError | None = None
-        self._paused = self._closing = False
-        self._inside = False  # within `_handle`, which may answer at once
-        self._ended = False  # the client sent EOF
-        self._unwanted = False  # no further request is accepted
-        self._unread = False  # the client does not read its answers
-        self._continued = False
-        self._unread_bytes = 0
-        self.last_active_ns = clock_ns()
-        self.lingering_since_ns: int | None = None
+    def __post_init__(self) -> None:
+        self.last_active_ns = self.clock_ns()
 
     @property
     def idle(self) -> bool:
         """True if no request is partly read, waiting or being answered."""
-        return self._current is None and not self._waiting and not self._parser.in_message and self._rejection is None
+        return self._current is None and not self._waiting and not self.parser.in_message and self._rejection is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the open connections."""
@@ -109,23 +76,24 @@ class Connection(asyncio.Protocol):
         # so there a limit of 0 would mark every client as one that does not read.
         encrypted = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(UNREAD_BYTES if encrypted else 0)
-        self._open.add(self)
+        self.open_connections.add(self)
         # A drain may have begun between accept and here.
-        self._closing = self._draining()
+        self._closing = self.draining()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
-        now_ns = self.last_active_ns = self._clock_ns()
-        if self._batch_loop.run_if_overdue(now_ns) and (self._transport is None or self._transport.is_closing()):
+        now_ns = self.last_active_ns = self.clock_ns()
+        if self.batch_loop.run_if_overdue(now_ns) and (self._transport is None or self._transport.is_closing()):
             return  # the batch answered this connection's last request
         if self._rejection is not None:
             return  # drop what follows a rejection; the client still has to read it
         free = self._current is None and not self._waiting and not self._unread
-        if free and (head := self._parser.known(data)) is not None:
+        if free and (head := self.parser.known(data)) is not None:
             # The common case: one whole request on its own, with a head that was parsed before.
             arrival_ns = self._arrival_ns(now_ns)
-            if self._reject_early is not None and not self._closing:
-                cached = self._reject_early(head, arrival_ns)
+            reject_early = self.handlers.reject_early
+            if reject_early is not None and not self._closing:
+                cached = reject_early(head, arrival_ns)
                 if cached is not None:
                     self._write(cached)
                     return
@@ -133,14 +101,14 @@ class Connection(asyncio.Protocol):
             if self._current is None:
                 self._proceed()
             return
-        requests, rejection = self._parser.feed(data)
+        requests, rejection = self.parser.feed(data)
         if requests:
             self._waiting.extend(requests)
         if rejection is not None:
             self._rejection = rejection
         elif len(self._waiting) > PIPELINED:
             self._pause()
-        elif self._parser.expects_continue and not self._continued and self._current is None and not self._waiting:
+        elif self.parser.expects_continue and not self._continued and self._current is None and not self._waiting:
             self._continued = True
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._proceed()
@@ -156,7 +124,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the current request."""
-        self._open.discard(self)
+        self.open_connections.discard(self)
         self._transport = None
         self._waiting.clear()
         if self._cancel is not None:
@@ -229,7 +197,7 @@ class Connection(asyncio.Protocol):
                     break
                 request = self._waiting.popleft()
                 # A pipelined request arrives, for its deadline, when the one before it is answered.
-                request.arrival_ns = self._arrival_ns(self._clock_ns())
+                request.arrival_ns = self._arrival_ns(self.clock_ns())
                 self._start(request)
             else:
                 asyncio.get_running_loop().call_soon(self._proceed)
@@ -238,7 +206,7 @@ class Connection(asyncio.Protocol):
             return
         if self._rejection is not None:
             self._linger(self._rejection)
-        elif self._ended or (self._unwanted and not self._parser.in_message):
+        elif self._ended or (self._unwanted and not self.parser.in_message):
             self._transport.close()
         elif self._paused and not self._unread:
             self._resume()
@@ -247,7 +215,7 @@ class Connection(asyncio.Protocol):
         self._current = request
         self._continued = False
         self._inside = True
-        cancel = self._handle(request, self._answer)
+        cancel = self.handlers.handle(request, self._answer)
         self._inside = False
         if cancel is not None and self._is_answering():
             self._cancel = cancel
@@ -256,9 +224,9 @@ class Connection(asyncio.Protocol):
         return self._current is not None
 
     def _arrival_ns(self, now_ns: int) -> int:
-        arrival_ns = self._batch_loop.arrival_ns(now_ns)
-        if now_ns - arrival_ns > VAGUE_NS and self._age is not None:
-            return max(arrival_ns, self._clock_ns() - self._age())
+        arrival_ns = self.batch_loop.arrival_ns(now_ns)
+        if now_ns - arrival_ns > VAGUE_NS and self.age is not None:
+            return max(arrival_ns, self.clock_ns() - self.age())
         return arrival_ns
 
     def _answer(self, response: Response) -> None:
@@ -282,15 +250,15 @@ class Connection(asyncio.Protocol):
     def _switch(self, transport: asyncio.Transport, response: Switched, request: Request) -> None:
         self._resume()
         self._transport = None
-        self._open.discard(self)
+        self.open_connections.discard(self)
         transport.write(serialize_upgrade(response))
-        response.take(transport, self._parser.rest or b"", self._open)
+        response.take(transport, self.parser.rest or b"", self.open_connections)
 
     def _linger(self, rejection: RequestError) -> None:
         # Closing with unread bytes would reset the connection, and the client would never read the rejection.
         if self.lingering_since_ns is None and self._transport is not None:
-            self.lingering_since_ns = self._clock_ns()
-            self._write(serialize(self._reject(rejection, self._parser.head), None, close=True))
+            self.lingering_since_ns = self.clock_ns()
+            self._write(serialize(self.handlers.reject(rejection, self.parser.head), None, close=True))
             if self._ended:
                 self._transport.close()
                 return

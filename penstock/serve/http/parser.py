@@ -51,7 +51,7 @@ class HeadCache:
             self._heads[data[:end]] = request.head, len(data)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     head: Head = field(default_factory=lambda: Head("", "", {}))
     body: bytes | bytearray = b""
@@ -65,57 +65,40 @@ _NOTHING = _Pending()
 
 
 @final
+@dataclass(slots=True, eq=False)
 class RequestParser:
     """Parses requests from the bytes of one connection.
 
     Args:
         max_body_bytes: Returns the maximum size of a body, from its head.
-        known: Cache of heads, shared by all connections.
+        cache: Cache of heads, shared by all connections.
         max_headers: Maximum number of headers.
+
+    Attributes:
+        in_message: Whether a request is partly read.
+        expects_continue: Whether the client waits for a status 100 before it sends the body.
+        rest: Bytes after a request to upgrade; None without one.
     """
 
-    __slots__ = (
-        "_complete",
-        "_head_is_whole",
-        "_known",
-        "_max_body_bytes",
-        "_max_headers",
-        "_now",
-        "_parser",
-        "_rejection",
-        "_silent_bytes",
-        "expects_continue",
-        "in_message",
-        "rest",
-    )
-
-    def __init__(
-        self,
-        max_body_bytes: Callable[[Head], int],
-        known: HeadCache | None = None,
-        *,
-        max_headers: int = MAX_HEADERS,
-    ) -> None:
-        self._max_body_bytes = max_body_bytes
-        self._known = known or HeadCache()
-        self._max_headers = max_headers
-        # Made for the first unknown head; most connections never need it.
-        self._parser: Any = None
-        self._now = _NOTHING
-        self._complete: list[Request] = []
-        self._rejection: RequestError | None = None
-        self._head_is_whole = True
-        self._silent_bytes = 0
-        self.expects_continue = False
-        self.in_message = False
-        # Bytes after a request to upgrade; None without one.
-        self.rest: bytes | None = None
+    max_body_bytes: Callable[[Head], int]
+    cache: HeadCache = field(default_factory=HeadCache)
+    max_headers: int = field(default=MAX_HEADERS, kw_only=True)
+    in_message: bool = field(default=False, init=False)
+    expects_continue: bool = field(default=False, init=False)
+    rest: bytes | None = field(default=None, init=False)
+    _now: _Pending = field(default=_NOTHING, init=False)
+    _complete: list[Request] = field(default_factory=list[Request], init=False)
+    _rejection: RequestError | None = field(default=None, init=False)
+    _head_is_whole: bool = field(default=True, init=False)
+    _silent_bytes: int = field(default=0, init=False)
+    # Made for the first unknown head; most connections never need it.
+    _parser: Any = field(default=None, init=False)
 
     def known(self, data: bytes) -> Head | None:
         """Return the cached head if the bytes are exactly one request and nothing is left over; None otherwise."""
         if self.in_message or self._rejection is not None or self.rest is not None:
             return None
-        return self._known.head(data)
+        return self.cache.head(data)
 
     def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
         """Parse bytes.
@@ -146,7 +129,7 @@ class RequestParser:
                 self._reject(_head_too_large())
         complete, self._complete = self._complete, []
         if fresh and len(complete) == 1 and not self.in_message and self._rejection is None:
-            self._known.learn(data, complete[0])
+            self.cache.learn(data, complete[0])
         return complete, self._rejection
 
     @property
@@ -174,8 +157,8 @@ class RequestParser:
         now.count += 1
         self._silent_bytes = 0
         self._grow_head(len(name) + len(value) + 4)
-        if now.count > self._max_headers:
-            self._reject(TooLarge(f"The request has more than {self._max_headers} headers; send fewer."))
+        if now.count > self.max_headers:
+            self._reject(TooLarge(f"The request has more than {self.max_headers} headers; send fewer."))
             return
         if self._head_is_whole:
             return  # a trailer: it comes after what it could change (RFC 9110, section 6.5.1)
@@ -195,7 +178,7 @@ class RequestParser:
             self._reject(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
         # After an upgrade no other request can follow.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade
-        now.max_body_bytes = self._max_body_bytes(head)
+        now.max_body_bytes = self.max_body_bytes(head)
         length = head.headers.get("content-length", "")
         if length.isdigit():
             self._check_body(int(length))
