@@ -23,7 +23,7 @@ from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash
 from penstock.core.decode import decode_image
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.exchange.budget import MAX_BUDGET_MS
+from penstock.serve.exchange.budget import MAX_BUDGET_MS, budget_ns_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Response
 from penstock.serve.http import plain
@@ -136,7 +136,7 @@ def chunk(data: bytes) -> None:
     )
     application.decode = application.decode or None
     served = cast(ServedModel, SimpleNamespace(name="app", application=application))
-    call = plain.PlainCall.of(served, _post(b"", content_type=content_type.decode("latin-1")).head)
+    call = plain.PlainCall(served, _post(b"", content_type=content_type.decode("latin-1")).head)
     try:
         found = plain.chunk_of(served, call.content_type, body)
     except RequestError as error:
@@ -229,7 +229,7 @@ class _Client:
 def budget(data: bytes) -> None:
     """`budget_ns_of`: the bytes are the header's text."""
     try:
-        budget_ns = plain.budget_ns_of(data.decode("latin-1"))
+        budget_ns = budget_ns_of(data.decode("latin-1"))
     except InvalidInput as error:
         _is_a_refusal(error)
         return

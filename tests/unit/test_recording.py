@@ -77,6 +77,5 @@ def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSp
     for content_type in (*WAV, RAW, "application/json", "audio/mpeg"):
         body = wav() if content_type in WAV else bytes(640)
         with pytest.raises(Overloaded if content_type in told else UnsupportedContent):
-            RecordingCall(cast(Any, served), content_type).handle(
-                Request(Head("POST", "/", {}), body), lambda response: None
-            )
+            head = Head("POST", "/", {"content-type": content_type})
+            RecordingCall(cast(Any, served), head).handle(Request(head, body), lambda response: None)

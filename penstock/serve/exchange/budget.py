@@ -1,11 +1,21 @@
 """Latency budget and priority of a request, from its headers."""
 
 from penstock.core.errors import InvalidInput
+from penstock.serve.exchange.request import Head
 
 BUDGET_HEADER = "penstock-latency-ms"
 PRIORITY_HEADER = "penstock-priority"
 PRIORITIES = ("interactive", "background")
 MAX_BUDGET_MS = 600_000
+
+
+def options_of(head: Head) -> tuple[int | None, bool]:
+    """Parse the latency budget of a request in nanoseconds, None for the server's, and whether it has low priority.
+
+    Raises:
+        InvalidInput: Either is malformed.
+    """
+    return budget_ns_of(head.headers.get(BUDGET_HEADER)), is_low_priority(head.headers.get(PRIORITY_HEADER))
 
 
 def budget_ns_of(text: str | None) -> int | None:

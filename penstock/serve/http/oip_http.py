@@ -5,15 +5,14 @@ raw little-endian tensors follow it in the order of the head.
 """
 
 import re
-from dataclasses import dataclass
 from reprlib import repr as shown
-from typing import Any, cast
+from typing import Any, cast, final
 
 import orjson
 
 from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
+from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.http.plain import json_of
@@ -37,32 +36,23 @@ HEAD_LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class OipCall:
     """Answers the inference requests with one head.
 
     Args:
         served: The model.
-        budget_ns: Latency budget of the request, or None for the server's.
-        low_priority: Whether it runs after the others.
+        head: The head.
         owner: Name of the client, by its API key.
+
+    Raises:
+        InvalidInput: The budget or the priority is malformed.
     """
 
-    served: ServedModel
-    budget_ns: int | None
-    low_priority: bool
-    owner: str
-
-    @classmethod
-    def of(cls, served: ServedModel, head: Head, owner: str) -> "OipCall":
-        """Read a head.
-
-        Raises:
-            InvalidInput: The budget or the priority is malformed.
-        """
-        headers = head.headers
-        budget_ns = budget_ns_of(headers.get(BUDGET_HEADER))
-        return cls(served, budget_ns, is_low_priority(headers.get(PRIORITY_HEADER)), owner)
+    def __init__(self, served: ServedModel, head: Head, owner: str) -> None:
+        self._served = served
+        self._owner = owner
+        self._budget_ns, self._low_priority = options_of(head)
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Submit the rows, and answer when all their results have come; returns a function that cancels them.
@@ -70,7 +60,7 @@ class OipCall:
         Raises:
             RequestError: The request is malformed, does not fit the model, or is rejected.
         """
-        served = self.served
+        served = self._served
         infer = parse_infer(request, *terms_of(served))
 
         def finished(result: Array | RequestError) -> None:
@@ -84,9 +74,9 @@ class OipCall:
             infer,
             finished,
             arrival_ns=request.arrival_ns,
-            owner=self.owner,
-            budget_ns=infer.budget_ns or self.budget_ns,
-            low_priority=self.low_priority,
+            owner=self._owner,
+            budget_ns=infer.budget_ns or self._budget_ns,
+            low_priority=self._low_priority,
         )
 
 

@@ -1,7 +1,6 @@
 """`POST /v1/apps/{name}`: a picture, a JSON array or raw bytes in; JSON or raw bytes out."""
 
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -10,7 +9,7 @@ import orjson
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.spec import Array
-from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
+from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
@@ -26,43 +25,26 @@ RAW = "application/octet-stream"
 UNSPECIFIED = ("", "application/x-www-form-urlencoded")
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class PlainCall:
     """Answers the requests with one head.
 
     Args:
         served: The model.
-        content_type: Media type of the body, in lower case, without parameters.
-        raw_bytes: Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
-        raw_reply: Whether the output is wanted as raw bytes.
-        budget_ns: Latency budget of the request, or None for the server's.
-        low_priority: Whether it runs after the others.
+        head: The head.
+
+    Raises:
+        InvalidInput: The budget or the priority is malformed.
     """
 
-    served: ServedModel
-    content_type: str
-    raw_bytes: int
-    raw_reply: bool
-    budget_ns: int | None
-    low_priority: bool
-
-    @classmethod
-    def of(cls, served: ServedModel, head: Head) -> "PlainCall":
-        """Read a head.
-
-        Raises:
-            InvalidInput: The budget or the priority is malformed.
-        """
-        content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+    def __init__(self, served: ServedModel, head: Head) -> None:
+        self.served = served
+        self.content_type = content_type_of(head)
+        self.budget_ns, self.low_priority = options_of(head)
         spec = served.application.input
-        return cls(
-            served,
-            content_type,
-            spec.nbytes if content_type == RAW and spec.takes_any_bytes else -1,
-            RAW in head.headers.get("accept", ""),
-            budget_ns_of(head.headers.get(BUDGET_HEADER)),
-            is_low_priority(head.headers.get(PRIORITY_HEADER)),
-        )
+        # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
+        self._raw_bytes = spec.nbytes if self.content_type == RAW and spec.takes_any_bytes else -1
+        self._raw_reply = RAW in head.headers.get("accept", "")
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, submit the chunk, and answer when its result comes; returns a function that cancels it.
@@ -73,7 +55,7 @@ class PlainCall:
         served, body = self.served, request.body
         if served.decode_pool is not None and _is_decoded(served.application, self.content_type, body):
             return _PreparedCall(self, served.decode_pool, request, answer).cancel
-        chunk = body if len(body) == self.raw_bytes else chunk_of(served, self.content_type, body)
+        chunk = body if len(body) == self._raw_bytes else chunk_of(served, self.content_type, body)
         # `partial` is the cheapest callback.
         done = partial(self.finish, answer)
         handle = served.submit(chunk, done, request.arrival_ns, self.budget_ns, self.low_priority)
@@ -86,7 +68,7 @@ class PlainCall:
             error = served.error_of(status, self.budget_ns)
             served.count_rejection(error)
             answer(rejected(error))
-        elif self.raw_reply:
+        elif self._raw_reply:
             served.counts[ANSWERED] += 1
             answer(Response(200, output.tobytes(), RAW))
         else:
@@ -125,6 +107,11 @@ class _PreparedCall:
         except RequestError as error:
             call.served.count_rejection(error)
             self._answer(rejected(error))
+
+
+def content_type_of(head: Head) -> str:
+    """Media type of the body, in lower case, without parameters."""
+    return head.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _reply(served: ServedModel, output: Array) -> Response:

@@ -5,17 +5,16 @@ live is delayed.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import final
 
 from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
 from penstock.core.live import WAV, is_sound
 from penstock.core.sound import SoundDecoder, sound_decoder
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER, budget_ns_of, is_low_priority
+from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response, rejected
-from penstock.serve.http.plain import RAW, UNSPECIFIED
+from penstock.serve.http.plain import RAW, UNSPECIFIED, content_type_of
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.actions import PushChunk
 from penstock.serve.streams.events import EventEncoder
@@ -29,28 +28,22 @@ PIECE_BYTES = 1 << 16
 Chunks = Iterator[PushChunk]
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class RecordingCall:
     """Answers the requests with one head.
 
     Args:
         served: The model.
-        content_type: Media type of the body, in lower case, without parameters.
+        head: The head.
+
+    Raises:
+        InvalidInput: The budget or the priority, which have no effect here, is malformed.
     """
 
-    served: ServedModel
-    content_type: str
-
-    @classmethod
-    def of(cls, served: ServedModel, head: Head) -> "RecordingCall":
-        """Read a head.
-
-        Raises:
-            InvalidInput: The budget or the priority, which have no effect here, is malformed.
-        """
-        budget_ns_of(head.headers.get(BUDGET_HEADER))
-        is_low_priority(head.headers.get(PRIORITY_HEADER))
-        return cls(served, head.headers.get("content-type", "").partition(";")[0].strip().lower())
+    def __init__(self, served: ServedModel, head: Head) -> None:
+        self._served = served
+        self._content_type = content_type_of(head)
+        options_of(head)
 
     def handle(self, request: Request, answer: Answer) -> Callable[[], None]:
         """Start to feed the recording, and answer when its end is processed; returns a function that cancels it.
@@ -58,17 +51,17 @@ class RecordingCall:
         Raises:
             RequestError: The body is no input of the application, or the request is rejected.
         """
-        served, streams = self.served, self.served.streams
+        served, streams = self._served, self._served.streams
         assert streams is not None, served.name
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
         first = next(chunks)
         served.reject_lost()
         recording = streams.admit_stream(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
-        recording.begin(first)
+        recording.put(first)
         return recording.leave
 
     def _decoder(self, body: bytes) -> SoundDecoder | None:
-        application, content_type = self.served.application, self.content_type
+        application, content_type = self._served.application, self._content_type
         live = application.live
         assert live is not None, application
         sound = is_sound(application.input)
@@ -78,8 +71,8 @@ class RecordingCall:
             return sound_decoder("wav", None, live.rate_hz)
         taken = f"a WAV as {WAV[0]}, or samples as {RAW}" if sound else f"frames as {RAW}"
         raise UnsupportedContent(
-            f"Content-Type {content_type!r} is not taken by {self.served.name!r}; send {taken}, or a live stream to "
-            f"/v1/apps/{self.served.name}/stream."
+            f"Content-Type {content_type!r} is not taken by {self._served.name!r}; send {taken}, or a live stream to "
+            f"/v1/apps/{self._served.name}/stream."
         )
 
 
@@ -138,10 +131,6 @@ class _Recording:
         self._said: list[bytes] = []
         self._feed = SlotFeed(streams.writer, self._done, low_priority=True)
 
-    def begin(self, first: PushChunk) -> None:
-        """Put the first chunk in; the others follow as results come."""
-        self._put(first)
-
     def leave(self, *, broken: bool = True) -> None:
         """Release the slot."""
         self._feed.leave()
@@ -150,7 +139,8 @@ class _Recording:
     def finish(self, code: int, reason: str) -> None:
         """`Member`'s: a request that was accepted is answered."""
 
-    def _put(self, chunk: PushChunk) -> None:
+    def put(self, chunk: PushChunk) -> None:
+        """Put a chunk in. After the first one, the others follow as results come."""
         now_ns = self._streams.now_ns()
         self._feed.put(chunk, now_ns, now_ns + self._streams.budget_ns)
 
@@ -162,7 +152,7 @@ class _Recording:
             if event != b"null":
                 self._said.append(event)
             while self._feed.room and (chunk := next(self._chunks, None)) is not None:
-                self._put(chunk)
+                self.put(chunk)
         except RequestError as error:
             self._served.count_rejection(error)
             self.leave()

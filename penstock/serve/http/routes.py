@@ -171,7 +171,7 @@ class Routes:
             served = self._models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
             kind = plain.PlainCall if served.streams is None else recording.RecordingCall
-            return _inference(served, served.application.max_body_bytes, partial(kind.of, served, head))
+            return _inference(served, served.application.max_body_bytes, partial(kind, served, head))
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head, owner)
         _need(head, "GET, HEAD")
@@ -215,7 +215,7 @@ class Routes:
             _need(head, "POST")
             # A body of the protocol has a head of its own.
             limit = served.application.max_body_bytes + MAX_HEAD_BYTES
-            return _inference(served, limit, partial(oip_http.OipCall.of, served, head, owner))
+            return _inference(served, limit, partial(oip_http.OipCall, served, head, owner))
         _need(head, "GET, HEAD")
         match rest:
             case []:
