@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.application import Application
 from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send, SetBudget
-from penstock.serve.streams.session import Session, SessionConfig
+from penstock.serve.streams.session import Session
 
 CHUNK = 8
 RATE_HZ = 8000
@@ -78,16 +79,6 @@ class Talk:
 
 
 def talk(live: Live | None = None, input: TensorSpec = SOUND) -> Talk:
-    return Talk(
-        Session(
-            SessionConfig(
-                app="hark",
-                stream="s",
-                live=live or Live(rate_hz=RATE_HZ),
-                input=input,
-                output=SCORES,
-                latency_ms=50.0,
-                window=4,
-            )
-        )
-    )
+    live = live or Live(rate_hz=RATE_HZ)
+    application = Application(name="hark", input=input, output=SCORES, live=live, chunks=4, model=":net")
+    return Talk(Session(application, name="hark", stream="s", latency_ms=50.0))

@@ -76,6 +76,6 @@ def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSp
     served = SimpleNamespace(name="hark", streams=streams, application=application, reject_lost=lambda: None)
     for content_type in (*WAV, RAW, "application/json", "audio/mpeg"):
         body = wav() if content_type in WAV else bytes(640)
+        head = Head("POST", "/", {"content-type": content_type})
         with pytest.raises(Overloaded if content_type in told else UnsupportedContent):
-            head = Head("POST", "/", {"content-type": content_type})
             RecordingCall(cast(Any, served), head).handle(Request(head, body), lambda response: None)

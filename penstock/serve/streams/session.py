@@ -18,8 +18,9 @@ import numpy as np
 import orjson
 from websockets.frames import CloseCode
 
+from penstock.core.application import Application
 from penstock.core.errors import InvalidInput, UnsupportedContent
-from penstock.core.live import Live, is_sound
+from penstock.core.live import is_sound
 from penstock.core.sound import (
     ENCODINGS,
     MAX_HEADER_BYTES,
@@ -28,7 +29,7 @@ from penstock.core.sound import (
     frame_bytes_of,
     sound_decoder,
 )
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.spec import Array
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send, SetBudget
 from penstock.serve.streams.events import EventEncoder
 
@@ -53,41 +54,21 @@ class StreamState(Enum):
 STARTING, FLOWING, ENDING, OVER = StreamState
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SessionConfig:
-    """Constants of one stream.
-
-    Args:
-        app: The application's name.
-        stream: The stream's name in logs.
-        live: The application's live settings.
-        input: Spec of one chunk.
-        output: Spec of the longest output of one chunk.
-        latency_ms: The latency budget of a stream that names none.
-        window: Recommended number of messages sent but not yet answered.
-    """
-
-    app: str
-    stream: str
-    live: Live
-    input: TensorSpec
-    output: TensorSpec
-    latency_ms: float
-    window: int
-
-
 _Handler: TypeAlias = Callable[["Session", Any], Actions]
 _Rule: TypeAlias = tuple[_Handler, StreamState]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rules:
-    """Handler of each event in one state, and the state after it. A handler that raises leaves the state as it is."""
+    """Handler of each event in one state, and the state after it; None if the event has no effect.
 
-    text: _Rule
-    binary: _Rule
-    finish: _Rule
-    last_result: _Rule
+    A handler that raises leaves the state as it is.
+    """
+
+    text: _Rule | None = None
+    binary: _Rule | None = None
+    finish: _Rule | None = None
+    last_result: _Rule | None = None
 
 
 @final
@@ -98,25 +79,30 @@ class Session:
     chunks.
 
     Args:
-        config: Constants of the stream.
+        application: A live application.
+        name: Its name in requests.
+        stream: The stream's name in logs.
+        latency_ms: The latency budget of a stream that names none.
 
     Attributes:
         state: State of the protocol; only `_enter` writes it.
         max_message_bytes: Longest message that is accepted now.
     """
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(self, application: Application, *, name: str, stream: str, latency_ms: float) -> None:
+        assert application.live is not None, application
         self._enter(STARTING)
         self.max_message_bytes = MAX_START_BYTES
-        self._config = config
-        self._chunk_frames = config.input.shape[0]
-        self._frame_bytes = config.input.nbytes // self._chunk_frames
-        self._output_size = math.prod(config.output.shape[1:])
-        self._is_float32 = config.output.numpy_dtype == np.dtype("<f4")
+        self._application, self._live, self._input = application, application.live, application.input
+        self._name, self._stream, self._latency_ms = name, stream, latency_ms
+        self._chunk_frames = self._input.shape[0]
+        self._frame_bytes = self._input.nbytes // self._chunk_frames
+        self._output_size = math.prod(application.output.shape[1:])
+        self._is_float32 = application.output.numpy_dtype == np.dtype("<f4")
         self._decoder: SoundDecoder | None = None
         self._held: Array = np.zeros(0, np.int16)
-        self._check_samples = not config.input.takes_any_bytes
-        self._events = EventEncoder(config.app, config.live, config.output)
+        self._check_samples = not self._input.takes_any_bytes
+        self._events = EventEncoder(name, self._live, application.output)
         self._binary = False
         self._next = self._answered = self._without_samples = 0
         # For each unanswered message, the number of its chunks without a result; and results of the first one's chunks.
@@ -158,7 +144,7 @@ class Session:
                 f"Message {self._next} has {size:,} bytes of samples; send whole frames of {self._frame_bytes}."
             )
         if self._check_samples:
-            self._config.input.check_raw(samples)
+            self._input.check_raw(samples)
         self._next += 1
         if frames <= self._chunk_frames:
             self._chunks_left.append(1)
@@ -193,7 +179,9 @@ class Session:
         """End the stream from the server's side: as if the client had sent its end, with another close."""
         return self._apply(self._rules.finish, Close(code, reason))
 
-    def _apply(self, rule: _Rule, argument: Any) -> Actions:
+    def _apply(self, rule: _Rule | None, argument: Any) -> Actions:
+        if rule is None:
+            return ()
         handle, after = rule
         actions = handle(self, argument)
         self._enter(after)
@@ -204,18 +192,18 @@ class Session:
         self._rules = self._TABLE[state]
 
     def _start(self, message: bytes) -> Actions:
-        fields, config = _start_of(message), self._config
+        fields, live = _start_of(message), self._live
         rate_hz, encoding = fields.get("rate_hz"), fields.get("encoding")
-        sound = is_sound(config.input)
+        sound = is_sound(self._input)
         encoding = encoding or ("pcm_s16le" if sound else "raw")
-        latency_ms = fields.get("latency_ms") or config.latency_ms
-        if not sound and (encoding != "raw" or rate_hz not in (None, config.live.rate_hz)):
-            raise InvalidInput(f"{config.app!r} takes no sound; its encoding is 'raw' at {config.live.rate_hz:g} Hz.")
-        own_hz = rate_hz or config.live.rate_hz
+        latency_ms = fields.get("latency_ms") or self._latency_ms
+        if not sound and (encoding != "raw" or rate_hz not in (None, live.rate_hz)):
+            raise InvalidInput(f"{self._name!r} takes no sound; its encoding is 'raw' at {live.rate_hz:g} Hz.")
+        own_hz = rate_hz or live.rate_hz
         frame_bytes = frame_bytes_of(encoding) if sound else self._frame_bytes
-        seconds = max(MAX_MESSAGE_S, config.live.chunk_s(config.input))
-        if encoding not in ("raw", "pcm_s16le") or own_hz != config.live.rate_hz:
-            self._decoder = sound_decoder(encoding, rate_hz, config.live.rate_hz, seconds)
+        seconds = max(MAX_MESSAGE_S, live.chunk_s(self._input))
+        if encoding not in ("raw", "pcm_s16le") or own_hz != live.rate_hz:
+            self._decoder = sound_decoder(encoding, rate_hz, live.rate_hz, seconds)
         self._binary = fields.get("events") == "binary"
         if encoding == "wav":
             max_bytes = MAX_HEADER_BYTES + math.ceil(MAX_RATE_HZ * seconds) * frame_bytes
@@ -224,14 +212,14 @@ class Session:
         self.max_message_bytes = NUMBER_BYTES + max_bytes
         ready = {
             "type": "ready",
-            "app": config.app,
-            "stream": config.stream,
+            "app": self._name,
+            "stream": self._stream,
             "encoding": encoding,
-            "rate_hz": config.live.rate_hz,
+            "rate_hz": live.rate_hz,
             "chunk_frames": self._chunk_frames,
-            "chunk_ms": config.live.chunk_s(config.input) * 1e3,
+            "chunk_ms": live.chunk_s(self._input) * 1e3,
             "latency_ms": latency_ms,
-            "window": config.window,
+            "window": self._application.chunks,
         }
         return SetBudget(latency_ms), Send(orjson.dumps(ready), False)
 
@@ -289,9 +277,6 @@ class Session:
             return ()  # the client could not know that the server ended the stream
         raise InvalidInput("A message came after the end; open another stream for more.")
 
-    def _ignore(self, event: Any) -> Actions:
-        return ()
-
     def _out_of_order(self, message: bytes) -> InvalidInput:
         if len(message) < NUMBER_BYTES:
             return InvalidInput(f"A message has {len(message)} bytes; it begins with a sequence number of 4.")
@@ -325,30 +310,10 @@ class Session:
         return result, Send(b'{"type":"end","chunks":%d}' % self._next, False), self._close
 
     _TABLE: ClassVar[dict[StreamState, _Rules]] = {
-        STARTING: _Rules(
-            text=(_start, FLOWING),
-            binary=(_too_early, STARTING),
-            finish=(_finish_at_once, OVER),
-            last_result=(_ignore, STARTING),
-        ),
-        FLOWING: _Rules(
-            text=(_end, ENDING),
-            binary=(receive_binary, FLOWING),
-            finish=(_finish_early, ENDING),
-            last_result=(_ignore, FLOWING),
-        ),
-        ENDING: _Rules(
-            text=(_too_late, ENDING),
-            binary=(_too_late, ENDING),
-            finish=(_ignore, ENDING),
-            last_result=(_last_result, OVER),
-        ),
-        OVER: _Rules(
-            text=(_ignore, OVER),
-            binary=(_ignore, OVER),
-            finish=(_ignore, OVER),
-            last_result=(_ignore, OVER),
-        ),
+        STARTING: _Rules(text=(_start, FLOWING), binary=(_too_early, STARTING), finish=(_finish_at_once, OVER)),
+        FLOWING: _Rules(text=(_end, ENDING), binary=(receive_binary, FLOWING), finish=(_finish_early, ENDING)),
+        ENDING: _Rules(text=(_too_late, ENDING), binary=(_too_late, ENDING), last_result=(_last_result, OVER)),
+        OVER: _Rules(),
     }
 
 

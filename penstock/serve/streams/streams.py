@@ -8,7 +8,7 @@ from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.table_writer import TableWriter
-from penstock.serve.streams.session import Session, SessionConfig
+from penstock.serve.streams.session import Session
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
     STREAMS,
@@ -104,18 +104,7 @@ class Streams:
 
     def session(self, stream: str) -> Session:
         """Make the protocol of a stream of this name."""
-        application = self.application
-        return Session(
-            SessionConfig(
-                app=self.name,
-                stream=stream,
-                live=self.live,
-                input=application.input,
-                output=application.output,
-                latency_ms=self.budget_ns / 1e6,
-                window=application.chunks,
-            )
-        )
+        return Session(self.application, name=self.name, stream=stream, latency_ms=self.budget_ns / 1e6)
 
     def admit_stream(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
         """Admit a stream; it holds a slot until it leaves.
