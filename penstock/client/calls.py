@@ -139,8 +139,7 @@ class Calls:
 
     def apps(self) -> Steps[list[dict[str, Any]]]:
         """List the applications: name, description, input, output and accepted content types of each."""
-        answer = yield from self._exchange(Call(method="GET", path="/v1/apps"), self._config)
-        return self._listed(answer)
+        return (yield from self._listed(self._config))
 
     def stats(self) -> Steps[dict[str, Any]]:
         """Get the server's counts and histograms since its start."""
@@ -188,9 +187,9 @@ class Calls:
         )
 
     def _described(self, name: str, config: ClientConfig, deadline_s: float) -> Steps[Specs]:
-        answer = yield from self._exchange(Call(method="GET", path="/v1/apps"), config, deadline_s)
+        apps = yield from self._listed(config, deadline_s)
         try:
-            found = {app["name"]: (app["input"], app["output"]) for app in self._listed(answer)}
+            found = {app["name"]: (app["input"], app["output"]) for app in apps}
             if name not in found:
                 raise UnknownRoute(f"There is no model {name!r} at {config.url}; there is {', '.join(found)}.")
             input_spec, output_spec = (TensorSpec.from_json(spec) for spec in found[name])
@@ -198,10 +197,10 @@ class Calls:
             raise _invalid_response(config, f"its description of an application cannot be read ({error})") from None
         return input_spec, output_spec
 
-    def _listed(self, answer: Answer) -> list[dict[str, Any]]:
-        found = json_of(answer, self._config)
+    def _listed(self, config: ClientConfig, deadline_s: float | None = None) -> Steps[list[dict[str, Any]]]:
+        found = json_of((yield from self._exchange(Call(method="GET", path="/v1/apps"), config, deadline_s)), config)
         if not isinstance(found, dict) or not isinstance(found.get("apps"), list):
-            raise _invalid_response(self._config, "/v1/apps has no list 'apps'")
+            raise _invalid_response(config, "/v1/apps has no list 'apps'")
         return found["apps"]
 
 

@@ -20,7 +20,7 @@ from penstock.core.errors import (
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Rejection, Response, Switched
+from penstock.serve.exchange.response import Response, Switched
 from penstock.serve.http.encoding import serialize_upgrade
 from penstock.serve.messages import ModelState
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -121,12 +121,15 @@ def test_a_page_is_told_when_to_come_back() -> None:
 )
 def test_everybody_else_and_pages_of_other_sites_are_told_by_http(changed: dict[str, str | None]) -> None:
     answer = answered(changed=changed)
-    assert isinstance(answer, Rejection)
+    assert not isinstance(answer, Switched)
+    assert isinstance(answer.error, UnknownRoute)
     assert answer.status == 404
 
 
 def test_a_handshake_is_a_get() -> None:
-    assert isinstance(answered(method="POST"), Rejection)
+    answer = answered(method="POST")
+    assert not isinstance(answer, Switched)
+    assert answer.error is not None
 
 
 def test_pages_of_this_server_and_of_listed_sites_are_told() -> None:

@@ -19,12 +19,14 @@ class Response:
         body: The body's bytes.
         content_type: The body's media type.
         headers: Further headers as names and values, without line ends.
+        error: The reason why the request has no result; None if it has one.
     """
 
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
+    error: RequestError | None = None
 
 
 Answer = Callable[[Response], None]
@@ -50,17 +52,6 @@ class Handlers:
 
 
 @dataclass(slots=True, kw_only=True)
-class Rejection(Response):
-    """A response that gives the reason why a request has no result.
-
-    Args:
-        error: The reason.
-    """
-
-    error: RequestError
-
-
-@dataclass(slots=True, kw_only=True)
 class Switched(Response):
     """The last HTTP response of a connection that changes protocol.
 
@@ -68,14 +59,12 @@ class Switched(Response):
 
     Args:
         take: Takes the connection over.
-        error: The reason of a rejection, if the new protocol only carries a rejection.
     """
 
     take: Take
-    error: RequestError | None = None
 
 
-def rejected(error: RequestError) -> Rejection:
+def rejected(error: RequestError) -> Response:
     """Make the response to a request that is rejected."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
@@ -86,4 +75,4 @@ def rejected(error: RequestError) -> Rejection:
         headers = (("WWW-Authenticate", "Bearer"),)
     elif isinstance(error, WrongVersion):
         headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Version", error.supported))
-    return Rejection(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)
+    return Response(status=error.status, body=orjson.dumps({"error": str(error)}), headers=headers, error=error)

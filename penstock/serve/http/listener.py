@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import final
 
@@ -202,19 +203,13 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
     Raises:
         ServeError: The address is not available.
     """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        first = _bound(family, host, port, shared=False)
-        if count == 1:
-            return [first]
-        # Bound without SO_REUSEPORT first, which would silently share the port of another server.
-        port = first.getsockname()[1]
-        first.close()
-        return [_bound(family, host, port, shared=True) for _ in range(count)]
-    except OSError as error:
-        raise ServeError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port."
-        ) from None
+    first = _bound(host, port)
+    if count == 1:
+        return [first]
+    # Bound without SO_REUSEPORT first, which would silently share the port of another server.
+    port = first.getsockname()[1]
+    first.close()
+    return [_bound(host, port, shared=True) for _ in range(count)]
 
 
 def free_grpc_port(network: NetworkSettings) -> int | None:
@@ -225,15 +220,8 @@ def free_grpc_port(network: NetworkSettings) -> int | None:
     """
     if network.grpc_port is None:
         return None
-    try:
-        family = socket.getaddrinfo(network.host, network.grpc_port, type=socket.SOCK_STREAM)[0][0]
-        with _bound(family, network.host, network.grpc_port, shared=False) as probe:
-            return probe.getsockname()[1]
-    except OSError as error:
-        raise ServeError(
-            f"cannot listen for gRPC on {network.host}:{network.grpc_port} ({error.strerror}); choose another --host "
-            f"or --grpc-port."
-        ) from None
+    with _bound(network.host, network.grpc_port, " for gRPC", "--grpc-port") as probe:
+        return probe.getsockname()[1]
 
 
 def url_of(listener: socket.socket, tls: bool) -> str:
@@ -243,16 +231,20 @@ def url_of(listener: socket.socket, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}/"
 
 
-def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
+def _bound(host: str, port: int, use: str = "", option: str = "--port", *, shared: bool = False) -> socket.socket:
+    with ExitStack() as on_error:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = on_error.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            raise ServeError(
+                f"cannot listen{use} on {host}:{port} ({error.strerror}); choose another --host or {option}."
+            ) from None
+        on_error.pop_all()
     return listener
 
 

@@ -100,6 +100,8 @@ class Routes:
         try:
             if route is None or route.epoch != self._models.epoch:
                 route = request.head.route = self._route(request.head)
+            if route.headers:
+                answer = _adding(route.headers, answer)
             return route.handle(request, answer)
         except RequestError as error:
             if route is not None and route.served is not None:
@@ -108,7 +110,7 @@ class Routes:
         except Exception:
             log.exception("%s %r failed", request.method, request.path)
             rejection = rejected(ComputeFailed(FAILED))
-        answer(rejection if route is None else _add_to(route.headers, rejection))
+        answer(rejection)
         return None
 
     def reject_early(self, head: Head, arrival_ns: int) -> bytes | None:
@@ -148,7 +150,7 @@ class Routes:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self._access.cors(head)
         if cors:
-            route = replace(route, handle=partial(_add_headers, route.handle, cors), headers=cors, rejects_early=False)
+            route = replace(route, headers=cors, rejects_early=False)
         return replace(route, epoch=epoch)
 
     def _limit_of(self, route: _Route) -> int:
@@ -176,9 +178,9 @@ class Routes:
             return self._version_two(head, owner)
         _need(head, "GET, HEAD")
         if path == "/v1/stats":
-            return _json(self._stats)
+            return _json(head, self._stats)
         if path == "/v1/apps":
-            return _json(lambda: {"apps": [described(served) for served in self._models]})
+            return _json(head, lambda: {"apps": [described(served) for served in self._models]})
         if path == "/metrics":
             return _Route(handle=self._metrics)
         if path in self._page:
@@ -192,14 +194,13 @@ class Routes:
         match head.path.rstrip("/").split("/")[2:]:
             case []:
                 about = {"name": "penstock", "version": version("penstock"), "extensions": oip_http.EXTENSIONS}
-                return _get(head, lambda: about)
+                return _json(head, lambda: about)
             case ["health", "live"]:
-                return _get(head, lambda: {"live": True})
+                return _json(head, lambda: {"live": True})
             case ["health", "ready"]:
-                return _get(head, self._readiness)
+                return _json(head, self._readiness)
             case ["repository", "index"]:
-                _need(head, "POST")
-                return _json(self._index)
+                return _json(head, self._index, "POST")
             case ["repository", "models", name, "load" | "unload" as change]:
                 _need(head, "POST")
                 return self._changing(head, name, change)
@@ -219,13 +220,13 @@ class Routes:
         _need(head, "GET, HEAD")
         match rest:
             case []:
-                return _json(lambda: model_metadata(served))
+                return _json(head, lambda: model_metadata(served))
             case ["ready"]:
-                return _json(self._readiness)
+                return _json(head, self._readiness)
             case ["config"]:
-                return _json(lambda: model_config(served))
+                return _json(head, lambda: model_config(served))
             case ["stats"]:
-                return _json(lambda: {"model_stats": [metrics.model_statistics(served)]})
+                return _json(head, lambda: {"model_stats": [metrics.model_statistics(served)]})
             case _:
                 raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
 
@@ -313,19 +314,13 @@ def _reply(response: Response) -> Handler:
     return lambda request, answer: answer(response)
 
 
-def _json(value: Callable[[], Any]) -> _Route:
+def _json(head: Head, value: Callable[[], Any], methods: str = "GET, HEAD") -> _Route:
+    _need(head, methods)
     return _Route(handle=lambda request, answer: answer(Response(200, orjson.dumps(value()))))
 
 
-def _get(head: Head, value: Callable[[], Any]) -> _Route:
-    _need(head, "GET, HEAD")
-    return _json(value)
-
-
-def _add_headers(
-    handle: Handler, headers: tuple[tuple[str, str], ...], request: Request, answer: Answer
-) -> Cancel | None:
-    return handle(request, lambda response: answer(_add_to(headers, response)))
+def _adding(headers: tuple[tuple[str, str], ...], answer: Answer) -> Answer:
+    return lambda response: answer(_add_to(headers, response))
 
 
 def _add_to(headers: tuple[tuple[str, str], ...], response: Response) -> Response:

@@ -8,7 +8,7 @@ from typing import final
 from penstock.core.errors import RequestError
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Handler, Rejecter, Rejection, Response, Switched
+from penstock.serve.exchange.response import Answer, Handler, Rejecter, Response
 
 log = logging.getLogger("penstock.requests")
 
@@ -62,7 +62,7 @@ class RequestLog:
     def _write(self, head: Head, response: Response, start_s: float) -> None:
         milliseconds = round((self._clock_s() - start_s) * 1e3, 3)
         client = self._access.client(head)
-        error = str(response.error) if isinstance(response, Rejection | Switched) and response.error else None
+        error = None if response.error is None else str(response.error)
         fields = {
             "method": head.method,
             "path": head.path,

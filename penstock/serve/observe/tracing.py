@@ -23,7 +23,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Handler, Rejection, Response, Switched
+from penstock.serve.exchange.response import Answer, Handler, Response
 from penstock.serve.observe.metrics import OUTCOMES
 from penstock.serve.registry.served_model import ServedModel, column_of
 from penstock.serve.table.slots import SlotTable
@@ -210,7 +210,7 @@ def _end(span: Span, response: Response, asked_model: bool) -> None:
     status = response.status
     span.set_attribute("http.response.status_code", status)
     span.set_attribute("http.response.body.size", len(response.body))
-    error = response.error if isinstance(response, Rejection | Switched) else None
+    error = response.error
     if asked_model:
         span.set_attribute("penstock.outcome", "answered" if error is None else _OUTCOMES[column_of(error)])
     if error is not None and status >= 500:

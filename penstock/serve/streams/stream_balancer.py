@@ -47,10 +47,7 @@ class StreamBalancer:
         self._replicas = replicas
         first = replicas[0]
         self.application = first.application
-        self.live = first.live
         self.budget_ns = first.budget_ns
-        self.now_ns = first.now_ns
-        self.error_of_status = first.error_of_status
 
     def admit_stream(self, make: Callable[[Streams], M], budget_ns: int) -> M:
         """Take a stream in where least is carried, see `Streams.admit_stream`.

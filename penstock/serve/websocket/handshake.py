@@ -10,7 +10,7 @@ from websockets.utils import accept_key
 
 from penstock.core.errors import InvalidInput, Overloaded, RequestError, WrongVersion
 from penstock.serve.exchange.access import SUBPROTOCOLS, Access
-from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
+from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.messages import RESTART_S
@@ -52,10 +52,6 @@ def upgrade_to_stream(
     )
 
     def take(transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
-        if transport.get_extra_info("sslcontext") is None:
-            transport.set_write_buffer_limits(0)
-        else:
-            transport.set_write_buffer_limits(UNREAD_BYTES)
         connection.take_over(transport, peers)
         if rest:
             connection.data_received(rest)

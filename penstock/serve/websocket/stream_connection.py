@@ -103,10 +103,6 @@ class StreamConnection(asyncio.Protocol):
         if self._full:
             self._pause()
 
-    def eof_received(self) -> bool:
-        """Close the connection too: a WebSocket has no half-closed ones."""
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave: what waits need not run."""
         self._peers.discard(self)
