@@ -8,7 +8,7 @@ import av
 import av.error
 import numpy as np
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from penstock.core.errors import SourceError
 from penstock.core.spec import Array
@@ -34,11 +34,7 @@ def annotated(pixels: Array, text: str, size: tuple[int, int] | None = None) -> 
     """
     height, width = size or (max(pixels.shape[0] // 2, 1) * 2, max(pixels.shape[1] // 2, 1) * 2)
     picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
-    scale = min(height / picture.height, width / picture.width)
-    canvas = Image.new("RGB", (width, height))
-    if (picture.height, picture.width) != (height, width):
-        picture = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))
-    canvas.paste(picture, ((width - picture.width) // 2, (height - picture.height) // 2))
+    canvas = ImageOps.pad(picture, (width, height))
     draw = ImageDraw.Draw(canvas, "RGBA")
     letter = max(height // 18, 10)
     strip = height - 2 * letter

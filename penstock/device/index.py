@@ -10,7 +10,6 @@ An interrupted run resumes: finished pictures are kept in a folder beside the in
 
 import fcntl
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -54,6 +53,8 @@ THUMBNAIL = 160
 READERS, READ_AHEAD = 2, 4
 # Pictures lost at most when a run is interrupted.
 JOURNAL_EVERY = 32
+# The files of a journal: SHA-256 of the pictures, their vectors, and the network.
+PARTS = ("part.txt", "part.f32", "made-by")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +82,15 @@ class _Journal:
         self.folder = folder
         self.vectors: dict[str, Vector] = {}
         self._dim: int = model["dim"]
-        mark, text = folder / "made-by", json.dumps(model)
+        self._names, self._numbers, mark = (folder / name for name in PARTS)
+        text = json.dumps(model)
         if mark.exists() and mark.read_text() != text:
             # The vectors of another network cannot be used.
-            _empty(folder)
+            shutil.rmtree(folder / "thumbs")
+            for name in PARTS:
+                (folder / name).unlink(missing_ok=True)
         (folder / "thumbs").mkdir(exist_ok=True)
         mark.write_text(text)
-        self._names, self._numbers = folder / "part.txt", folder / "part.f32"
         self._new: list[tuple[str, Vector]] = []
         self._read()
 
@@ -219,14 +222,6 @@ def _embed(
     return items, failures, computed
 
 
-def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
 def _reuse(journal: _Journal, place: Path, model: dict[str, Any]) -> None:
     """Copy the vectors of an existing index of the same network."""
     if not (place / DESCRIPTION).exists():
@@ -253,24 +248,17 @@ def _read_ahead(
 
     with ThreadPoolExecutor(READERS) as pool:
         waiting: deque[tuple[Path, Future[tuple[str, Array | None]]]] = deque()
-        try:
-            for file in files:
-                waiting.append((file, pool.submit(read, file)))
-                if len(waiting) > READ_AHEAD:
-                    yield waiting.popleft()
-            while waiting:
+        for file in files:
+            waiting.append((file, pool.submit(read, file)))
+            if len(waiting) > READ_AHEAD:
                 yield waiting.popleft()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+        yield from waiting
 
 
 def _write_thumbnail(pixels: Array, file: Path) -> None:
     picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    data = io.BytesIO()
-    picture.save(data, "JPEG", quality=80)
-    file.write_bytes(data.getvalue())
+    picture.save(file, "JPEG", quality=80)
 
 
 def _publish(journal: _Journal, items: list[IndexItem], model: dict[str, Any], place: Path) -> None:
@@ -282,7 +270,7 @@ def _publish(journal: _Journal, items: list[IndexItem], model: dict[str, Any], p
     for file in (folder / "thumbs").iterdir():
         if f"thumbs/{file.name}" not in used:
             file.unlink()
-    for name in ("part.txt", "part.f32", "made-by"):
+    for name in PARTS:
         (folder / name).unlink()
     sha256 = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
     described = {"schema_version": SCHEMA_VERSION, **model, "sha256": sha256}

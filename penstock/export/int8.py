@@ -76,11 +76,8 @@ def quantize(
 
 
 def _loss(fp32: PackModel, int8: PackModel) -> float:
-    if fp32.accuracy is not None and int8.accuracy is not None:
-        return fp32.accuracy - int8.accuracy
-    assert fp32.agreement is not None
-    assert int8.agreement is not None
-    return fp32.agreement - int8.agreement
+    measured = "agreement" if fp32.accuracy is None else "accuracy"
+    return getattr(fp32, measured) - getattr(int8, measured)
 
 
 def _quantize(graph: Path, to: Path, feeds: Iterator[dict[str, Array]], excluded: list[str]) -> None:

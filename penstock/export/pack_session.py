@@ -19,19 +19,18 @@ TIMED_RUNS = 30
 TIMED_S = 2.0
 
 
-def packed_session(file: Path, *, threads: int = 1, varies: bool = False) -> Any:
-    """Open an exported graph.
+def packed_session(file: Path, *, varies: bool = False) -> Any:
+    """Open an exported graph, for one CPU thread.
 
     Args:
         file: The graph.
-        threads: CPU threads for one run.
         varies: Whether the input has any size.
 
     Raises:
         PackError: ONNX Runtime does not run it.
     """
     try:
-        return onnx_session(file, threads=threads, any_size=varies)
+        return onnx_session(file, any_size=varies)
     except onnx_errors() as error:
         raise PackError(f"ONNX Runtime does not run the exported graph ({one_line(error)}).") from None
 

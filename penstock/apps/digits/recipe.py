@@ -1,11 +1,12 @@
 """Training recipe of the digits: scikit-learn's 1,797 handwritten digits, a fixed third of them held out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -25,8 +26,8 @@ def recipe() -> Recipe:
     """Sixty epochs of SGD with one cycle of the learning rate, over batches that are rotated, sheared and re-inked."""
     return Recipe(
         data=digits,
-        loss=smoothed_cross_entropy,
-        optimizer=sgd,
+        loss=partial(F.cross_entropy, label_smoothing=0.05),
+        optimizer=partial(SGD, lr=PEAK_RATE, momentum=0.9, nesterov=True, weight_decay=5e-4),
         schedule=one_cycle,
         metrics={"accuracy": accuracy},
         selection=Selection(metric="loss", mode="min"),
@@ -69,16 +70,6 @@ def split(targets: Array, share: float) -> tuple[Array, Array]:
     indices = np.arange(len(targets))
     train, held_out = train_test_split(indices, test_size=share, stratify=targets, random_state=SPLIT_SEED)
     return np.sort(train), np.sort(held_out)
-
-
-def smoothed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy against targets smoothed by 5%."""
-    return F.cross_entropy(logits, targets, label_smoothing=0.05)
-
-
-def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """SGD with Nesterov momentum and weight decay."""
-    return SGD(parameters, lr=PEAK_RATE, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:

@@ -1,11 +1,12 @@
 """Training recipe of the keywords: CTC over signals of a few words, augmented at every step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -32,7 +33,7 @@ def recipe() -> Recipe:
     return Recipe(
         data=keywords,
         loss=ctc,
-        optimizer=adamw,
+        optimizer=partial(AdamW, lr=PEAK_RATE, weight_decay=0.01),
         schedule=one_cycle,
         metrics={"word_error": word_error},
         selection=Selection(metric="word_error", mode="min", every_epochs=2.0),
@@ -101,11 +102,6 @@ def edit_distance(heard: list[int], spoken: list[int]) -> int:
         for at, other in enumerate(spoken):
             row.append(min(above[at] + (one != other), above[at + 1] + 1, row[at] + 1))
     return row[-1]
-
-
-def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """AdamW."""
-    return AdamW(parameters, lr=PEAK_RATE, weight_decay=0.01)
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> OneCycleLR:
