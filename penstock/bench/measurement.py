@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+
+from penstock.core.versions import versions_of
 
 _SOURCE = Path(__file__).parents[2]
 
@@ -157,13 +158,8 @@ def _gpus() -> list[str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that compute or carry requests."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "uvloop", "httptools", "penstock"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    packages = ("torch", "numpy", "uvloop", "httptools", "penstock")
+    return {"python": platform.python_version(), **versions_of(*packages, missing="not installed")}
 
 
 def _commit() -> tuple[str, bool]:

@@ -4,6 +4,8 @@ import base64
 import binascii
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def new_key(file: Path) -> bytes:
                 sink.write(data)
         except OSError as error:
             raise PackError(f"{place} cannot be written ({error.strerror}); choose another place.") from None
-    return _raw(key.public_key())
+    return key.public_key().public_bytes_raw()
 
 
 def public_file(file: Path) -> Path:
@@ -59,16 +61,11 @@ def sign(data: bytes, file: Path) -> bytes:
         PackError: It is not an Ed25519 private key.
     """
     ed25519, serialization = _cryptography()
-    pem = _read(file)
-    try:
-        key: Any = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError) as error:
-        raise _not_a_key(file, "private", str(error)) from None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise _not_a_key(file, "private", "it is of another kind")
+    load = partial(serialization.load_pem_private_key, password=None)
+    key = _key(file, "private", _read(file), load, ed25519.Ed25519PrivateKey)
     fields = {
         "algorithm": ALGORITHM,
-        "public_key": base64.b64encode(_raw(key.public_key())).decode(),
+        "public_key": key_text(key.public_key().public_bytes_raw()),
         "signature": base64.b64encode(key.sign(data)).decode(),
     }
     return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
@@ -123,15 +120,9 @@ def read_public_key(text: str) -> bytes:
     ed25519, serialization = _cryptography()
     file = Path(text)
     pem = _read(file)
-    try:
-        if b"PRIVATE" in pem:
-            raise _not_a_key(file, "public", f"it is a private key; its public key is in {public_file(file).name}")
-        key: Any = serialization.load_pem_public_key(pem)
-    except (ValueError, TypeError) as error:
-        raise _not_a_key(file, "public", str(error)) from None
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise _not_a_key(file, "public", "it is of another kind")
-    return _raw(key)
+    if b"PRIVATE" in pem:
+        raise _not_a_key(file, "public", f"it is a private key; its public key is in {public_file(file).name}")
+    return _key(file, "public", pem, serialization.load_pem_public_key, ed25519.Ed25519PublicKey).public_bytes_raw()
 
 
 def key_text(public: bytes) -> str:
@@ -139,8 +130,14 @@ def key_text(public: bytes) -> str:
     return base64.b64encode(public).decode()
 
 
-def _raw(key: Any) -> bytes:
-    return key.public_bytes_raw()
+def _key(file: Path, half: str, pem: bytes, load: Callable[[bytes], Any], kind: type) -> Any:
+    try:
+        key = load(pem)
+    except (ValueError, TypeError) as error:
+        raise _not_a_key(file, half, str(error)) from None
+    if not isinstance(key, kind):
+        raise _not_a_key(file, half, "it is of another kind")
+    return key
 
 
 def _read(file: Path) -> bytes:

@@ -26,10 +26,8 @@ def frame_json(result: FrameResult) -> str:
     if frame.name:
         fields["file"] = frame.name
     height, width = result.pixels.shape[:2]
-    fields |= {"width": width, "height": height, "model_ms": round(1e3 * result.model_s, 3)}
-    if result.age_s is not None:
-        fields["age_ms"] = round(1e3 * result.age_s, 3)
-    return json.dumps(fields | result.answer, ensure_ascii=False)
+    fields |= {"width": width, "height": height, **_times(result), **result.answer}
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def chunk_line(result: ChunkResult) -> str:
@@ -45,8 +43,11 @@ def chunk_json(result: ChunkResult) -> str:
         "time_s": round(chunk.time_s, 6),
         "frames": len(result.output_U),
         "labels": list(result.labels),
-        "model_ms": round(1e3 * result.model_s, 3),
+        **_times(result),
     }
-    if result.age_s is not None:
-        fields["age_ms"] = round(1e3 * result.age_s, 3)
     return json.dumps(fields, ensure_ascii=False)
+
+
+def _times(result: FrameResult | ChunkResult) -> dict[str, float]:
+    times_s = {"model_ms": result.model_s, "age_ms": result.age_s}
+    return {name: round(1e3 * time_s, 3) for name, time_s in times_s.items() if time_s is not None}

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files as resources_of
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from penstock.core.pack import (
     read_pack,
 )
 from penstock.core.signature import sign
+from penstock.core.versions import versions_of
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
 from penstock.runtime.exporter_process import run_exporter
@@ -207,7 +207,7 @@ def _pack(
     licence: str,
 ) -> Pack:
     written = sorted(file for file in folder.rglob("*") if file.is_file())
-    made = {package: _version(package) for package in ("penstock", "torch", "onnx")}
+    made = versions_of("penstock", "torch", "onnx")
     made |= {"bundle": files.manifest.content_hash, "when": datetime.now(UTC).isoformat(timespec="seconds")}
     return Pack(
         folder=folder,
@@ -226,10 +226,3 @@ def _pack(
         models=models,
         files={file.relative_to(folder).as_posix(): digest(file.read_bytes()) for file in written},
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "from source"

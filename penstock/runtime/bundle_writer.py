@@ -4,7 +4,6 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -18,6 +17,7 @@ from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundl
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
 from penstock.core.golden import Golden
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.versions import versions_of
 from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
 from penstock.runtime.torch_executor import TorchExecutor
@@ -125,13 +125,7 @@ class Bundle:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, torch, NumPy and penstock."""
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "penstock"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "from source"
-    return versions
+    return {"python": platform.python_version(), **versions_of("torch", "numpy", "penstock")}
 
 
 def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
