@@ -5,7 +5,9 @@ from dataclasses import is_dataclass
 from itertools import repeat
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+
+from penstock.core.errors import ApplicationError, BundleCorrupt
 
 R = TypeVar("R")
 
@@ -20,6 +22,29 @@ def read_record(kind: type[R], fields: Any) -> R:
         raise TypeError(f"{fields!r:.80} is no object")
     hints = get_type_hints(kind)
     return kind(**{name: _value(hints[name], value) for name, value in fields.items()})
+
+
+class JsonRecord:
+    """Base of the dataclasses that a bundle or a pack holds as JSON.
+
+    Attributes:
+        unreadable: The sentence for a record that cannot be read, with a place for the reason.
+    """
+
+    __slots__ = ()
+    unreadable: ClassVar[str]
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            BundleCorrupt: A field is missing, unknown or wrong.
+        """
+        try:
+            return read_record(cls, fields)
+        except (ApplicationError, KeyError, TypeError) as error:
+            raise BundleCorrupt(cls.unreadable.format(error)) from None
 
 
 def _value(kind: Any, value: Any) -> Any:

@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput, TooLarge
-from penstock.core.json_record import read_record
-from penstock.core.spec import PROTOCOL_DATATYPES, Array
+from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
+from penstock.core.spec import Array, Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RawSpec:
+class RawSpec(Spec):
     """The dtype and shape of one raw array; some dimensions may have any size.
 
     Args:
@@ -27,6 +26,7 @@ class RawSpec:
         ApplicationError: A field is out of range.
     """
 
+    unreadable = "a raw spec is not readable ({}); write the bundle again."
     dtype: str
     shape: tuple[int | None, ...]
     meaning: str
@@ -34,10 +34,7 @@ class RawSpec:
     max_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in PROTOCOL_DATATYPES:
-            raise ApplicationError(
-                f"RawSpec has dtype {self.dtype!r}; it must be one of {', '.join(PROTOCOL_DATATYPES)}."
-            )
+        self.check_dtype()
         sizes = isinstance(self.shape, tuple) and all(
             size is None or (type(size) is int and size > 0) for size in self.shape
         )
@@ -64,11 +61,6 @@ class RawSpec:
                 for size, largest in zip(self.shape, self.max_shape, strict=True)
             )
         )
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype as NumPy's (little-endian)."""
-        return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def max_bytes(self) -> int:
@@ -109,18 +101,6 @@ class RawSpec:
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values."""
         return asdict(self) | {"shape": list(self.shape), "max_shape": list(self.max_shape)}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            BundleCorrupt: A field is missing, unknown or wrong.
-        """
-        try:
-            return read_record(cls, fields)
-        except (ApplicationError, KeyError, TypeError) as error:
-            raise BundleCorrupt(f"a raw spec is not readable ({error}); write the bundle again.") from None
 
 
 def is_factory(value: object) -> bool:

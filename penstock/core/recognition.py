@@ -4,12 +4,12 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
-from penstock.core.json_record import read_record
+from penstock.core.errors import ApplicationError, InvalidInput
+from penstock.core.json_record import JsonRecord
 from penstock.core.spec import Array
 
 # L labels, G groups
@@ -18,7 +18,7 @@ TOP = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recognition:
+class Recognition(JsonRecord):
     """Labels, groups and thresholds of a classifier's answers, for single inputs and for frames of a video.
 
     Args:
@@ -33,6 +33,7 @@ class Recognition:
         ApplicationError: A field is out of range.
     """
 
+    unreadable = "a recognition is not readable ({}); write it again."
     labels: tuple[str, ...]
     groups: tuple[str, ...] | None = None
     unsure_below: float = 0.5
@@ -134,18 +135,6 @@ class Recognition:
             "enter": self.enter,
             "leave": self.leave,
         }
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            BundleCorrupt: A field is missing, unknown or wrong.
-        """
-        try:
-            return read_record(cls, fields)
-        except (ApplicationError, KeyError, TypeError) as error:
-            raise BundleCorrupt(f"a recognition is not readable ({error}); write it again.") from None
 
 
 def _are_names(value: object) -> bool:

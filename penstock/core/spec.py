@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass
 from itertools import chain
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
-from penstock.core.json_record import read_record
+from penstock.core.errors import ApplicationError, InvalidInput
+from penstock.core.json_record import JsonRecord
 
 Array = npt.NDArray[Any]
 
@@ -26,8 +26,30 @@ PROTOCOL_DATATYPES = {
 }
 
 
+class Spec(JsonRecord):
+    """Base of the specs of arrays.
+
+    Attributes:
+        dtype: A NumPy dtype name.
+    """
+
+    __slots__ = ()
+    dtype: str
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype as NumPy's (little-endian)."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    def check_dtype(self) -> None:
+        """Raise `ApplicationError` unless the dtype is one of the Open Inference Protocol."""
+        if self.dtype not in PROTOCOL_DATATYPES:
+            known = ", ".join(PROTOCOL_DATATYPES)
+            raise ApplicationError(f"{type(self).__name__} has dtype {self.dtype!r}; it must be one of {known}.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
+class TensorSpec(Spec):
     """The dtype, shape, meaning and units of one chunk of input or output (without a batch dimension).
 
     Args:
@@ -43,6 +65,7 @@ class TensorSpec:
             fit.
     """
 
+    unreadable = "a tensor spec is not readable ({}); write the bundle again."
     dtype: str
     shape: tuple[int, ...]
     meaning: str
@@ -51,10 +74,7 @@ class TensorSpec:
     name: str = "input"
 
     def __post_init__(self) -> None:
-        if self.dtype not in PROTOCOL_DATATYPES:
-            raise ApplicationError(
-                f"TensorSpec has dtype {self.dtype!r}; it must be one of {', '.join(PROTOCOL_DATATYPES)}."
-            )
+        self.check_dtype()
         if not isinstance(self.shape, tuple) or not all(type(size) is int and size > 0 for size in self.shape):
             raise ApplicationError(
                 f"TensorSpec has shape {self.shape!r}; it must be a tuple of whole numbers above 0, such as (28, 28)."
@@ -79,11 +99,6 @@ class TensorSpec:
     def size(self) -> int:
         """Numbers in one chunk."""
         return prod(self.shape)
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype as NumPy's (little-endian)."""
-        return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def protocol_datatype(self) -> str:
@@ -237,18 +252,6 @@ class TensorSpec:
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values."""
         return asdict(self) | {"shape": list(self.shape), "labels": list(self.labels)}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            BundleCorrupt: A field is missing, unknown or wrong.
-        """
-        try:
-            return read_record(cls, fields)
-        except (ApplicationError, KeyError, TypeError) as error:
-            raise BundleCorrupt(f"a tensor spec is not readable ({error}); write the bundle again.") from None
 
 
 def random_numbers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
