@@ -22,7 +22,8 @@ from benchmarks.acceptance.report.results import record_result
 from benchmarks.models.write import ONE_SHOT, write_bundle
 from penstock.bench.measurement import Comparison, make_measurement
 from penstock.core.bundle import read_bundle
-from penstock.core.errors import BenchError
+from penstock.core.errors import BenchError, PenstockError
+from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.load import load
 from penstock.runtime.onnx_cache import cached_graph, onnx_executor
@@ -44,10 +45,10 @@ def runs_of(bundle: Path, cache: Path, *, compiled: bool) -> dict[str, Run]:
     """
     predictor = load(bundle, threads=1)
     files = read_bundle(bundle)
-    graph = cached_graph(files, cache, [])
-    session = onnx_executor(files, graph, 1) if isinstance(graph, Path) else graph
-    if isinstance(session, str):
-        raise BenchError(f"ONNX Runtime cannot run {bundle}: {session}.")
+    try:
+        session = onnx_executor(files, cached_graph(files, cache, []), 1)
+    except (PenstockError, *onnx_errors()) as error:
+        raise BenchError(f"ONNX Runtime cannot run {bundle}: {error}.") from error
     runs: dict[str, Run] = {EAGER: predictor.executor.predict, ONNX: session.predict}
     if compiled:
         runs["torch.compile"] = _inferred(torch.compile(served_function(predictor.module), dynamic=True))

@@ -9,8 +9,9 @@ import numpy as np
 
 from benchmarks.peers.servers import CACHE
 from penstock.core.spec import Array
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Mask, Rows, StepInput
-from penstock.runtime.executor_choice import Execution, make_runnable
+from penstock.runtime.executor_choice import make_runnable
 
 
 @final
@@ -26,9 +27,7 @@ class Network:
 
     def __init__(self, bundle: str | Path) -> None:
         # Penstock's own executor, so that the servers are compared and not the networks.
-        runnable = make_runnable(
-            Path(bundle), app=None, accept_changed=False, how=Execution(cache=CACHE, cores=1), slots=lambda _: 64
-        )
+        runnable = make_runnable(Path(bundle), Execution(cache=CACHE, cores=1), lambda _: 64)
         self._executor = runnable.executor
         self._dtype = runnable.application.input.numpy_dtype
         self._shape = runnable.application.input.shape
@@ -63,9 +62,7 @@ class StreamNetwork:
     """
 
     def __init__(self, bundle: str | Path, slots: int) -> None:
-        runnable = make_runnable(
-            Path(bundle), app=None, accept_changed=False, how=Execution(cache=CACHE, cores=1), slots=lambda _: slots
-        )
+        runnable = make_runnable(Path(bundle), Execution(cache=CACHE, cores=1), lambda _: slots)
         self._executor = runnable.executor
 
     def step(self, slots_B: Rows, chunk_B: Array, fresh_B: Mask, last_B: Mask) -> tuple[Array, Rows]:

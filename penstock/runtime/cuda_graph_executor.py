@@ -120,11 +120,6 @@ class CudaGraphExecutor(Executor):
         self._buckets: dict[int, _GraphBucket] = {}
         self._next_stage = 0
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one stream's state."""
-        return self._network.states.bytes_per_stream
-
     def adopt(self, input_E: Array, output_E: Array) -> bool:
         """See `Executor`.
 

@@ -12,23 +12,23 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from penstock.core.application import Application
+from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
-from penstock.core.errors import ServeError
+from penstock.core.errors import PenstockError, ServeError
+from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
+from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import Executor, StepInput
+from penstock.runtime.onnx_cache import cached_graph, mark_unusable, onnx_executor
+from penstock.runtime.prepare_session import open_prepare
 
 log = logging.getLogger(__name__)
-
-Choice = Literal["auto", "onnx", "torch"]
-CHOICES: tuple[Choice, ...] = ("auto", "onnx", "torch")
 
 # More threads are used if they shorten a trial batch to this share of its time.
 MAX_TIME_SHARE = 0.75
@@ -42,58 +42,11 @@ MAX_STREAM_ROWS = 1024
 EXACT_ROWS = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Runnable:
-    """A verified bundle and its executor.
-
-    Args:
-        application: Its application.
-        files: The bundle.
-        executor: The executor of its network.
-        slots: Streams whose states fit into memory; None where the executor keeps no states.
-    """
-
-    application: Application
-    files: BundleFiles
-    executor: Executor
-    slots: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Execution:
-    """Device, executor and precision of a network.
-
-    Args:
-        cache: The folder of exported graphs.
-        cores: CPU cores that a network may use.
-        sharing: Engines on the device, which divide its free memory.
-        choice: On a CPU, `"auto"` takes ONNX Runtime where it can, and for live streams where it is faster; the others
-            force one executor.
-        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
-        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
-        max_rows: A limit of the batch on a GPU; None for the GPU's own.
-        exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
-    """
-
-    cache: Path
-    cores: int
-    sharing: int = 1
-    choice: Choice = "auto"
-    device: str = "cpu"
-    precision: str = "fp32"
-    max_rows: int | None = None
-    exact: bool = False
-
-
-def make_runnable(
-    bundle: Path, *, app: str | None, accept_changed: bool, how: Execution, slots: Callable[[Application], int]
-) -> Runnable:
+def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], int]) -> Runnable:
     """Verify a bundle and choose its executor and number of threads.
 
     Args:
         bundle: Its folder.
-        app: Reference of the application, if it moved.
-        accept_changed: Accept an application whose sources changed, if the golden examples still agree.
         how: Device, executor and precision.
         slots: Gives the number of streams or requests of an application.
 
@@ -103,105 +56,80 @@ def make_runnable(
         ServeError: The requested executor or GPU cannot run it.
     """
     files = read_bundle(bundle)
-    found = bundle_application(files, app)
-    files.check_sources(found, accept_changed=accept_changed)
-    if files.prepare is not None:
-        # Imported here: serving with torch alone does not load ONNX Runtime.
-        from penstock.runtime.prepare_session import open_prepare
-
-        open_prepare(files)
+    found = bundle_application(files, how.app)
+    files.check_sources(found, accept_changed=how.accept_changed)
+    application = found.application
+    open_prepare(files)
     if how.device != "cpu":
         # Imported here: serving on a CPU does not load torch.
-        from penstock.runtime.gpu_precision import gpu_executor
+        from penstock.runtime.gpu_precision import gpu_runnable
 
-        predictor, executor, fitting = gpu_executor(
-            bundle,
-            app=app,
-            accept_changed=accept_changed,
-            device=how.device,
-            precision=how.precision,
-            slots=slots(found.application),
-            max_rows=how.max_rows,
-            exact=how.exact,
-            sharing=how.sharing,
-        )
-        return Runnable(application=predictor.application, files=predictor.files, executor=executor, slots=fitting)
+        return gpu_runnable(files, found, how, slots(application))
     if how.precision != "fp32":
         raise ServeError(
             f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
         )
-    options = [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
     if how.exact and how.choice == "onnx":
-        _fall_back(how.choice, bundle, found.application, "its answers are not known to be exact")
-    if found.application.live is not None or how.exact:
-        return _streaming_runnable(bundle, app, accept_changed, how, slots(found.application), options)
+        _fall_back(how, files, "its answers are not known to be exact")
+    if application.live is not None or how.exact:
+        return _streaming_runnable(files, found, how, slots(application))
+    examples = files.golden.inputs
     if how.choice != "torch":
+        try:
+            executor = _make_onnx(files, how, partial(onnx_executor, files), examples)
+            return Runnable(application=application, files=files, executor=executor)
+        except ServeError as error:
+            _fall_back(how, files, str(error))
+    # Imported here: serving by ONNX Runtime does not load torch.
+    from penstock.runtime.load import make_predictor
 
-        def make(graph: Path, threads: int) -> Executor | str:
-            from penstock.runtime.onnx_cache import onnx_executor
-
-            return onnx_executor(files, graph, threads)
-
-        executor = _make_onnx(files, how.cache, options, make, files.golden.inputs, how.cores)
-        if isinstance(executor, Executor):
-            return Runnable(application=found.application, files=files, executor=executor)
-        _fall_back(how.choice, bundle, found.application, executor)
-    return _torch_runnable(bundle, app, accept_changed, how.cores)
-
-
-def _fall_back(choice: Choice, bundle: Path, application: Application, reason: str) -> None:
-    if choice == "onnx":
-        raise ServeError(f"ONNX Runtime cannot run {bundle}: {reason}. Leave out --executor onnx.")
-    log.warning("executor torch for %s, because ONNX Runtime cannot run it: %s", application.name, reason)
+    executor = make_predictor(files, found).executor
+    _choose_torch_threads(executor, examples, how.cores)
+    return Runnable(application=application, files=files, executor=executor)
 
 
-def _make_onnx(
-    files: BundleFiles,
-    cache: Path,
-    options: list[str],
-    make: Callable[[Path, int], Executor | str],
-    examples: Array,
-    cores: int,
-) -> Executor | str:
-    if find_spec("onnxruntime") is None:
-        return "the package onnxruntime is not installed"
-    # Imported here: serving with torch alone does not load ONNX Runtime.
-    from penstock.runtime.onnx_cache import cached_graph, mark_unusable
+def _fall_back(how: Execution, files: BundleFiles, reason: str) -> None:
+    if how.choice == "onnx":
+        raise ServeError(f"ONNX Runtime cannot run {files.folder}: {reason}. Leave out --executor onnx.")
+    log.warning("executor torch for %s, because ONNX Runtime cannot run it: %s", files.manifest.name, reason)
 
-    graph = cached_graph(files, cache, options)
-    if isinstance(graph, Path) and isinstance(make(graph, 1), str):
+
+def _make_onnx(files: BundleFiles, how: Execution, make: Callable[[Path, int], Executor], examples: Array) -> Executor:
+    """Make the executor of a bundle's exported graph; `make` is given the graph and the number of threads.
+
+    Raises:
+        ServeError: There is no graph that can be used; the error is the reason.
+    """
+    options = [*(["--app", how.app] if how.app else []), *(["--accept-changed-app"] if how.accept_changed else [])]
+    graph = cached_graph(files, how.cache, options)
+    unusable = (PenstockError, *onnx_errors())
+    try:
+        make(graph, 1)
+    except unusable:
         # The cached file may be truncated: export it again.
         with suppress(OSError):
             graph.unlink()
-        graph = cached_graph(files, cache, options)
-    if isinstance(graph, str):
-        return graph
-    made: dict[int, Executor] = {}
-    for threads in {1, cores}:
-        executor = make(graph, threads)
-        if isinstance(executor, str):
-            mark_unusable(graph, executor)
-            return executor
-        made[threads] = executor
-    return made[_choose_threads(made.__getitem__, examples, cores, "ONNX Runtime")]
+        graph = cached_graph(files, how.cache, options)
+    try:
+        made = {threads: make(graph, threads) for threads in {1, how.cores}}
+    except unusable as error:
+        reason = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        mark_unusable(graph, reason)
+        raise ServeError(reason) from error
+    return made[_choose_threads(made.__getitem__, examples, how.cores, "ONNX Runtime")]
 
 
-def _torch_runnable(bundle: Path, app: str | None, accept_changed: bool, cores: int) -> Runnable:
+def _choose_torch_threads(executor: Executor, examples: Array, cores: int) -> None:
     import torch
-
-    from penstock.runtime.load import load
-
-    predictor = load(bundle, app=app, accept_changed=accept_changed)
 
     def with_threads(threads: int) -> Executor:
         torch.set_num_threads(threads)
-        return predictor.executor
+        return executor
 
-    with_threads(_choose_threads(with_threads, predictor.files.golden.inputs, cores, "torch"))
-    return Runnable(application=predictor.application, files=predictor.files, executor=predictor.executor)
+    with_threads(_choose_threads(with_threads, examples, cores, "torch"))
 
 
-def resolved_device(device: str, choice: Choice) -> str:
+def resolved_device(device: str, choice: str) -> str:
     """Resolve `"auto"`: a GPU where there is one, unless a CPU executor was requested."""
     if device != "auto":
         return device
@@ -213,40 +141,25 @@ def resolved_device(device: str, choice: Choice) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _streaming_runnable(
-    bundle: Path, app: str | None, accept_changed: bool, how: Execution, slots: int, options: list[str]
-) -> Runnable:
-    import torch
-
-    from penstock.runtime.load import as_streaming, load, streaming_executor
+def _streaming_runnable(files: BundleFiles, found: FoundApplication, how: Execution, slots: int) -> Runnable:
+    from penstock.runtime.load import as_streaming, make_predictor, streaming_executor
     from penstock.runtime.state_table import affordable_slots
+    from penstock.runtime.streaming_onnx import onnx_streaming_executor
 
-    predictor = load(bundle, app=app, accept_changed=accept_changed)
-    application = predictor.application
+    predictor = make_predictor(files, found)
+    application = found.application
     slots = affordable_slots(as_streaming(application, predictor.module), slots, _free_bytes() // how.sharing)
     most = EXACT_ROWS if how.exact else min(slots, MAX_STREAM_ROWS)
     executor = streaming_executor(application, predictor.module, slots=slots, max_rows=most, exact=how.exact)
-
-    def with_threads(threads: int) -> Executor:
-        torch.set_num_threads(threads)
-        return executor
-
-    example = first_chunk(application, predictor.files.golden.inputs)[None]
-    with_threads(_choose_threads(with_threads, example, how.cores, "torch"))
-    runnable = Runnable(application=application, files=predictor.files, executor=executor, slots=slots)
+    example = first_chunk(application, files.golden.inputs)[None]
+    _choose_torch_threads(executor, example, how.cores)
+    runnable = Runnable(application=application, files=files, executor=executor, slots=slots)
     if how.choice == "torch" or how.exact:
         return runnable
-
-    def make(graph: Path, threads: int) -> Executor | str:
-        from penstock.runtime.streaming_executor import StreamingExecutor
-        from penstock.runtime.streaming_onnx import onnx_streaming_executor
-
-        assert isinstance(executor, StreamingExecutor), executor
-        return onnx_streaming_executor(predictor, graph, executor, threads=threads)
-
-    stepped = _make_onnx(predictor.files, how.cache, options, make, example, how.cores)
-    if isinstance(stepped, str):
-        _fall_back(how.choice, bundle, application, stepped)
+    try:
+        stepped = _make_onnx(files, how, partial(onnx_streaming_executor, predictor, executor), example)
+    except ServeError as error:
+        _fall_back(how, files, str(error))
         return runnable
     if how.choice == "auto":
         stepped = _fastest({"torch": executor, "ONNX Runtime": stepped}, example)
@@ -322,14 +235,3 @@ def _batch_s(executor: Executor, batch: StepInput) -> float:
         # Most chunks are not the first of their stream.
         batch = replace(batch, fresh_B=np.zeros_like(batch.fresh_B))
     return float(np.median(times_s[1:] or times_s))
-
-
-def parse_executor_choice(text: str) -> Choice:
-    """Parse --executor.
-
-    Raises:
-        ServeError: There is no such executor.
-    """
-    if text not in CHOICES:
-        raise ServeError(f"--executor is {text!r}; it must be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}.")
-    return text

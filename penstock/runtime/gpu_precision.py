@@ -2,18 +2,19 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from penstock.core.application import Application
+from penstock.core.application import Application, FoundApplication
+from penstock.core.bundle import BundleFiles
 from penstock.core.errors import ApplicationError, ServeError
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
+from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import StepInput
-from penstock.runtime.load import Predictor, as_streaming, load
+from penstock.runtime.load import as_streaming, make_predictor
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.whole_signals import run_in_chunks
 
@@ -28,72 +29,56 @@ MAX_ROWS = 4096
 EXACT_ROWS = 256
 
 
-def gpu_executor(
-    bundle: Path,
-    *,
-    app: str | None,
-    accept_changed: bool,
-    device: str,
-    precision: str,
-    slots: int,
-    max_rows: int | None = None,
-    exact: bool = False,
-    sharing: int = 1,
-) -> tuple[Predictor, CudaGraphExecutor, int]:
-    """Verify a bundle on the CPU and on the GPU, and make its executor there.
+def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, slots: int) -> Runnable:
+    """Check a bundle on the CPU and on the GPU, and make its executor there.
 
     Args:
-        bundle: Its folder.
-        app: Reference of the application, if it moved.
-        accept_changed: Accept an application whose sources changed, if the golden examples still agree.
-        device: `"cuda"` or `"cuda:N"`.
-        precision: `"fp32"`, `"bf16"` or `"fp16"`.
-        slots: The number of streams or requests.
-        max_rows: A limit of the batch; None for the GPU's own.
-        exact: Pad every batch to one size, see `StreamingExecutor`.
-        sharing: Engines on this GPU, which divide its free memory.
-
-    Returns:
-        The predictor, the executor, and the number of slots that fit into the GPU's memory.
+        files: The verified bundle.
+        found: Its application.
+        how: Device and precision.
+        slots: The number of streams or requests; fewer may fit into the GPU's memory.
 
     Raises:
-        BundleError: The bundle is damaged, its application changed, or its answers differ too much.
+        BundleError: Its answers differ too much.
         ApplicationError: The network cannot be captured in CUDA graphs.
         ServeError: There is no such GPU, or too little memory.
     """
+    device, precision = how.device, how.precision
     if not torch.cuda.is_available():
         raise ServeError(f"--device is {device}, but this torch sees no GPU; leave it out, or repair the driver.")
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise ServeError(f"--device is {device}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
     # By default cuDNN's fp32 convolutions round to the 10 bits of TF32.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    predictor = load(bundle, app=app, accept_changed=accept_changed)
-    golden = _loosened(predictor.files.golden, precision)
-    specs = predictor.application.input, predictor.application.output
+    predictor, application = make_predictor(files, found), found.application
+    golden = _loosened(files.golden, precision)
+    specs = application.input, application.output
     dtype = None if precision == "fp32" else DTYPES[precision]
-    module = as_streaming(predictor.application, predictor.module)
+    module = as_streaming(application, predictor.module)
     rows = len(golden.inputs)
     try:
         checked = CudaGraphExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)
-        difference = golden.check(lambda inputs: _answers(predictor.application, checked, inputs))
+        difference = golden.check(lambda inputs: _answers(application, checked, inputs))
     except (RuntimeError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
         raise ApplicationError(
-            f"the network of {predictor.application.name!r} cannot run in {precision} in CUDA graphs ({cause}); "
+            f"the network of {application.name!r} cannot run in {precision} in CUDA graphs ({cause}); "
             f"serve it with --device cpu."
         ) from error
     log.info(
         "%s in %s on %s: the golden examples differ by %.3g, allowed is %.3g",
-        predictor.application.name,
+        application.name,
         precision,
         torch.cuda.get_device_name(device),
         difference,
         golden.tolerance,
     )
-    most = EXACT_ROWS if exact else min(max_rows or MAX_ROWS, MAX_ROWS)
-    slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0] // sharing)
-    executor = CudaGraphExecutor(module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=exact)
-    return predictor, executor, slots
+    most = EXACT_ROWS if how.exact else min(how.max_rows or MAX_ROWS, MAX_ROWS)
+    slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0] // how.sharing)
+    executor = CudaGraphExecutor(
+        module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=how.exact
+    )
+    return Runnable(application=application, files=files, executor=executor, slots=slots)
 
 
 def _loosened(golden: Golden, precision: str) -> Golden:

@@ -19,7 +19,6 @@ from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
-from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.streaming_executor import Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
@@ -177,6 +176,15 @@ def load(
         files.check_sources(found, accept_changed=accept_changed)
     if threads is not None:
         torch.set_num_threads(threads)
+    return make_predictor(files, found)
+
+
+def make_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
+    """Make the network of a verified bundle, and check it by the golden examples.
+
+    Raises:
+        BundleError: Its answers changed.
+    """
     module = make_network(found)
     load_weights(module, files.weights)
     application = found.application
@@ -196,22 +204,15 @@ def streaming_executor(
     *,
     slots: int,
     max_rows: int,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
     exact: bool = False,
-) -> StreamingExecutor | CudaGraphExecutor:
-    """Make the executor of a network with states, on a CPU or a GPU; arguments as for `StreamingExecutor`.
+) -> StreamingExecutor:
+    """Make the executor of a network with states on a CPU; arguments as for `StreamingExecutor`.
 
     Raises:
         ApplicationError: The network cannot run in chunks.
     """
     module = as_streaming(application, module)
-    specs = application.input, application.output
-    if torch.device(device).type == "cuda":
-        return CudaGraphExecutor(
-            module, *specs, slots=slots, max_rows=max_rows, device=device, dtype=dtype, exact=exact
-        )
-    return StreamingExecutor(module, *specs, slots=slots, max_rows=max_rows, dtype=dtype, exact=exact)
+    return StreamingExecutor(module, application.input, application.output, slots=slots, max_rows=max_rows, exact=exact)
 
 
 def as_streaming(application: Application, module: nn.Module) -> Streaming:
@@ -315,18 +316,17 @@ def load_weights(module: nn.Module, file: Path) -> None:
 
 def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
     missing = [f"{name} {list(own[name].shape)} is not in the file" for name in own if name not in given]
+    unknown = [f"{name} {list(given[name].shape)} is not in the network" for name in given if name not in own]
+    both = [(name, given[name], own[name]) for name in own if name in given]
     shapes = [
-        f"{name} is {list(given[name].shape)} in the file and {list(tensor.shape)} in the network"
-        for name, tensor in own.items()
-        if name in given and given[name].shape != tensor.shape
+        f"{name} is {list(theirs.shape)} in the file and {list(ours.shape)} in the network"
+        for name, theirs, ours in both
+        if theirs.shape != ours.shape
     ]
     kinds = [
-        f"{name} is {given[name].dtype} in the file and {tensor.dtype} in the network"
-        for name, tensor in own.items()
-        if name in given and given[name].is_floating_point() != tensor.is_floating_point()
-    ]
-    unknown = [
-        f"{name} {list(tensor.shape)} is not in the network" for name, tensor in given.items() if name not in own
+        f"{name} is {theirs.dtype} in the file and {ours.dtype} in the network"
+        for name, theirs, ours in both
+        if theirs.is_floating_point() != ours.is_floating_point()
     ]
     return missing + shapes + kinds + unknown
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.bundle import BundleFiles
-from penstock.core.errors import PenstockError
-from penstock.core.onnx_session import onnx_errors
+from penstock.core.errors import ServeError
 from penstock.core.spec import Array
 from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
 
 
-def cached_graph(files: BundleFiles, cache: Path, options: list[str]) -> Path | str:
+def cached_graph(files: BundleFiles, cache: Path, options: list[str]) -> Path:
     """Return the graph of a bundle, exported now if it is not cached.
 
     Args:
@@ -32,38 +31,40 @@ def cached_graph(files: BundleFiles, cache: Path, options: list[str]) -> Path | 
         cache: The folder of cached graphs.
         options: Options of the exporter: `--app` and `--accept-changed-app`.
 
-    Returns:
-        The file; or the reason why there is none.
+    Raises:
+        ServeError: There is none, for this reason.
     """
     try:
         made_by = "-".join(version(package) for package in ("torch", *NEEDED))
     except PackageNotFoundError as error:
-        return f"the package {error.name} is not installed"
+        raise ServeError(f"the package {error.name} is not installed") from None
     file = cache / f"{files.manifest.content_hash[:32]}-{made_by}.onnx"
     refused = file.with_suffix(".refused")
     try:
         if file.is_file():
             return file
         if refused.is_file():
-            return refused.read_text()
+            raise ServeError(refused.read_text())
         cache.mkdir(parents=True, exist_ok=True)
         log.warning("exporting the network once, to %s", file)
-        return _exported(files, file, refused, options)
+        _export(files, file, refused, options)
+        return file
     except OSError as error:
-        return f"the cache {cache} cannot be used ({error.strerror}); name another one with --cache"
+        raise ServeError(
+            f"the cache {cache} cannot be used ({error.strerror}); name another one with --cache"
+        ) from None
 
 
-def onnx_executor(files: BundleFiles, graph: Path, threads: int) -> OnnxExecutor | str:
-    """Open a graph and check it by the golden examples; returns the reason if it cannot be used."""
-    manifest = files.manifest
-    try:
-        executor = OnnxExecutor(graph, manifest.input, manifest.output, threads=threads)
-        for size in {1, 3, len(files.golden.inputs)}:
-            files.golden.check(lambda chunk_B, size=size: _in_batches(executor, chunk_B, size))
-    except PenstockError as error:
-        return str(error)
-    except onnx_errors() as error:
-        return f"{type(error).__name__}: {error}"
+def onnx_executor(files: BundleFiles, graph: Path, threads: int) -> OnnxExecutor:
+    """Open a graph and check it by the golden examples.
+
+    Raises:
+        BundleError: It is not the graph of this network.
+        Exception: One of `onnx_errors()`: ONNX Runtime does not run it.
+    """
+    executor = OnnxExecutor(graph, files.manifest.input, files.manifest.output, threads=threads)
+    for size in {1, 3, len(files.golden.inputs)}:
+        files.golden.check(lambda chunk_B, size=size: _in_batches(executor, chunk_B, size))
     return executor
 
 
@@ -82,7 +83,7 @@ def _in_batches(executor: OnnxExecutor, chunk_B: Array, size: int) -> Array:
     return np.concatenate(parts)
 
 
-def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str]) -> Path | str:
+def _export(files: BundleFiles, file: Path, refused: Path, options: list[str]) -> None:
     beside = file.with_name(f".{file.stem}-{secrets.token_hex(4)}.onnx")
     try:
         failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options)
@@ -92,12 +93,11 @@ def _exported(files: BundleFiles, file: Path, refused: Path, options: list[str])
                 os.replace(steady_graph(beside), steady_graph(file))
             # Last: its presence shows that the others are complete.
             os.replace(beside, file)
-            return file
-        if not failure.not_exportable:
-            # The cause may be temporary, such as a lack of memory: the next start tries again.
-            return failure.reason
+            return
     finally:
         beside.unlink(missing_ok=True)
         steady_graph(beside).unlink(missing_ok=True)
-    refused.write_text(failure.reason)
-    return failure.reason
+    # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.
+    if failure.not_exportable:
+        refused.write_text(failure.reason)
+    raise ServeError(failure.reason)

@@ -26,24 +26,12 @@ from penstock.runtime.onnx_step import (
     next_name,
     state_name,
 )
-from penstock.runtime.torch_executor import served_function
 
 # Two, because the exporter treats a batch of one as a constant.
 EXAMPLES = 2
+BATCH = torch.export.Dim("batch")
 # Whole chunks after which the number of buffered frames in every layer is constant, or never.
 STEPS_TO_STEADY = 64
-
-
-@final
-class _ServedFunction(nn.Module):
-    """The served function of a network as a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, chunk_B: Tensor) -> Tensor:
-        return served_function(self.module)(chunk_B)
 
 
 @final
@@ -87,10 +75,13 @@ class _SteadyStep(nn.Module):
 def export_graph(predictor: Predictor, file: Path) -> None:
     """Export the network of a loaded bundle as an ONNX graph with a dynamic batch dimension."""
     application = predictor.application
-    if application.live is None:
-        _export_served(predictor, file)
-    else:
-        export_step(as_streaming(application, predictor.module), application.input, file)
+    network = as_streaming(application, predictor.module)
+    if application.live is not None:
+        export_step(network, application.input, file)
+        return
+    names = [application.input.name], [application.output.name]
+    chunk_B = torch.from_numpy(predictor.files.golden.inputs[[0] * EXAMPLES].copy())
+    _exported(network, (chunk_B,), *names, ({0: BATCH},)).save(file)
 
 
 def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
@@ -122,34 +113,25 @@ def step_program(network: Streaming, input: TensorSpec, rows: int | None = None)
     given = rows or EXAMPLES
     state = [leaf.clone() for leaf in leaves(network.initial_state(given))]
     length_B = torch.full((given,), input.shape[0])
-    chunk_BT = _zeros(input, given)
-    batch = {0: torch.export.Dim("batch")}
-    any_batch = {"chunk_BT": batch, "length_B": batch, "last_B": batch, "state": [batch] * len(state)}
-    program = torch.onnx.export(
-        _FlatStep(network).eval(),
-        (chunk_BT, length_B, length_B == 0, state),
-        input_names=[CHUNK, LENGTH, LAST, *map(state_name, range(len(state)))],
-        output_names=[OUTPUT, OUTPUT_LENGTH, *map(next_name, range(len(state)))],
-        dynamic_shapes=any_batch if rows is None else None,
-        dynamo=True,
-        verbose=False,
+    batch = {0: BATCH}
+    return _exported(
+        _FlatStep(network),
+        (_zeros(input, given), length_B, length_B == 0, state),
+        [CHUNK, LENGTH, LAST, *map(state_name, range(len(state)))],
+        [OUTPUT, OUTPUT_LENGTH, *map(next_name, range(len(state)))],
+        (batch, batch, batch, [batch] * len(state)) if rows is None else None,
     )
-    assert program is not None
-    return program
 
 
 def _export_steady_step(network: Streaming, input: TensorSpec, counts: dict[int, int], given: int, file: Path) -> None:
     others = {at: leaf.clone() for at, leaf in enumerate(leaves(network.initial_state(EXAMPLES))) if at not in counts}
-    batch = {0: torch.export.Dim("batch")}
-    program = torch.onnx.export(
-        _SteadyStep(network, input.shape[0], counts).eval(),
+    program = _exported(
+        _SteadyStep(network, input.shape[0], counts),
         (_zeros(input, EXAMPLES), list(others.values())),
-        input_names=[CHUNK, *map(state_name, others)],
-        dynamic_shapes={"chunk_BT": batch, "state": [batch] * len(others)},
-        dynamo=True,
-        verbose=False,
+        [CHUNK, *map(state_name, others)],
+        None,
+        ({0: BATCH}, [{0: BATCH}] * len(others)),
     )
-    assert program is not None
     program.model.metadata_props.update({COUNTS: json.dumps(counts), GIVEN: str(given)})
     program.save(file)
 
@@ -175,20 +157,20 @@ def _zeros(input: TensorSpec, batch: int) -> Tensor:
     return torch.zeros(batch, *input.shape, dtype=getattr(torch, input.dtype))
 
 
-def _export_served(predictor: Predictor, file: Path) -> None:
-    golden = predictor.files.golden.inputs
-    chunk_B = torch.from_numpy(golden[[0] * EXAMPLES].copy())
+def _exported(
+    module: nn.Module, given: tuple[Any, ...], inputs: list[str], outputs: list[str] | None, dynamic: Any
+) -> Any:
     program = torch.onnx.export(
-        _ServedFunction(predictor.module).eval(),
-        (chunk_B,),
-        input_names=[predictor.application.input.name],
-        output_names=[predictor.application.output.name],
-        dynamic_shapes={"chunk_B": {0: torch.export.Dim("batch")}},
+        module.eval(),
+        given,
+        input_names=inputs,
+        output_names=outputs,
+        dynamic_shapes=dynamic,
         dynamo=True,
         verbose=False,
     )
     assert program is not None
-    program.save(file)
+    return program
 
 
 def strip_notes(model: Any) -> None:

@@ -45,11 +45,6 @@ class StateTable:
         self._initial = module.initial_state(1)
         self._rows = map_state(lambda leaf: leaf.expand(slots + 1, *leaf.shape[1:]).clone(), self._initial)
 
-    @property
-    def bytes_per_stream(self) -> int:
-        """Bytes of one stream's state."""
-        return sum(leaf.nbytes for leaf in leaves(self._initial))
-
     def gather(self, slot_B: Tensor, fresh_B: Tensor) -> State:
         """Gather the states of a batch's rows; where a stream begins, the initial state."""
         return _gather(self._rows, self._initial, slot_B, fresh_B)

@@ -157,11 +157,6 @@ class StreamingExecutor(Executor):
         self._network = StatefulNetwork(module, input, output, slots=slots, dtype=dtype, run=run)
         self._kind = getattr(torch, output.dtype)
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one stream's state."""
-        return self._network.states.bytes_per_stream
-
     def run_by(self, run: RunStep) -> Self:
         """Return an executor of the same streams with another `step`."""
         other = copy.copy(self)

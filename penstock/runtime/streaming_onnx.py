@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from penstock.core.errors import GoldenMismatch, PenstockError
+from penstock.core.errors import GoldenMismatch
 from penstock.core.golden import Golden
-from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepInput
 from penstock.runtime.load import Predictor, as_streaming
@@ -32,36 +31,32 @@ COMPARED_SLOTS = 12
 
 
 def onnx_streaming_executor(
-    predictor: Predictor, graph: Path, served: StreamingExecutor, *, threads: int
-) -> StreamingExecutor | str:
+    predictor: Predictor, served: StreamingExecutor, graph: Path, threads: int
+) -> StreamingExecutor:
     """Make an executor that steps streams by a graph, and check it against torch.
 
     Args:
         predictor: The predictor of a live application.
-        graph: Its exported step.
         served: An idle executor that steps by torch; the result shares its states.
+        graph: The exported step of the network.
         threads: CPU threads for one step.
 
-    Returns:
-        The executor; or the reason why the graph cannot be used.
+    Raises:
+        BundleError: It is not the graph of this network.
+        Exception: One of `onnx_errors()`: ONNX Runtime does not run it.
     """
-    application = predictor.application
-    try:
-        network = as_streaming(application, predictor.module)
-        step = ExportedStep(graph, network.initial_state(1), threads=threads)
-        # With small state tables of their own.
-        made, trusted = (
-            StreamingExecutor(
-                network, application.input, application.output, slots=COMPARED_SLOTS, max_rows=COMPARED_SLOTS, run=run
-            )
-            for run in (step, None)
+    application, golden = predictor.application, predictor.files.golden
+    network = as_streaming(application, predictor.module)
+    step = ExportedStep(graph, network.initial_state(1), threads=threads)
+    # With small state tables of their own.
+    made, trusted = (
+        StreamingExecutor(
+            network, application.input, application.output, slots=COMPARED_SLOTS, max_rows=COMPARED_SLOTS, run=run
         )
-        predictor.files.golden.check(lambda inputs: run_in_chunks(made, inputs))
-        check_equivalent(made, trusted, predictor.files.golden, COMPARED_SLOTS)
-    except PenstockError as error:
-        return str(error)
-    except onnx_errors() as error:
-        return f"{type(error).__name__}: {error}"
+        for run in (step, None)
+    )
+    golden.check(lambda inputs: run_in_chunks(made, inputs))
+    check_equivalent(made, trusted, golden, COMPARED_SLOTS)
     kept = "have a graph of their own" if steady_graph(graph).is_file() else "share the graph of all others"
     log.info("%s by ONNX Runtime with %d threads: whole chunks %s", application.name, threads, kept)
     return served.run_by(step)

@@ -5,7 +5,7 @@ They start, change and end things; requests go through the slot table.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import get_args
+from typing import ClassVar
 
 # `ModelState.reason` of a model whose engine died.
 RESTARTING = "the engine is being started again"
@@ -16,7 +16,17 @@ MAX_TEXT = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelState:
+class Message:
+    """A control message."""
+
+    kinds: ClassVar[dict[str, "type[Message]"]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Message.kinds[cls.__name__] = cls
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelState(Message):
     """To a front-end: the state of a model of the repository.
 
     Args:
@@ -33,7 +43,7 @@ class ModelState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadModel:
+class LoadModel(Message):
     """To an engine: load a model.
 
     Args:
@@ -52,7 +62,7 @@ class LoadModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelLoaded:
+class ModelLoaded(Message):
     """From an engine, forwarded to the front-ends: a model is ready. The descriptor of its table comes along.
 
     Args:
@@ -75,7 +85,7 @@ class ModelLoaded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandFailed:
+class CommandFailed(Message):
     """The command for this key or token failed. The status is HTTP's, for a client that sent the command."""
 
     key: int
@@ -84,73 +94,73 @@ class CommandFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandDone:
+class CommandDone(Message):
     """The command for this key or token is done."""
 
     key: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnloadModel:
+class UnloadModel(Message):
     """To an engine: unload a model."""
 
     key: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RetireTable:
+class RetireTable(Message):
     """To a front-end: submit nothing more to a table; reply `TableRetired` once no request waits for it."""
 
     key: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableRetired:
+class TableRetired(Message):
     """From a front-end: no request waits for this table any more."""
 
     key: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartFailed:
+class StartFailed(Message):
     """From a process that was just started: it cannot serve, and ends."""
 
     error: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DropEngine:
+class DropEngine(Message):
     """To a front-end: an engine has died, with all its tables."""
 
     engine: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartListening:
+class StartListening(Message):
     """To a front-end: accept connections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakeOverListener:
+class TakeOverListener(Message):
     """To a front-end: also accept connections of a front-end that died. Its listening socket comes along."""
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseListener:
+class ReleaseListener(Message):
     """To a front-end: the front-end that died accepts its own connections again."""
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drain:
+class Drain(Message):
     """To a front-end: answer the accepted requests, then end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeModel:
+class ChangeModel(Message):
     """From a front-end: a client wants a model loaded or unloaded. The reply carries the token as its key."""
 
     token: int
@@ -159,29 +169,8 @@ class ChangeModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heartbeat:
+class Heartbeat(Message):
     """To the supervisor: the event loop of this process runs."""
-
-
-Message = (
-    LoadModel
-    | ModelLoaded
-    | CommandFailed
-    | CommandDone
-    | UnloadModel
-    | RetireTable
-    | TableRetired
-    | StartFailed
-    | DropEngine
-    | ModelState
-    | StartListening
-    | TakeOverListener
-    | ReleaseListener
-    | Drain
-    | ChangeModel
-    | Heartbeat
-)
-_TYPES = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode_message(message: Message) -> bytes:
@@ -195,4 +184,4 @@ def decode_message(data: bytes) -> Message:
     kind, fields = json.loads(data)
     if kind == "ModelLoaded":
         fields["command"] = LoadModel(**fields["command"])
-    return _TYPES[kind](**fields)
+    return Message.kinds[kind](**fields)

@@ -204,6 +204,10 @@ class ExecutionSettings:
                 f"--device names {len(self.devices)} devices; it must be {MAX_ENGINES} at most.",
             ),
             (
+                self.executor in ("auto", "onnx", "torch"),
+                f"--executor is {self.executor!r}; it must be auto, onnx or torch.",
+            ),
+            (
                 self.precision in ("fp32", "bf16", "fp16"),
                 f"--precision is {self.precision!r}; it must be fp32, bf16 or fp16.",
             ),

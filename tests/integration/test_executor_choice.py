@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ServeError
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
-from penstock.runtime.executor_choice import Choice, Execution, make_runnable, parse_executor_choice
+from penstock.runtime.executor_choice import make_runnable
 from penstock.runtime.onnx_cache import cached_graph
+from penstock.serve.settings import ExecutionSettings
 from tests.support.serving import write_doubler
 
 PLAIN = """
@@ -43,14 +45,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def made(bundle: Path, cache: Path, choice: Choice = "auto") -> Executor:
-    return make_runnable(
-        bundle,
-        app=None,
-        accept_changed=False,
-        how=Execution(cache=cache, cores=1, choice=choice),
-        slots=lambda _: 8,
-    ).executor
+def made(bundle: Path, cache: Path, choice: str = "auto") -> Executor:
+    return make_runnable(bundle, Execution(cache=cache, cores=1, choice=choice), lambda _: 8).executor
 
 
 def outputs(executor: Executor, rows: int) -> np.ndarray:
@@ -104,11 +100,10 @@ def test_a_cache_that_cannot_be_written_is_said(bundle: Path, tmp_path: Path) ->
 
     place = tmp_path / "file"
     place.touch()
-    reason = cached_graph(read_bundle(bundle), place / "below", [])
-    assert isinstance(reason, str)
-    assert "--cache" in reason
+    with pytest.raises(ServeError, match="--cache"):
+        cached_graph(read_bundle(bundle), place / "below", [])
 
 
 def test_another_choice_is_refused() -> None:
     with pytest.raises(ServeError, match="auto, onnx or torch"):
-        parse_executor_choice("tensorrt")
+        ExecutionSettings(executor="tensorrt")

@@ -161,7 +161,6 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
         assert result.length_B is not None
         outputs.append(result.output_B[0, : result.length_B[0]].copy())
     np.testing.assert_allclose(np.concatenate(outputs), offline(frames), atol=1e-6)
-    assert here.state_bytes == sum(leaf.nbytes for leaf in here.save(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -17,7 +17,8 @@ from penstock.core.spec import TensorSpec
 from penstock.nn import GRU, CausalConv1d, Sequential
 from penstock.nn.streaming import State, Step, map_state
 from penstock.runtime.bundle_writer import Bundle
-from penstock.runtime.executor_choice import Choice, Execution, first_chunk, make_runnable
+from penstock.runtime.execution import Execution
+from penstock.runtime.executor_choice import first_chunk, make_runnable
 from penstock.runtime.load import load, make_network, streaming_executor
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.streaming_executor import RunStep, StreamingExecutor
@@ -132,7 +133,7 @@ def test_a_network_that_cannot_be_run_by_chunks_is_no_live_bundle(tmp_path: Path
 def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_path: Path) -> None:
     def made(**options: Any) -> Any:
         how = Execution(cache=tmp_path, cores=1, **options)
-        return make_runnable(folder / "bundle", app=None, accept_changed=False, how=how, slots=lambda application: 7)
+        return make_runnable(folder / "bundle", how, lambda application: 7)
 
     runnable = made(choice="torch")
     assert runnable.executor.max_rows == 7
@@ -150,9 +151,9 @@ def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_pa
 def test_its_exported_step_answers_as_torch_does_and_is_taken_where_it_is_faster(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def made(choice: Choice) -> Any:
+    def made(choice: str) -> Any:
         how = Execution(cache=tmp_path, cores=1, choice=choice)
-        return make_runnable(folder / "bundle", app=None, accept_changed=False, how=how, slots=lambda application: 7)
+        return make_runnable(folder / "bundle", how, lambda application: 7)
 
     by_onnx = made("onnx")
     (graph,) = tmp_path.glob("*.onnx")

@@ -1,7 +1,7 @@
 """Isolation of errors that the application's network raises: only the request that causes one fails."""
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,13 @@ def begin_isolated(executor: Executor, batch: StepInput, *, adopted: bool) -> tu
 
 def _halves(batch: StepInput) -> list[StepInput]:
     middle = batch.slots_B.size // 2
-    return [
-        StepInput(
-            slots_B=batch.slots_B[part],
-            chunk_B=batch.chunk_B[part],
-            length_B=batch.length_B[part],
-            fresh_B=batch.fresh_B[part],
-            last_B=None if batch.last_B is None else batch.last_B[part],
-        )
-        for part in (slice(middle), slice(middle, None))
-    ]
+    columns: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+
+    def half(part: slice) -> StepInput:
+        given: dict[str, Any] = {name: column if column is None else column[part] for name, column in columns.items()}
+        return StepInput(**given)
+
+    return [half(slice(middle)), half(slice(middle, None))]
 
 
 def _finish_copy(executor: Executor, begun: Any, failed_B: FailedRows) -> tuple[StepOutput, FailedRows]:

@@ -11,14 +11,8 @@ from typing import final
 
 from penstock.core.application import Application
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
-from penstock.runtime.executor_choice import (
-    Execution,
-    Runnable,
-    first_chunk,
-    make_runnable,
-    parse_executor_choice,
-    resolved_device,
-)
+from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
 from penstock.serve.engine.engine import Engine
 from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.engine.scheduler import Schedule
@@ -66,7 +60,7 @@ class ModelLoader:
         self._index = index
         execution = settings.execution
         device = execution.devices[index]
-        self._device = resolved_device(device, parse_executor_choice(execution.executor))
+        self._device = resolved_device(device, execution.executor)
         # Engines on the same device, usually the CPU, divide its cores and memory.
         self._sharing = engines_on(device, execution.devices)
         self._multiplexer = Multiplexer(time.monotonic_ns)
@@ -158,19 +152,19 @@ class ModelLoader:
         models, execution = self._settings.models, self._settings.execution
         return make_runnable(
             Path(command.bundle),
-            app=models.app,
-            accept_changed=models.accept_changed_app,
-            how=Execution(
+            Execution(
                 cache=execution.cache,
                 cores=max(1, len(os.sched_getaffinity(0)) // self._sharing),
                 sharing=self._sharing,
-                choice=parse_executor_choice(execution.executor),
+                app=models.app,
+                accept_changed=models.accept_changed_app,
+                choice=execution.executor,
                 device=self._device,
                 precision=execution.precision,
                 max_rows=self._settings.batching.max_batch,
                 exact=execution.exact,
             ),
-            slots=lambda application: self._layout(application).slots,
+            lambda application: self._layout(application).slots,
         )
 
     def _layout(self, application: Application, states: int | None = None) -> TableLayout:

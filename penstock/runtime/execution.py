@@ -1,0 +1,55 @@
+"""Device, executor and precision of a network, and the network that was made runnable with them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.application import Application
+from penstock.core.bundle import BundleFiles
+from penstock.runtime.executor import Executor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runnable:
+    """A verified bundle and its executor.
+
+    Args:
+        application: Its application.
+        files: The bundle.
+        executor: The executor of its network.
+        slots: Streams whose states fit into memory; None where the executor keeps no states.
+    """
+
+    application: Application
+    files: BundleFiles
+    executor: Executor
+    slots: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """Device, executor and precision of a network.
+
+    Args:
+        cache: The folder of exported graphs.
+        cores: CPU cores that a network may use.
+        sharing: Engines on the device, which divide its free memory.
+        app: Reference of the application, if it moved.
+        accept_changed: Accept an application whose sources changed, if the golden examples still agree.
+        choice: `"auto"`, `"onnx"` or `"torch"`. On a CPU, `"auto"` takes ONNX Runtime where it can, and for live
+            streams where it is faster; the others force one executor.
+        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
+        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
+        max_rows: A limit of the batch on a GPU; None for the GPU's own.
+        exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
+    """
+
+    cache: Path
+    cores: int
+    sharing: int = 1
+    app: str | None = None
+    accept_changed: bool = False
+    choice: str = "auto"
+    device: str = "cpu"
+    precision: str = "fp32"
+    max_rows: int | None = None
+    exact: bool = False
