@@ -49,7 +49,7 @@ def table(bundle: Path) -> SlotTable:
 def attachments(engines: int = 2) -> tuple[ModelRegistry, Attachments]:
     models = ModelRegistry(cast(Any, None), loading=False)
     made = Attachments(
-        models,
+        models=models,
         budget_ns=50_000_000,
         idle_ns=10**12,
         margin_ns=0,

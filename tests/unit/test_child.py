@@ -56,7 +56,7 @@ def test_a_restarted_engine_loads_models_once_it_is_ready(monkeypatch: pytest.Mo
             supervisor._receive(second, Heartbeat(), [])
             await asyncio.sleep(0)
         assert (restored, supervisor.engines) == ([1], (0, 1))
-        for wake in {descriptor for child in supervisor._engines for descriptor in child._descriptors}:
+        for wake in {descriptor for child in supervisor._engines for descriptor in child.descriptors}:
             os.close(wake)
 
     asyncio.run(asyncio.wait_for(scene(), 5))

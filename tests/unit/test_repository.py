@@ -104,7 +104,7 @@ def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_an_engine_that_dies_again_while_it_loads_loses_no_model(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         repository.drop_engine(0)
         assert sides.state("first") == ("LOADING", RESTARTING)
@@ -122,7 +122,7 @@ def test_an_engine_that_dies_again_while_it_loads_loses_no_model(models: Path) -
 def test_what_was_served_is_tried_until_it_loads_again(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         repository.drop_engine(0)
         sides.fails = [
@@ -140,7 +140,7 @@ def test_what_was_served_is_tried_until_it_loads_again(models: Path) -> None:
 def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path, engines: tuple[int, ...]) -> None:
     async def scene() -> None:
         sides = Sides(*engines)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         before, tables = dict(sides.answering), dict(sides.tables)
         # The last of its replicas.
@@ -156,7 +156,7 @@ def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path
 def test_changes_while_the_engine_is_gone(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         repository.drop_engine(0)
         await repository.unload("first")
@@ -179,7 +179,7 @@ def test_changes_while_the_engine_is_gone(models: Path) -> None:
 def test_every_engine_has_every_model_and_a_replacement(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1, 2)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         assert sides.serving("first") == sides.serving("second") == {0, 1, 2}
         before = sides.answering["first"]
@@ -197,7 +197,7 @@ def test_every_engine_has_every_model_and_a_replacement(models: Path) -> None:
 def test_a_model_is_ready_as_long_as_one_engine_has_it(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         kept = {key for key, engine in sides.tables.items() if engine == 0}
         sides.die(1, repository)
@@ -220,7 +220,7 @@ def test_a_model_is_ready_as_long_as_one_engine_has_it(models: Path) -> None:
 def test_what_one_engine_cannot_load_none_serves(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         before, tables = dict(sides.answering), dict(sides.tables)
         sides.fails = [None, ServeError("engine 1 on cuda:1: no memory")]
@@ -240,7 +240,7 @@ def test_what_one_engine_cannot_load_none_serves(models: Path) -> None:
 def test_an_engine_that_dies_while_a_model_comes_leaves_it_to_the_others(models: Path, moment: str) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         before = sides.answering["first"]
         deaths: list[int] = []
@@ -271,7 +271,7 @@ def test_an_engine_that_dies_while_a_model_comes_leaves_it_to_the_others(models:
 def test_engines_that_all_die_while_a_model_comes_leave_the_version_before(models: Path, moment: str) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         (models / "first" / "2").mkdir()
 
@@ -297,7 +297,7 @@ def test_engines_that_all_die_while_a_model_comes_leave_the_version_before(model
 def test_an_engine_that_comes_back_takes_nothing_before_all_its_models_are_loaded(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         sides.die(1, repository)
         loaded: list[int] = []
@@ -319,7 +319,7 @@ def test_an_engine_that_comes_back_takes_nothing_before_all_its_models_are_loade
 def test_an_engine_that_dies_between_loading_and_serving_serves_nothing(models: Path, restarted: bool) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         if restarted:
             sides.die(1, repository)
@@ -346,7 +346,7 @@ def test_what_is_unloaded_or_replaced_while_an_engine_comes_back_is_let_go_there
     async def scene() -> None:
         sides = Sides(0, 1)
         (models / "third" / "1").mkdir(parents=True)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         sides.die(1, repository)
         changes: list[asyncio.Task[None]] = []
@@ -370,7 +370,7 @@ def test_what_is_unloaded_or_replaced_while_an_engine_comes_back_is_let_go_there
 def test_an_engine_that_comes_back_during_a_load_gets_that_model_too(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         sides.die(1, repository)
         sides.engines = (0,)
@@ -393,7 +393,7 @@ def test_an_engine_that_comes_back_during_a_load_gets_that_model_too(models: Pat
 def test_models_of_a_lost_engine_can_be_replaced_while_it_is_gone(models: Path) -> None:
     async def scene() -> None:
         sides = Sides(0, 1)
-        repository = ModelRepository(ModelSettings(directory=models), sides, sides)
+        repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         sides.die(0, repository)
         sides.engines = (1,)

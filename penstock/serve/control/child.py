@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 from penstock.serve.channel import Channel, channel_pair
@@ -46,6 +47,7 @@ class Backoff:
 
 
 @final
+@dataclass(eq=False)
 class ChildProcess:
     """One engine or front-end: its current process, and the restarts of it.
 
@@ -65,36 +67,28 @@ class ChildProcess:
         start_error: The process's own reason why it could not start; empty otherwise.
     """
 
-    def __init__(
-        self,
-        name: str,
-        index: int,
-        settings: Settings,
-        descriptors: Sequence[int],
-        *,
-        on_message: "Callable[[ChildProcess, Message, list[int]], None]",
-        on_exit: "Callable[[ChildProcess], None]",
-        on_restart: "Callable[[ChildProcess], None]",
-    ) -> None:
-        self.name = name
-        self.index = index
-        self.keep_running = True
-        self.starts = 0
-        self.ready = False
-        self.start_error = ""
-        self._watchdog_s = settings.limits.watchdog_s + BUDGETS_BLOCKED * settings.batching.budget_ns / 1e9
-        self._settings = settings
-        self._descriptors = tuple(descriptors)
-        self._on_message = on_message
-        self._on_exit = on_exit
-        self._on_restart = on_restart
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
-        self._started_s = 0.0
-        self._heartbeat_s = 0.0
-        self._watched_s = 0.0
-        self._backoff = Backoff()
-        self._gone = asyncio.Event()
+    name: str
+    index: int
+    settings: Settings
+    descriptors: Sequence[int]
+    on_message: "Callable[[ChildProcess, Message, list[int]], None]"
+    on_exit: "Callable[[ChildProcess], None]"
+    on_restart: "Callable[[ChildProcess], None]"
+    keep_running: bool = field(init=False, default=True)
+    starts: int = field(init=False, default=0)
+    ready: bool = field(init=False, default=False)
+    start_error: str = field(init=False, default="")
+    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _channel: Channel | None = field(init=False, default=None)
+    _started_s: float = field(init=False, default=0.0)
+    _heartbeat_s: float = field(init=False, default=0.0)
+    _watched_s: float = field(init=False, default=0.0)
+    _backoff: Backoff = field(init=False, default_factory=Backoff)
+    _gone: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    @property
+    def _watchdog_s(self) -> float:
+        return self.settings.limits.watchdog_s + BUDGETS_BLOCKED * self.settings.batching.budget_ns / 1e9
 
     @property
     def alive(self) -> bool:
@@ -108,12 +102,12 @@ class ChildProcess:
             OSError: The machine has no process, memory or descriptor left.
         """
         ours, theirs = channel_pair()
-        start = json.dumps([self.name, self.index, os.getpid(), theirs.fileno(), self._descriptors])
-        command = [sys.executable, "-m", "penstock.serve.control.child_main", start, self._settings.to_json()]
+        start = json.dumps([self.name, self.index, os.getpid(), theirs.fileno(), self.descriptors])
+        command = [sys.executable, "-m", "penstock.serve.control.child_main", start, self.settings.to_json()]
         # A process group of its own: Ctrl-C in a terminal reaches the supervisor alone, which drains the children.
         try:
             self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(), *self._descriptors), process_group=0, stdin=subprocess.DEVNULL
+                command, pass_fds=(theirs.fileno(), *self.descriptors), process_group=0, stdin=subprocess.DEVNULL
             )
         except OSError:
             ours.close()
@@ -127,7 +121,7 @@ class ChildProcess:
         self._heartbeat_s = self._started_s + START_TIMEOUT_S - self._watchdog_s
         loop = asyncio.get_running_loop()
         self._channel = Channel(
-            ours, lambda message, descriptors: self._on_message(self, message, descriptors), lambda: None
+            ours, lambda message, descriptors: self.on_message(self, message, descriptors), lambda: None
         )
         exit_fd = os.pidfd_open(self._process.pid)
         loop.add_reader(exit_fd, self._exited, exit_fd)
@@ -173,7 +167,7 @@ class ChildProcess:
         self.close()
         ready, self.ready = self.ready, False
         self._gone.set()
-        self._on_exit(self)
+        self.on_exit(self)
         if self.keep_running:
             reason = self.start_error or f"ended with status {status}"
             log.error("%s (process %d) %s; restarting it", self.name, process.pid, reason)
@@ -189,7 +183,7 @@ class ChildProcess:
             log.error("%s cannot be started (%s); trying again in %g s", self.name, error, MAX_BACKOFF_S)
             asyncio.get_running_loop().call_later(MAX_BACKOFF_S, self._restart)
         else:
-            self._on_restart(self)
+            self.on_restart(self)
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         if process is not self._process:

@@ -63,7 +63,7 @@ class FrontEnd:
         self._settings = settings
         self.models = ModelRegistry(repository, loading=settings.models.directory is not None)
         self.attachments = Attachments(
-            self.models,
+            models=self.models,
             budget_ns=settings.batching.budget_ns,
             idle_ns=int(settings.limits.idle_timeout_s * 1e9),
             # On average half of the longest read lies between a prediction and the next batch.

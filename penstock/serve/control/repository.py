@@ -39,8 +39,8 @@ MAX_RETRY_S = 60.0
 DIED_AFTER_LOAD = "the engine's process ended after it loaded the model; its log says why."
 
 
-class EnginePool(Protocol):
-    """The engines, as the repository uses them."""
+class ServerProcesses(Protocol):
+    """The engines, and all front-ends together, as the repository uses them."""
 
     @property
     def engines(self) -> tuple[int, ...]:
@@ -59,10 +59,6 @@ class EnginePool(Protocol):
     async def unload(self, key: int) -> None:
         """Unload a table from its engine."""
         ...
-
-
-class FrontendPool(Protocol):
-    """All front-ends together, as the repository uses them."""
 
     async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
         """Serve a table under its model's name; returns when all front-ends do.
@@ -152,15 +148,13 @@ class ModelRepository:
 
     Args:
         models: Bundles and model directory.
-        engines: They load models.
-        frontends: They serve them.
+        processes: They load models and serve them.
     """
 
-    def __init__(self, models: ModelSettings, engines: EnginePool, frontends: FrontendPool) -> None:
+    def __init__(self, models: ModelSettings, processes: ServerProcesses) -> None:
         self._bundles = models.bundles
         self._directory = models.directory
-        self._engines = engines
-        self._frontends = frontends
+        self._processes = processes
         self._keys, self._numbers = itertools.count(), itertools.count()
         self._change_lock = asyncio.Lock()
         self._models: dict[str, _LoadedModel] = {}
@@ -304,7 +298,7 @@ class ModelRepository:
             self._set_state(model.folder, "UNAVAILABLE", "unloaded")
 
     async def _load_version(self, folder: ModelFolder) -> None:
-        engines = self._engines.engines
+        engines = self._processes.engines
         if not engines:
             raise EngineLost(f"{RESTARTING}.")
         number = next(self._numbers)
@@ -330,7 +324,7 @@ class ModelRepository:
             LoadModel(key=key, model=number, name=folder.name, version=folder.version, bundle=bundle)
             for key in itertools.islice(self._keys, len(engines))
         ]
-        loads = (self._engines.load(command, engine) for command, engine in zip(commands, engines, strict=True))
+        loads = (self._processes.load(command, engine) for command, engine in zip(commands, engines, strict=True))
         results = await asyncio.gather(*loads, return_exceptions=True)
         failures = [each for each in results if isinstance(each, BaseException)]
         # An error of the model is more informative than the death of an engine.
@@ -347,7 +341,7 @@ class ModelRepository:
         try:
             for engine, replica in replicas.items():
                 try:
-                    await self._frontends.attach(*replica)
+                    await self._processes.attach(*replica)
                 except EngineLost:
                     self._attaching.pop(engine, None)
             if not self._attaching:
@@ -356,23 +350,23 @@ class ModelRepository:
             # Some front-ends may have attached it already: give the name back to the version before.
             for replica in [] if before is None else list(before.replicas.values()):
                 with suppress(EngineLost):
-                    await self._frontends.attach(*replica)
+                    await self._processes.attach(*replica)
             await self._retire(_keys_of(replicas))
             raise
         return dict(self._attaching)
 
     async def _retire(self, keys: list[int]) -> None:
-        await asyncio.gather(*(self._frontends.retire(key) for key in keys))
+        await asyncio.gather(*(self._processes.retire(key) for key in keys))
         await self._unload_tables(keys)
 
     async def _unload_tables(self, keys: list[int]) -> None:
         for key in keys:
-            await self._engines.unload(key)
+            await self._processes.unload(key)
 
     def _set_state(self, folder: ModelFolder, state: str, reason: str = "") -> None:
         now = ModelState(name=folder.name, version=folder.version, state=state, reason=reason)
         self._states[folder.name] = now
-        self._frontends.publish_state(now)
+        self._processes.publish_state(now)
 
 
 def _keys_of(replicas: Replicas) -> list[int]:

@@ -36,7 +36,7 @@ class _SingleProcess:
             clock_ns=time.monotonic_ns,
             max_read_ns=settings.batching.max_read_ns,
         )
-        self._repository = ModelRepository(settings.models, self, self)
+        self._repository = ModelRepository(settings.models, self)
         self._front = FrontEnd(
             settings,
             listener,

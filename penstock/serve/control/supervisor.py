@@ -73,7 +73,7 @@ class _Supervisor:
         devices = settings.execution.devices
         # Made here, so that an eventfd outlives the process that it wakes.
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
-        self._repository = ModelRepository(settings.models, self, self)
+        self._repository = ModelRepository(settings.models, self)
         self._stop = asyncio.Event()
         self._start_error = ""
         self._signals = 0

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 from penstock.core.application import Decode
@@ -52,6 +53,7 @@ class DecodeJob:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class DecodePool:
     """Decoding threads of one model in one front-end.
 
@@ -65,14 +67,13 @@ class DecodePool:
         waiting: Number of unfinished jobs.
     """
 
-    def __init__(self, name: str, decode: Decode, prepare: Callable[[Array], Array], now_ns: Callable[[], int]) -> None:
-        self._name = name
-        self._decode = decode
-        self._prepare = prepare
-        self._now_ns = now_ns
-        self._pool = ThreadPoolExecutor(THREADS, "prepare")
-        self._usual_ns = 0.0
-        self.waiting = 0
+    name: str
+    decode: Decode
+    prepare: Callable[[Array], Array]
+    now_ns: Callable[[], int]
+    waiting: int = field(init=False, default=0)
+    _usual_ns: float = field(init=False, default=0.0)
+    _pool: ThreadPoolExecutor = field(init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "prepare"))
 
     def submit(self, job: DecodeJob) -> None:
         """Make a chunk from a body; call its `done` in the calling event loop.
@@ -95,22 +96,22 @@ class DecodePool:
         self._pool.shutdown(wait=False)
 
     def _work(self, job: DecodeJob, loop: asyncio.AbstractEventLoop) -> None:
-        start_ns = self._now_ns()
+        start_ns = self.now_ns()
         try:
             found = self._make(job, start_ns)
         except RequestError as error:
             found = error
         except Exception:
-            log.exception("the decode of %r raised; that request alone fails", self._name)
+            log.exception("the decode of %r raised; that request alone fails", self.name)
             found = ComputeFailed("The application's decode failed on this body; the server's log says how.")
         # The event loop may be closed by now.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._finished, job, found, self._now_ns() - start_ns)
+            loop.call_soon_threadsafe(self._finished, job, found, self.now_ns() - start_ns)
 
     def _make(self, job: DecodeJob, start_ns: int) -> Array | RequestError:
         if job.done is None or start_ns - job.arrival_ns > job.budget_ns:
             return TooLate(f"It was not prepared within {job.budget_ns / 1e6:g} ms; come back later.")
-        return self._prepare(self._decode(job.body, job.content_type))
+        return self.prepare(self.decode(job.body, job.content_type))
 
     def _finished(self, job: DecodeJob, found: Array | RequestError, own_ns: int) -> None:
         self.waiting -= 1

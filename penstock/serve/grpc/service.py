@@ -200,8 +200,7 @@ class GrpcServer:
 
     async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
         _check_repository(request.repository_name)
-        fields = ("name", "version", "state", "reason")
-        models = [dict(zip(fields, model, strict=True)) for model in self._models.index()]
+        models = self._models.index()
         if request.ready:
             models = [model for model in models if model["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=models)

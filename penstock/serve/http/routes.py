@@ -200,7 +200,7 @@ class Routes:
             case ["health", "ready"]:
                 return _json(head, self._readiness)
             case ["repository", "index"]:
-                return _json(head, self._index, "POST")
+                return _json(head, self._models.index, "POST")
             case ["repository", "models", name, "load" | "unload" as change]:
                 _need(head, "POST")
                 return self._changing(head, name, change)
@@ -257,12 +257,6 @@ class Routes:
     def _readiness(self) -> dict[str, Any]:
         self._models.reject_unready()
         return {"ready": True}
-
-    def _index(self) -> list[dict[str, str]]:
-        return [
-            {"name": name, "version": number, "state": state, "reason": reason}
-            for name, number, state, reason in self._models.index()
-        ]
 
     def _stats(self) -> dict[str, Any]:
         models = {served.name: metrics.stats(served, self._uptime_s()) for served in self._models}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -32,6 +32,7 @@ class _Attached:
 
 
 @final
+@dataclass(kw_only=True, slots=True, eq=False)
 class Attachments:
     """Tables of one front-end, by the key that identifies each table in all processes.
 
@@ -46,33 +47,21 @@ class Attachments:
         now_ns: The engines' clock.
     """
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        *,
-        budget_ns: int,
-        idle_ns: int,
-        margin_ns: int,
-        index: int,
-        wakes: Sequence[Callable[[], None]],
-        batch_loop: BatchLoop,
-        now_ns: Callable[[], int],
-    ) -> None:
-        self._models = models
-        self._budget_ns = budget_ns
-        self._idle_ns = idle_ns
-        self._margin_ns = margin_ns
-        self._index = index
-        self._wakes = wakes
-        self._batch_loop = batch_loop
-        self._now_ns = now_ns
-        # By the key of the table; models by the number that their replicas share.
-        self._attached: dict[int, _Attached] = {}
-        self._served: dict[int, ServedModel] = {}
-        self._writers: list[TableWriter] = []
-        self._answered_before = 0
-        # Models whose last engine is lost, by the key of their table, until a new table has their name.
-        self._lost: dict[int, ServedModel] = {}
+    models: ModelRegistry
+    budget_ns: int
+    idle_ns: int
+    margin_ns: int
+    index: int
+    wakes: Sequence[Callable[[], None]]
+    batch_loop: BatchLoop
+    now_ns: Callable[[], int]
+    # By the key of the table; models by the number that their replicas share.
+    _attached: dict[int, _Attached] = field(init=False, default_factory=dict[int, _Attached])
+    _served: dict[int, ServedModel] = field(init=False, default_factory=dict[int, ServedModel])
+    _writers: list[TableWriter] = field(init=False, default_factory=list[TableWriter])
+    _answered_before: int = field(init=False, default=0)
+    # Models whose last engine is lost, by the key of their table, until a new table has their name.
+    _lost: dict[int, ServedModel] = field(init=False, default_factory=dict[int, ServedModel])
 
     @property
     def answered(self) -> int:
@@ -97,7 +86,7 @@ class Attachments:
         command = loaded.command
         attached = self._attached.get(command.key)
         if attached is not None:
-            self._models.put(attached.served)
+            self.models.put(attached.served)
             return
         served = self._served.get(command.model)
         manifest = read_manifest(Path(command.bundle)) if served is None else served.manifest
@@ -121,14 +110,14 @@ class Attachments:
         """Submit nothing more to a table; return when its last request is answered."""
         lost = self._lost.pop(key, None)
         if lost is not None:
-            self._models.take_out(lost)
+            self.models.take_out(lost)
         attached = self._attached.get(key)
         if attached is None:
             return
         served, replica = attached.served, attached.replica
         others = served.remove_replica(replica)
         if not others:
-            self._models.take_out(served)
+            self.models.take_out(served)
         if replica.streams is not None:
             replica.streams.finish(
                 CloseCode.SERVICE_RESTART, "Another version is served now, or none; open another stream."
@@ -149,13 +138,13 @@ class Attachments:
             served.lose(replica)
             if served.engine_lost:
                 # A version that is being retired is not in the registry any more.
-                if served in self._models:
+                if served in self.models:
                     self._lost[key] = served
                 self._answered_before += replica.writer.counts[ANSWERED]
 
     def sweep(self) -> None:
         """End the sequences that have been idle for too long."""
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         for served in self._served.values():
             if served.sequences is not None:
                 served.sequences.sweep(now_ns)
@@ -188,14 +177,14 @@ class Attachments:
             application=application,
             manifest=manifest,
             replica=replica,
-            several=len(self._wakes) > 1,
-            budget_ns=self._budget_ns,
-            idle_ns=self._idle_ns,
-            now_ns=self._now_ns,
+            several=len(self.wakes) > 1,
+            budget_ns=self.budget_ns,
+            idle_ns=self.idle_ns,
+            now_ns=self.now_ns,
             decode_pool=self._decode_pool(command, manifest, application),
         )
         self._lost = {key: lost for key, lost in self._lost.items() if lost.name != command.name}
-        self._models.put(served)
+        self.models.put(served)
         return served
 
     def _decode_pool(self, command: LoadModel, manifest: Manifest, application: Application) -> DecodePool | None:
@@ -205,7 +194,7 @@ class Attachments:
         from penstock.runtime.prepare_session import PrepareSession
 
         prepared = PrepareSession(read_prepare(Path(command.bundle), manifest), manifest.raw, manifest.input)
-        return DecodePool(command.name, application.decode, prepared, self._now_ns)
+        return DecodePool(command.name, application.decode, prepared, self.now_ns)
 
     def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
         if isinstance(memory, int):
@@ -217,13 +206,13 @@ class Attachments:
                 frontends=loaded.frontends,
             )
             memory = SlotTable.attached(layout, memory)
-        budget_ns = self._budget_ns
+        budget_ns = self.budget_ns
         writer = TableWriter(
             memory,
             budget_ns=budget_ns,
-            wake=self._wakes[loaded.engine],
-            index=self._index,
-            margin_ns=self._margin_ns,
+            wake=self.wakes[loaded.engine],
+            index=self.index,
+            margin_ns=self.margin_ns,
         )
         streams = None
         if application.live is not None:
@@ -233,8 +222,8 @@ class Attachments:
                 writer=writer,
                 table=memory,
                 budget_ns=budget_ns,
-                batch_loop=self._batch_loop,
-                now_ns=self._now_ns,
+                batch_loop=self.batch_loop,
+                now_ns=self.now_ns,
                 error_of_status=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
             )
         return Replica(engine=loaded.engine, device=loaded.device, writer=writer, table=memory, streams=streams)

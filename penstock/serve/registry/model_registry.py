@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
 from typing import Any, Protocol, final
 
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
+from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import RESTARTING, ModelState
 from penstock.serve.registry.served_model import ServedModel
 
@@ -48,17 +50,15 @@ class ModelRegistry:
         self.states: dict[str, ModelState] = {}
         self.draining = False
         self._served: dict[str, ServedModel] = {}
-        self._changes: set[asyncio.Task[None]] = set()
+        self._changes = BackgroundTasks()
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._served.values()))
 
-    def put(self, served: ServedModel) -> ServedModel | None:
-        """Serve a model under its name; return the model that had the name before."""
-        before = self._served.get(served.name)
+    def put(self, served: ServedModel) -> None:
+        """Serve a model under its name, instead of the model that had the name before."""
         self._served[served.name] = served
         self.epoch += 1
-        return before
 
     def set_state(self, state: ModelState) -> None:
         """Set the state of one of the repository's models."""
@@ -102,9 +102,9 @@ class ModelRegistry:
         if lost:
             raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
-    def index(self) -> list[tuple[str, str, str, str]]:
+    def index(self) -> list[dict[str, str]]:
         """Name, version, state and reason of every model of the repository."""
-        return [(state.name, state.version, state.state, state.reason) for state in self.states.values()]
+        return [asdict(state) for state in self.states.values()]
 
     async def load(self, name: str) -> None:
         """Serve the newest version of a model, see `Repository.load`."""
@@ -118,10 +118,7 @@ class ModelRegistry:
 
     async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
         # A client that gives up does not stop a change half-way.
-        task = asyncio.get_running_loop().create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(self._changes.start(change))
 
     def reject_change(self) -> None:
         """Reject loading and unloading where that is not allowed.

@@ -1,7 +1,7 @@
 """One served model in a front-end: submitting chunks to its replicas, and the errors that its results stand for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import final
 
@@ -54,6 +54,7 @@ class Replica:
 
 
 @final
+@dataclass(kw_only=True, eq=False)
 class ServedModel:
     """One model behind the routes.
 
@@ -79,35 +80,26 @@ class ServedModel:
         sequences: Streams whose chunks are single requests; None if it is not live.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        version: str,
-        application: Application,
-        manifest: Manifest,
-        replica: Replica,
-        several: bool,
-        budget_ns: int,
-        idle_ns: int,
-        now_ns: Callable[[], int],
-        decode_pool: DecodePool | None = None,
-    ) -> None:
-        self.name = name
-        self.decode_pool = decode_pool
-        self.version = version
-        self.application = application
-        self.manifest = manifest
-        self.budget_ns = budget_ns
-        self.reply: Reply = reply_of(application)
+    name: str
+    version: str
+    application: Application
+    manifest: Manifest
+    replica: InitVar[Replica]
+    several: InitVar[bool]
+    budget_ns: int
+    idle_ns: InitVar[int]
+    now_ns: Callable[[], int]
+    decode_pool: DecodePool | None = None
+
+    def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
+        self.reply: Reply = reply_of(self.application)
         self.engine_lost = False
-        self._shape = application.output.shape
-        self._now_ns = now_ns
+        self._shape = self.application.output.shape
         # Shared with the balancers, and updated in place as replicas join and leave.
         self._writers: list[TableWriter] = []
         self._streams: list[Streams] = []
         self._use((replica,))
-        self.writer = RequestBalancer(self._writers, budget_ns) if several else replica.writer
+        self.writer = RequestBalancer(self._writers, self.budget_ns) if several else replica.writer
         self.streams = replica.streams
         if several and replica.streams is not None:
             self.streams = StreamBalancer(self._streams)
@@ -144,7 +136,7 @@ class ServedModel:
 
         Counts the request as rejected. Under overload most requests are, so this is cheaper than `submit`.
         """
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         error = self.writer.cached_rejection(now_ns, arrival_ns + self.budget_ns - now_ns)
         if error is not None:
             self.counts[OFFERED] += 1
@@ -178,7 +170,7 @@ class ServedModel:
             done=done,
             arrival_ns=arrival_ns,
             budget_ns=budget_ns,
-            now_ns=self._now_ns(),
+            now_ns=self.now_ns(),
             low_priority=low_priority,
         )
 
@@ -198,7 +190,7 @@ class ServedModel:
         self.reject_lost()
         writer = self.writer
         if isinstance(writer, RequestBalancer):
-            left_ns = arrival_ns + (budget_ns or self.budget_ns) - self._now_ns()
+            left_ns = arrival_ns + (budget_ns or self.budget_ns) - self.now_ns()
             writer = writer.choose(left_ns, budget_ns, rows=len(chunks), low_priority=low_priority)
         outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
         left, failure = len(chunks), OK
@@ -221,7 +213,7 @@ class ServedModel:
                     done=partial(finish_one, index),
                     arrival_ns=arrival_ns,
                     budget_ns=budget_ns,
-                    now_ns=self._now_ns(),
+                    now_ns=self.now_ns(),
                     low_priority=low_priority,
                     whole_request=len(chunks) == 1,
                 )
