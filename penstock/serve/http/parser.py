@@ -208,6 +208,8 @@ class RequestParser:
         if self._rejection is not None:
             return
         self._complete.append(Request(self._now.head, bytes(self._now.body)))
+        # A connection that waits must not keep the route of its last request, and with it the table of a retired model.
+        self._now = _NOTHING
 
     def _keep(self, data: bytes) -> None:
         assert self.rest is not None
