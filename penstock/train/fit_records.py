@@ -17,8 +17,8 @@ from penstock.train.report.throughput import Rate
 from penstock.train.run_folder import RunFolder, described, finished_fields, make_folder
 from penstock.train.trainer import Trainer
 
-# Settings of an optimizer that select its implementation and not its result.
-_DEVICE_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
+# Entries of an optimizer's groups that do not change its result; the learning rate is recorded by itself.
+_NOT_SETTINGS = ("fused", "foreach", "capturable", "differentiable", "params", "lr", "initial_lr")
 # Settings that a resumed training may change.
 _MAY_CHANGE = ("loading.workers", "execution.compile", "execution.graph")
 
@@ -92,12 +92,10 @@ def _made_by_functions(trainer: Trainer) -> dict[str, Any]:
     """Describe what the functions of a recipe made, as far as JSON can hold it."""
     recipe, schedule = trainer.recipe, trainer.schedule
     settings = [
-        {name: str(value) for name, value in sorted(group.items()) if name not in (*_DEVICE_SETTINGS, "params", "lr")}
+        {name: str(value) for name, value in sorted(group.items()) if name not in _NOT_SETTINGS}
         | {"lr": str(float(group.get("initial_lr", group["lr"])))}
         for group in trainer.optimizer.param_groups
     ]
-    for group in settings:
-        group.pop("initial_lr", None)
     return {
         "optimizer": [type(trainer.optimizer).__name__, settings],
         "schedule": None if schedule is None else type(schedule).__name__,

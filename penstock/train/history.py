@@ -90,7 +90,7 @@ def restore_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> History:
         return {name: part.to(world.device, copy=True) for name, part in parts_of(placed, world, weights).items()}
 
     load_full_state(placed, world, state["model"])
-    groups = trainer.optimizer_step.with_device_flags(read_tensors(state["optimizer"]["param_groups"]))
+    groups = trainer.optimizer_step.capturable.with_device_flags(read_tensors(state["optimizer"]["param_groups"]))
     load_optimizer(placed, world, trainer.optimizer, state["optimizer"] | {"param_groups": groups})
     trainer.optimizer_step.restored()
     trainer.steps.restart()

@@ -147,10 +147,7 @@ class Loop:
         profile = self._profile
         if profile is None:
             return self.trainer.step(next(feed), self.history.step)
-        with profile.batch():
-            batch = next(feed)
-        with profile.step():
-            share = self.trainer.step(batch, self.history.step)
+        share = profile.step(self.trainer, feed, self.history.step)
         began_s = time.monotonic()
         try:
             breakdown = profile.taken()

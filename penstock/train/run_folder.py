@@ -15,7 +15,7 @@ from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_vers
 from penstock.train.data.loader import first_inputs
 from penstock.train.history import History
 from penstock.train.recipe import Data, Recipe
-from penstock.train.report.run_log import RUN_FILE, Log, draw_curves, writing
+from penstock.train.report.run_log import RUN_FILE, Log, draw_curves, replace_text
 from penstock.train.report.throughput import Rate
 from penstock.train.trainer import Trainer
 
@@ -54,11 +54,7 @@ class RunFolder:
 
     def write(self, more: dict[str, Any]) -> None:
         """Rewrite run.json."""
-        file = self._folder / RUN_FILE
-        beside = file.with_name(f".{file.name}")
-        with writing(self._folder):
-            beside.write_text(json.dumps(self._fields | more, indent=2) + "\n")
-            beside.replace(file)
+        replace_text(self._folder / RUN_FILE, json.dumps(self._fields | more, indent=2) + "\n")
 
     def close(self) -> None:
         """Close the log and draw the curves."""

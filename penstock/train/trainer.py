@@ -92,7 +92,7 @@ class Trainer:
         self._statistics = RunningStatistics(self.module, world)
         self.ema = None if recipe.ema is None else EMA(self.module, recipe.ema.decay, warm_up=recipe.ema.warm_up)
         self._network = self._compiled(example_s) if recipe.execution.compile else self.module
-        why_eager = self.optimizer_step.why_eager if recipe.execution.graph else "the recipe has graph=False"
+        why_eager = self.optimizer_step.capturable.why_eager if recipe.execution.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, world, why_eager, lambda notice: self.notify(notice), self._captured)
 
     def _compiled(self, example_s: float | None) -> Callable[[Tensor], Tensor]:
@@ -146,8 +146,9 @@ class Trainer:
         # Only after a validation: it visits all layers, which takes a tenth of a short step.
         if not self.module.training:
             self.module.train()
-        self.optimizer_step.start()
-        share = self.steps.take(inputs_B, targets_B, self.optimizer_step.constants)
+        # Outside the captured step.
+        self.optimizer_step.capturable.upload_rates()
+        share = self.steps.take(inputs_B, targets_B, self.optimizer_step.capturable.constants)
         if self.schedule is not None:
             self.schedule.step()
         return share

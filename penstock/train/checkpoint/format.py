@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.atomic_write import sync
+from penstock.core.atomic_write import sync, write_through
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.lazy_tensors import CheckpointFiles, StoredTensor
 from penstock.train.checkpoint.snapshot import SlicedTensor, writers_of
@@ -118,17 +118,10 @@ def _direct(descriptor: int, on: bool) -> bool:
     return after != before
 
 
-def _write_json(file: Path, fields: Mapping[str, Any]) -> None:
-    with file.open("w") as sink:
-        json.dump(fields, sink)
-        sink.flush()
-        os.fsync(sink.fileno())
-
-
 def mark_written(beside: Path, rank: int, files: Mapping[str, Any]) -> None:
     """Record that a process has written its files."""
     name = f"written-{rank:05d}.json"
-    _write_json(beside / f".{name}", files)
+    write_through(beside / f".{name}", json.dumps(files).encode())
     (beside / f".{name}").rename(beside / name)
 
 
@@ -155,7 +148,7 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
         files |= json.loads(written.read_bytes())
         written.unlink()
     fields = {**manifest, "files": files}
-    _write_json(beside / _VALUES, {**fields, "seal": _seal(fields)})
+    write_through(beside / _VALUES, json.dumps({**fields, "seal": _seal(fields)}).encode())
     sync(beside)
     _drop(place)
     beside.rename(place)

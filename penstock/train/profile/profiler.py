@@ -4,11 +4,12 @@ import json
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import final
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from penstock.core.errors import TrainError
@@ -79,13 +80,12 @@ class Profile:
         """True after the last step."""
         return self._taken == self.steps_needed
 
-    def batch(self) -> AbstractContextManager[object]:
-        """Context for the host's wait for a batch."""
-        return record_function(BATCH)
-
-    def step(self) -> AbstractContextManager[object]:
-        """Context for the host's part of a step."""
-        return record_function(STEP)
+    def step(self, trainer: Trainer, feed: Loader, step: int) -> Tensor:
+        """Take a step, and mark the wait for its batch and the host's part of it in the trace."""
+        with record_function(BATCH):
+            batch = next(feed)
+        with record_function(STEP):
+            return trainer.step(batch, step)
 
     @contextmanager
     def aside(self) -> Generator[None]:
@@ -201,9 +201,6 @@ def profiled(
     watch = Profile(trainer.world, steps, trainer.recipe.batch_size, folder)
     breakdown: StepTimeBreakdown | None = None
     for step in range(first_step, first_step + watch.steps_needed):
-        with watch.batch():
-            batch = next(feed)
-        with watch.step():
-            trainer.step(batch, step)
+        watch.step(trainer, feed, step)
         breakdown = watch.taken()
     return breakdown

@@ -31,6 +31,14 @@ def writing(folder: Path) -> Generator[None]:
         ) from None
 
 
+def replace_text(file: Path, text: str) -> None:
+    """Write a file of a run atomically."""
+    beside = file.with_name(f".{file.name}")
+    with writing(file.parent):
+        beside.write_text(text)
+        beside.replace(file)
+
+
 @final
 class Log:
     """Append to metrics.jsonl and to TensorBoard's events.
@@ -48,10 +56,8 @@ class Log:
 
         self._folder, self._file = folder, folder / METRICS_FILE
         kept = [line for line in read_metrics(folder) if line["step"] <= from_step]
-        temporary = folder / f".{METRICS_FILE}"
+        replace_text(self._file, "".join(json.dumps(line) + "\n" for line in kept))
         with writing(folder):
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            temporary.replace(self._file)
             self._events = SummaryWriter(str(folder / "events"), purge_step=from_step + 1 if from_step else None)
 
     def write(self, line: dict[str, Any]) -> None:

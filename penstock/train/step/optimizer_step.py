@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class OptimizerStep:
         inputs: A few raw inputs, `[B, ...]`, to find what uses the weights.
 
     Attributes:
+        capturable: The optimizer, whose steps a CUDA graph can capture.
         leaves: The parameters that a backward pass computes gradients of, by name: bf16 compute copies where there are
             master weights.
         steps_in_backward: True for the optimizer in backward: `ready` steps the parameters.
@@ -48,22 +49,22 @@ class OptimizerStep:
         self._clip_norm = recipe.clip_norm
         self.loss_scale = LossScale(world) if recipe.precision == "fp16" else None
         skips, sparse = self.loss_scale is not None, _has_sparse_gradients(module)
-        self._optimizer = CapturableOptimizer(optimizer, world.device, skips=skips, sparse=sparse)
+        self.capturable = CapturableOptimizer(optimizer, world.device, skips=skips, sparse=sparse)
         self.notices: list[str] = []
         self._master = self._master_weights(module, recipe, world, inputs) if recipe.execution.master_weights else None
         self.leaves = dict(module.named_parameters()) if self._master is None else self._master.leaves
         needs_all = skips or recipe.clip_norm is not None
-        apart = world.device.type == "cuda" and self._optimizer.steps_apart and not needs_all
+        apart = world.device.type == "cuda" and self.capturable.steps_apart and not needs_all
         self.steps_in_backward = apart or self._master is not None
 
     def _master_weights(self, module: nn.Module, recipe: Recipe, world: World, inputs: Array) -> MasterWeights | None:
-        why = why_no_master_weights(recipe, self._optimizer.optimizer)
+        why = why_no_master_weights(recipe, self.capturable.optimizer)
         if why is not None:
             self.notices.append(f"Weights are cast to bf16 in every step: {why}.")
             return None
         examples_B = torch.from_numpy(inputs[:TRACED_EXAMPLES]).to(world.device)
         with cast_of(recipe, world.device):
-            master = MasterWeights(module, self._optimizer.optimizer, self._optimizer.rate_of, examples_B)
+            master = MasterWeights(module, self.capturable.optimizer, self.capturable.rate_of, examples_B)
         self.notices.append(master.describe())
         return master
 
@@ -72,23 +73,9 @@ class OptimizerStep:
         """True if `ready` accepts gradients in any precision, for bf16 copies of the weights."""
         return self._master is not None
 
-    @property
-    def why_eager(self) -> str | None:
-        """The reason why the step cannot be captured in a CUDA graph, or None."""
-        return self._optimizer.why_eager
-
-    @property
-    def constants(self) -> list[Any]:
-        """The numbers that a captured step keeps."""
-        return self._optimizer.constants
-
     def weight_of(self, leaf: nn.Parameter) -> nn.Parameter:
         """Return the network's parameter that a leaf belongs to."""
         return leaf if self._master is None else self._master.weight_of(leaf)
-
-    def start(self) -> None:
-        """Copy changed learning rates to the device, before a step and outside its graph."""
-        self._optimizer.upload_rates()
 
     def compute_weights(self) -> AbstractContextManager[None]:
         """Let the network compute with its bf16 copies, where it has any, while the context is open."""
@@ -101,7 +88,7 @@ class OptimizerStep:
     def ready(self, leaves: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a bucket whose gradients are final. Called only if `steps_in_backward`."""
         if self._master is None:
-            self._optimizer.step(only=leaves)
+            self.capturable.step(only=leaves)
         else:
             self._master.step(leaves, gradients)
 
@@ -114,14 +101,14 @@ class OptimizerStep:
         if self._master is not None:
             self._master.check()
             # No parameter is left, but a schedule expects one call of the optimizer's step.
-            self._optimizer.step(only=())
+            self.capturable.step(only=())
         if self.steps_in_backward:
             return
         if self.loss_scale is not None:
             self.loss_scale.unscale(gradients.tensors)
         if self._clip_norm is not None:
             gradients.clip(self._clip_norm)
-        self._optimizer.step(None if self.loss_scale is None else self.loss_scale.found_inf)
+        self.capturable.step(None if self.loss_scale is None else self.loss_scale.found_inf)
         if self.loss_scale is not None:
             self.loss_scale.update()
 
@@ -130,13 +117,9 @@ class OptimizerStep:
         if self._master is not None:
             self._master.finish_capture()
 
-    def with_device_flags(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a checkpoint's parameter groups with the flags of this device."""
-        return self._optimizer.with_device_flags(groups)
-
     def restored(self) -> None:
         """Follow weights and optimizer state that a checkpoint replaced."""
-        self._optimizer.match_strides()
+        self.capturable.match_strides()
         if self._master is not None:
             self._master.refresh()
 

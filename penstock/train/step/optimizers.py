@@ -68,21 +68,6 @@ class Part:
         return value if self.left_out is None else torch.where(self.left_out, otherwise, value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Move:
-    """Update directions of weights.
-
-    Args:
-        part: The weights.
-        directions: Direction of each weight, in its own memory.
-        beside: Tensors whose norms the weights' norms are divided by.
-    """
-
-    part: Part
-    directions: list[Tensor]
-    beside: list[Tensor]
-
-
 class Layerwise(Optimizer, ABC):
     """Base class of optimizers that scale each weight's step by a ratio of norms.
 
@@ -134,12 +119,12 @@ class Layerwise(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moves = [self._move(part) for group in self.param_groups for part in self._parts(group)]
-        ratios = iter(self._ratios([move for move in moves if move.part.adapted]))
-        for move in moves:
-            rate = move.part.rate()
-            _many._foreach_mul_(move.directions, (next(ratios) * rate).unbind() if move.part.adapted else rate)
-            self._apply_move(move)
+        moves = [(part, *self._directions(part)) for group in self.param_groups for part in self._parts(group)]
+        ratios = iter(self._ratios([(part, beside) for part, _, beside in moves if part.adapted]))
+        for part, directions, _ in moves:
+            rate = part.rate()
+            _many._foreach_mul_(directions, (next(ratios) * rate).unbind() if part.adapted else rate)
+            self._move(part, directions)
         return loss
 
     def _parts(self, group: dict[str, Any]) -> Iterator[Part]:
@@ -154,25 +139,24 @@ class Layerwise(Optimizer, ABC):
             if weights:
                 yield Part(group=group, weights=weights, grads=grads, adapted=adapted, left_out=left_out)
 
-    def _ratios(self, moves: Sequence[Move]) -> list[Tensor]:
-        """Factor of each weight's direction, `[W]` for each move."""
-        tensors = [tensor for move in moves for tensor in (*move.part.weights, *move.beside)]
+    def _ratios(self, parts: Sequence[tuple[Part, list[Tensor]]]) -> list[Tensor]:
+        """Factor of each weight's direction, `[W]` for each part, from the norms of its weights and of `beside`."""
+        tensors = [tensor for part, beside in parts for tensor in (*part.weights, *beside)]
         if not tensors:
             return []
         norms = list(_many._foreach_norm(tensors))
-        # For each move first the norms of the weights, then those of `beside`.
-        owners = [weight for move in moves for weight in (*move.part.weights, *move.part.weights)]
+        owners = [weight for part, _ in parts for weight in (*part.weights, *part.weights)]
         places = [index for index, weight in enumerate(owners) if id(weight) in self._sharded]
         if places and self._all_reduce is not None:
             whole = self._all_reduce(torch.stack([norms[index] for index in places]).square()).sqrt()
             for index, norm in zip(places, whole.unbind(), strict=True):
                 norms[index] = norm
         ratios: list[Tensor] = []
-        for move in moves:
-            count = len(move.part.weights)
+        for part, _ in parts:
+            count = len(part.weights)
             weight_W, beside_W = torch.stack(norms[: 2 * count]).split(count)
             norms = norms[2 * count :]
-            ratio_W = self._ratio(move.part.group, weight_W, beside_W)
+            ratio_W = self._ratio(part.group, weight_W, beside_W)
             # A weight initialised to zero would otherwise stay zero.
             ratios.append(torch.where((weight_W > 0) & (beside_W > 0), ratio_W, 1.0))
         return ratios
@@ -185,13 +169,15 @@ class Layerwise(Optimizer, ABC):
         return [self.state[weight][name] for weight in weights]
 
     @abstractmethod
-    def _move(self, part: Part) -> Move: ...
+    def _directions(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        """Compute each weight's direction, in its own memory, and the tensors whose norms divide the weights' norms."""
 
     @abstractmethod
     def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _apply_move(self, move: Move) -> None: ...
+    def _move(self, part: Part, directions: list[Tensor]) -> None:
+        """Update the weights by their scaled directions."""
 
 
 @final
@@ -229,18 +215,16 @@ class LARS(Layerwise):
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(parameters, settings | {"exclude_vectors": exclude_vectors})
 
-    def _move(self, part: Part) -> Move:
-        directions = list(_many._foreach_add(part.grads, part.weights, alpha=part.decay))
-        return Move(part=part, directions=directions, beside=part.grads)
+    def _directions(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        return list(_many._foreach_add(part.grads, part.weights, alpha=part.decay)), part.grads
 
     def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor:
         return group["trust"] * weight_W / (beside_W + group["weight_decay"] * weight_W)
 
-    def _apply_move(self, move: Move) -> None:
-        part = move.part
+    def _move(self, part: Part, directions: list[Tensor]) -> None:
         velocities = self._state_of(part.weights, "momentum_buffer")
         _many._foreach_mul_(velocities, part.unless_left_out(part.group["momentum"], 1.0))
-        _many._foreach_add_(velocities, move.directions)
+        _many._foreach_add_(velocities, directions)
         if part.left_out is not None:
             velocities = _many._foreach_mul(velocities, part.unless_left_out(1.0, 0.0))
         _many._foreach_sub_(part.weights, velocities)
@@ -281,7 +265,7 @@ class LAMB(Layerwise):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, settings | {"exclude_vectors": exclude_vectors})
 
-    def _move(self, part: Part) -> Move:
+    def _directions(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
         means, squares = self._state_of(part.weights, "exp_avg"), self._state_of(part.weights, "exp_avg_sq")
         first, second = part.group["betas"]
         # The gradients of a skipped step are zero.
@@ -297,7 +281,7 @@ class LAMB(Layerwise):
         _many._foreach_div_(directions, roots)
         if part.decay:
             _many._foreach_add_(directions, part.weights, alpha=part.decay)
-        return Move(part=part, directions=directions, beside=directions)
+        return directions, directions
 
     def _steps(self, part: Part) -> Tensor:
         """Number of updates of each weight, `[W]`, this one included; at least 1."""
@@ -313,5 +297,5 @@ class LAMB(Layerwise):
     def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor:
         return weight_W / beside_W
 
-    def _apply_move(self, move: Move) -> None:
-        _many._foreach_sub_(move.part.weights, move.directions)
+    def _move(self, part: Part, directions: list[Tensor]) -> None:
+        _many._foreach_sub_(part.weights, directions)
