@@ -23,15 +23,8 @@ from benchmarks.models.write import LIVE, write_bundle
 from benchmarks.peers.peer_process import is_listening, make_environment, running, wait_until_quiet
 from benchmarks.peers.servers import CACHE, HOME, ROOT, ComparedServer, select_servers
 from penstock.bench.measurement import Comparison, Measurement, make_measurement, own_command
-from penstock.bench.streams.stream_generator import (
-    StreamLoadResult,
-    StreamWorkload,
-    address_of,
-    bundle_workload,
-    describe,
-    find_max_streams,
-    measure_streams,
-)
+from penstock.bench.streams.stream_generator import bundle_workload, describe, find_max_streams, measure_streams
+from penstock.bench.streams.stream_sender import StreamLoadResult, StreamWorkload, address_of
 from penstock.core.errors import BenchError, PenstockError
 
 SERVER_CORE, LOAD_CORE = 0, 1
@@ -157,13 +150,12 @@ class StreamSearch:
                     workload = start()
                 raise BenchError(f"{server.label} crashed {ATTEMPTS} times at {count:,} streams.")
 
-            best, _ = find_max_streams(
+            best = find_max_streams(
                 measure,
                 budget_ms=self.within_ms,
                 percent=self.percentile,
                 first=first,
                 limit=MAX_STREAMS,
-                say=lambda sentence: None,
             )
         self.say(f"{server.label}: at most {best:,} {self.metric}")
         return best

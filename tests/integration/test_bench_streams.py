@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from penstock.bench.streams.grpc_stream import METHOD
 from penstock.bench.streams.stream_generator import bundle_workload, describe, measure_streams, send_job
-from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob
+from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, StreamWorkload
 from penstock.cli import build
 from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
@@ -121,24 +121,26 @@ def collecting() -> Iterator[None]:
 def sent(port: int, model: str, protocol: str = "grpc") -> StreamLoadResult:
     now = time.monotonic()
     job = StreamSenderJob(
-        host="127.0.0.1",
-        port=port,
-        model=model,
-        input=SOUND,
+        workload=StreamWorkload(
+            url=f"127.0.0.1:{port}",
+            model=model,
+            input=SOUND,
+            sounds=SOUNDS,
+            period_s=PERIOD_S,
+            protocol=protocol,
+            expected=SOUNDS.astype(np.float32),
+        ),
         streams=STREAMS,
-        sounds=SOUNDS,
-        period_s=PERIOD_S,
         start_s=now,
         open_s=0.0,
         measured_from_s=now,
         end_s=now + 0.5,
         stragglers_s=1.0,
         check_every=1,
-        expected=SOUNDS.astype(np.float32),
         seed=1,
         cpus=None,
     )
-    return send_job(job, protocol)
+    return send_job(job)
 
 
 def test_each_stream_is_one_sequence_from_start_to_end(misbehaving: tuple[Misbehaving, int]) -> None:

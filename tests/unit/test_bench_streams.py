@@ -10,8 +10,7 @@ import pytest
 from benchmarks.peers.streams import StreamSearch, measurements_of, select_stream_servers
 from penstock.bench.streams.model_metadata import input_of
 from penstock.bench.streams.stream_benchmark import workload_for
-from penstock.bench.streams.stream_generator import address_of
-from penstock.bench.streams.stream_sender import StreamLoadResult
+from penstock.bench.streams.stream_sender import StreamLoadResult, address_of
 from penstock.core.errors import BenchError
 from penstock.serve.grpc import oip_v2_pb2 as pb
 

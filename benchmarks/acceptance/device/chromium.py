@@ -12,19 +12,14 @@ from penstock.verify.chromium import open_chromium, wait_for
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-# Figures of each frame, from the app's event; `firstMs` is when the first one was shown.
-RECORD = """
-window.frames = [];
-document.addEventListener("penstock-frame", ({ detail }) => {
-  window.firstMs ??= performance.now();
-  const { answer, outputs, ...figures } = detail;
-  window.frames.push(figures);
-  if (window.frames.length > 100) window.frames.shift();
-});
-"""
 STARTS_WITHIN_S = 60
 # Garbage that one collection leaves is found by the next.
 COLLECTIONS = 3
+
+
+def read_script(name: str) -> str:
+    """Return a script of this folder, to run in a page."""
+    return Path(__file__).with_name(name).read_text()
 
 
 @contextmanager
@@ -39,7 +34,7 @@ def camera_chromium(film: Path | None = None) -> "Generator[Browser]":
 def camera_context(browser: "Browser") -> "BrowserContext":
     """A browser profile that may use its camera and records every frame's figures."""
     context = browser.new_context(permissions=["camera"])
-    context.add_init_script(RECORD)
+    context.add_init_script(read_script("record_figures.js"))
     return context
 
 

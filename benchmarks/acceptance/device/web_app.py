@@ -3,6 +3,8 @@
 import base64
 import tempfile
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from benchmarks.acceptance.device.chromium import Heaps, camera_chromium, camera_context, started, wait
+from benchmarks.acceptance.device.chromium import Heaps, camera_chromium, camera_context, read_script, started, wait
 from benchmarks.acceptance.device.counting_host import CountingHost
 from benchmarks.acceptance.device.film import as_seen, write_film
 from penstock.core.errors import BenchError
@@ -33,44 +35,29 @@ PIXELS_WITHIN = 2
 CROPS = 3
 MAX_FILMED = 48
 
-ENGINE = """async () => {
-    const { Engine } = await import("./engine.js");
-    window.engine = new Engine(await (await fetch("../pack.json")).json());
-    await engine.open();
-}"""
-RUN = """async ({ base64, width, height, runs }) => {
-    const data = Uint8ClampedArray.from(atob(base64), (character) => character.charCodeAt(0));
-    const times = [];
-    for (let run = 0; run < runs; run++) times.push((await engine.pixels({ data, width, height })).ms);
-    return times;
-}"""
-# Records of every frame given to the network: its number, the likeliest entry, and once per number its pixels.
-FILMED = """async (blocks) => {
-    const { Engine } = await import("./engine.js");
-    const { picture } = Engine.prototype;
-    const context = new OffscreenCanvas(1, 1).getContext("2d", { alpha: false, willReadFrequently: true });
-    window.filmed = [];
-    window.pixels = {};
-    Engine.prototype.picture = async function (bitmap) {
-        Object.assign(context.canvas, { width: bitmap.width, height: bitmap.height });
-        context.drawImage(bitmap, 0, 0);
-        const { data } = context.getImageData(0, 0, bitmap.width, bitmap.height);
-        const bright = ([x, y]) => data[4 * (y * context.canvas.width + x)] > 127;
-        const number = blocks.reduce((sum, at, bit) => sum + (bright(at) ? 2 ** bit : 0), 0);
-        window.pixels[number] ??= data;
-        const answer = await picture.call(this, bitmap);
-        const values = Object.values(answer.outputs)[0];
-        window.filmed.push([number, values.indexOf(Math.max(...values))]);
-        return answer;
-    };
-}"""
-PIXELS = """(number) => {
-    let text = "";
-    for (let at = 0; at < pixels[number].length; at += 32768) {
-        text += String.fromCharCode(...pixels[number].subarray(at, at + 32768));
-    }
-    return btoa(text);
-}"""
+ENGINE = read_script("open_engine.js")
+RUN = read_script("run_engine.js")
+FILMED = read_script("record_frames.js")
+PIXELS = read_script("frame_pixels.js")
+
+
+@contextmanager
+def running_app(
+    pack: Path, film: Path | None = None, on_request: Callable[[str], None] = lambda url: None
+) -> "Generator[tuple[CountingHost, Page]]":
+    """The app of a pack in Chromium, with its host.
+
+    Args:
+        pack: The pack.
+        film: What the camera shows; Chromium's own test picture by default.
+        on_request: Called with the URL of each request.
+    """
+    with CountingHost(pack) as host, camera_chromium(film) as browser:
+        context = camera_context(browser)
+        context.on("request", lambda request: on_request(request.url))
+        page = context.new_page()
+        started(page, host.page)
+        yield host, page
 
 
 def wasm_over_native(pack: Path) -> list[float]:
@@ -78,9 +65,7 @@ def wasm_over_native(pack: Path) -> list[float]:
     session = session_of(pack)
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
     asked = {"base64": base64.b64encode(pixels_HWC.tobytes()).decode(), "width": WIDTH, "height": HEIGHT}
-    with CountingHost(pack) as host, camera_chromium() as browser:
-        page = camera_context(browser).new_page()
-        started(page, host.page)
+    with running_app(pack) as (_, page):
         page.locator("#camera-start").click()
         page.evaluate(ENGINE)
         page.evaluate(RUN, asked | {"runs": WARM_UP})
@@ -97,19 +82,14 @@ def first_transfer_mb(pack: Path) -> list[float]:
     large = [file.name for file in files if file.stat().st_size > MAX_FILE_BYTES]
     if large or (pack / "model.onnx").stat().st_size > MAX_MODEL_BYTES:
         raise BenchError(f"the network has more than {MAX_MODEL_BYTES:,} bytes, or a file is too large: {large}.")
-    with CountingHost(pack) as host, camera_chromium() as browser:
-        started(camera_context(browser).new_page(), host.page)
+    with running_app(pack) as (host, _):
         return [sum(size for _, size in host.sent) / 1e6]
 
 
 def offline_seconds(pack: Path) -> list[float]:
     """Seconds from a reload without a host to the first label; no request may go to another origin."""
-    with CountingHost(pack) as host, camera_chromium() as browser:
-        context = camera_context(browser)
-        requests: list[str] = []
-        context.on("request", lambda request: requests.append(request.url))
-        page = context.new_page()
-        started(page, host.page)
+    requests: list[str] = []
+    with running_app(pack, on_request=requests.append) as (host, page):
         host.stop()
         seconds: list[float] = []
         for _ in range(STARTS):
@@ -123,9 +103,7 @@ def offline_seconds(pack: Path) -> list[float]:
 
 def soak_heap_growth(pack: Path, seconds: float = SOAK_S, warm_up_s: float = SOAK_WARM_UP_S) -> list[float]:
     """Growth of the memory of the page and its workers over a long camera run, relative to that after a warm-up."""
-    with CountingHost(pack) as host, camera_chromium() as browser:
-        page = camera_context(browser).new_page()
-        started(page, host.page)
+    with running_app(pack) as (_, page):
         heaps = Heaps(page)
         sizes: list[int] = []
         for lasting_s in (warm_up_s, seconds):
@@ -150,9 +128,7 @@ def camera_agreement(pack: Path) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         film = Path(folder) / "film.y4m"
         write_film(film, numbered, each=EACH)
-        with CountingHost(pack) as host, camera_chromium(film) as browser:
-            page = camera_context(browser).new_page()
-            started(page, host.page)
+        with running_app(pack, film) as (_, page):
             page.evaluate(FILMED, [list(_middle(bit)) for bit in range(BITS)])
             wait(page, f"Object.keys(window.pixels).length >= {len(pictures)} && window.filmed.length > 500")
             filmed: list[tuple[int, int]] = page.evaluate("window.filmed")

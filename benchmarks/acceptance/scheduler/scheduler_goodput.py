@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.acceptance.report.results import ROOT
@@ -81,13 +82,11 @@ def measurement_of(points: list[SimulatedPoint]) -> Measurement:
 
 def draw(points: list[SimulatedPoint], file: Path = PICTURE) -> Path:
     """Plot goodput over offered load, a panel for each machine and trace."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     traces = list(dict.fromkeys(point.trace for point in points))
     machines = list(dict.fromkeys(point.machine for point in points))
     figure = Figure(figsize=(3 * len(traces), 2.6 * len(machines) + 0.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(len(machines), len(traces), squeeze=False, sharex=True, sharey=True)
     for row, machine in enumerate(machines):
         for column, trace in enumerate(traces):
@@ -127,14 +126,12 @@ def _point(machine: SimulatedMachine, trace: ArrivalTrace, load: float) -> Simul
 def _traces(
     machine: SimulatedMachine, files: list[Path], requests: int
 ) -> list[tuple[str, Callable[[float], ArrivalTrace]]]:
-    made: list[tuple[str, Callable[[float], ArrivalTrace]]] = []
-    for kind in KINDS:
+    def generate(kind: str, load: float) -> ArrivalTrace:
+        rate = load * machine.capacity
+        return generated(kind, rate, requests / rate, SEED)
 
-        def make(load: float, kind: str = kind) -> ArrivalTrace:
-            return generated(kind, load * machine.capacity, requests / (load * machine.capacity), SEED)
+    def read(file: Path, load: float) -> ArrivalTrace:
+        return recorded(file, load * machine.capacity)
 
-        made.append((kind, make))
-    shipped = sorted(SHIPPED.glob("*.csv"))
-    return made + [
-        (file.stem, lambda load, file=file: recorded(file, load * machine.capacity)) for file in (*shipped, *files)
-    ]
+    files = [*sorted(SHIPPED.glob("*.csv")), *files]
+    return [(kind, partial(generate, kind)) for kind in KINDS] + [(file.stem, partial(read, file)) for file in files]

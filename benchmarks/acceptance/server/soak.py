@@ -85,12 +85,11 @@ class Kill:
 
 @dataclass(slots=True)
 class ProcessSamples:
-    """Samples of one process: its age in seconds, and its usage."""
+    """Usages of one process, with its age in seconds at each."""
 
     role: str
     start_s: float
-    ages_s: list[float] = field(default_factory=list[float])
-    usages: list[ProcessUsage] = field(default_factory=list[ProcessUsage])
+    usages: list[tuple[float, ProcessUsage]] = field(default_factory=list[tuple[float, ProcessUsage]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,8 +221,8 @@ class _Monitor:
         last: dict[str, ProcessUsage] = {}
         warm_up_s = self._settings.warm_up_s
         for role in sorted({*self._roles, SUPERVISOR}):
-            of_role = [each for each in self._samples.values() if each.role == role]
-            warm = [usages for each in of_role if (usages := _after(warm_up_s, each))]
+            own = [each.usages for each in self._samples.values() if each.role == role]
+            warm = [found for each in own if (found := [usage for age_s, usage in each if age_s >= warm_up_s])]
             if not warm:
                 raise BenchError(f"no process of {role} ran for {warm_up_s:g} s; kill less often.")
             first[role], last[role] = _median(warm[0][:COMPARED_SAMPLES]), _median(warm[-1][-COMPARED_SAMPLES:])
@@ -235,8 +234,7 @@ class _Monitor:
             samples = self._samples.setdefault(pid, ProcessSamples(role, now_s))
             usage = usage_of(pid)
             if usage is not None:
-                samples.ages_s.append(now_s - samples.start_s)
-                samples.usages.append(usage)
+                samples.usages.append((now_s - samples.start_s, usage))
 
     def _kill(self) -> None:
         workers = worker_pids(self._supervisor)
@@ -252,14 +250,6 @@ class _Monitor:
         self._say(f"killed {role} (process {pid}) with {len(ports)} connections")
 
 
-def _after(warm_up_s: float, samples: ProcessSamples) -> list[ProcessUsage]:
-    return [usage for age_s, usage in zip(samples.ages_s, samples.usages, strict=True) if age_s >= warm_up_s]
-
-
 def _median(usages: list[ProcessUsage]) -> ProcessUsage:
-    def middle(name: str) -> int:
-        return int(np.median([getattr(usage, name) for usage in usages]))
-
-    return ProcessUsage(
-        memory_bytes=middle("memory_bytes"), descriptors=middle("descriptors"), threads=middle("threads")
-    )
+    names = ("memory_bytes", "descriptors", "threads")
+    return ProcessUsage(**{name: int(np.median([getattr(usage, name) for usage in usages])) for name in names})

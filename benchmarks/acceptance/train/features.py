@@ -134,13 +134,11 @@ def _embedded(images: Array, seed: int) -> Array:
 
 
 def _draw(comparison: HogComparison, hog: Array, learned: Array, labels: Array, picture: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from sklearn.decomposition import PCA
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     figure = Figure(figsize=(11, 3.8), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.8))
     for axes, features, title in ((left, hog, "hand-made: HOG"), (middle, learned, "learned: the network's embedding")):
         reduced = PCA(min(30, features.shape[1]), random_state=0).fit_transform(features)

@@ -8,7 +8,14 @@ import secrets
 from typing import final
 
 from penstock.bench.streams.grpc_call import GrpcCall
-from penstock.bench.streams.stream_sender import OpenStream, SentStream, StreamSender, StreamSenderJob
+from penstock.bench.streams.stream_sender import (
+    OpenStream,
+    SentStream,
+    StreamSender,
+    StreamSenderJob,
+    StreamWorkload,
+    address_of,
+)
 from penstock.core.errors import BenchError
 from penstock.serve.grpc import oip_v2_pb2 as pb
 
@@ -18,8 +25,9 @@ END = "end"
 
 def open_sequences(job: StreamSenderJob) -> OpenStream:
     """Serialise the chunks of a job, and return a function that opens a stream."""
-    parts = [[_of_chunk(str(number), chunk) for number, chunk in enumerate(job.chunks(sound))] for sound in job.sounds]
-    last = [_of_chunk(END, job.chunks(sound)[-1]) for sound in job.sounds]
+    sounds = [job.workload.chunks(sound) for sound in job.workload.sounds]
+    parts = [[_of_chunk(str(number), chunk) for number, chunk in enumerate(chunks)] for chunks in sounds]
+    last = [_of_chunk(END, chunks[-1]) for chunks in sounds]
     return lambda sender, index: _SentSequence(sender, index, parts, last)
 
 
@@ -27,10 +35,11 @@ def open_sequences(job: StreamSenderJob) -> OpenStream:
 class _SentSequence(SentStream):
     def __init__(self, sender: StreamSender, index: int, parts: list[list[bytes]], last: list[bytes]) -> None:
         job = sender.job
-        self._call = GrpcCall(f"{job.host}:{job.port}", METHOD)
+        host, port = address_of(job.workload.url)
+        self._call = GrpcCall(f"{host}:{port}", METHOD)
         super().__init__(sender, index, self._call.first)
         self._parts, self._last = parts[self.which], last[self.which]
-        self._common = _of_stream(job)
+        self._common = _of_stream(job.workload)
         self._ending = False
         # The answer to the first chunk shows that the sequence is admitted; the others are due from then on.
         self.write(self._call.message(self._common + _START + self._parts[0]))
@@ -89,13 +98,15 @@ class _SentSequence(SentStream):
         self._ending = False
 
 
-def _of_stream(job: StreamSenderJob) -> bytes:
+def _of_stream(workload: StreamWorkload) -> bytes:
     tensor = pb.ModelInferRequest.InferInputTensor(
-        name=job.input.name, datatype=job.input.protocol_datatype, shape=[1, *job.input.shape]
+        name=workload.input.name,
+        datatype=workload.input.protocol_datatype,
+        shape=[1, *workload.input.shape],
     )
     # Unique over senders and over earlier runs that the server may still hold.
     sequence = pb.InferParameter(int64_param=1 + secrets.randbits(62))
-    request = pb.ModelInferRequest(model_name=job.model, inputs=[tensor], parameters={"sequence_id": sequence})
+    request = pb.ModelInferRequest(model_name=workload.model, inputs=[tensor], parameters={"sequence_id": sequence})
     return request.SerializeToString()
 
 

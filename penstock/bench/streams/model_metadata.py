@@ -4,7 +4,8 @@ from typing import Any
 
 import grpc
 
-from penstock.bench.streams.stream_generator import MAX_OPENING_S, WARM_UP_S, StreamWorkload, address_of, sounds_for
+from penstock.bench.streams.stream_generator import MAX_OPENING_S, WARM_UP_S, sounds_for
+from penstock.bench.streams.stream_sender import StreamWorkload, address_of
 from penstock.core.errors import BenchError
 from penstock.core.live import Live
 from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec

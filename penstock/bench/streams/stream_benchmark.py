@@ -13,13 +13,12 @@ from penstock.bench.measurement import Comparison, Measurement, make_measurement
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.streams.stream_generator import (
     PROTOCOLS,
-    StreamLoadResult,
-    StreamWorkload,
     bundle_workload,
     describe,
     find_max_streams,
     measure_streams,
 )
+from penstock.bench.streams.stream_sender import StreamLoadResult, StreamWorkload
 from penstock.core.errors import BenchError
 
 MAX_STREAMS = 40_000
@@ -150,13 +149,12 @@ class StreamBenchmark:
         )
 
     def _find_max(self, server: ServerProcess, first: int) -> float:
-        best, _ = find_max_streams(
+        best = find_max_streams(
             lambda count: self._measure(server, count),
             budget_ms=self.within_ms,
             percent=self.percentile,
             first=first,
             limit=MAX_STREAMS,
-            say=lambda sentence: None,
         )
         self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms")
         return float(best)

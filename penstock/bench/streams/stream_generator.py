@@ -3,16 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from penstock.bench.load.sender import sender_pool
-from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, send_streams
+from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, StreamWorkload, send_streams
 from penstock.bench.streams.websocket_stream import open_websockets
 from penstock.core.application import Application
 from penstock.core.errors import BenchError
@@ -28,39 +25,6 @@ OPEN_S = 0.0005
 MAX_OPENING_S = 12.0
 WARM_UP_S = 2.0
 SOUNDS = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamWorkload:
-    """Signals of the streams and their expected outputs.
-
-    Args:
-        url: The server's URL or `"host:port"`.
-        model: Name of the model.
-        input: Spec of one chunk.
-        sounds: `[s, frames]`, as long as a stream lasts.
-        period_s: Time from one chunk to the next.
-        protocol: One of `PROTOCOLS`.
-        expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
-        tolerance: The largest difference of a right output.
-        flop_a_second: FLOP of the network for a second of one stream; 0 without a GPU.
-        max_delay_frames: Frames by which outputs may lag behind the chunks.
-    """
-
-    url: str
-    model: str
-    input: TensorSpec
-    sounds: Array
-    period_s: float
-    protocol: str = "websocket"
-    expected: Array | None = None
-    tolerance: float = 1e-4
-    flop_a_second: float = 0.0
-    max_delay_frames: int = 0
-
-    def at(self, url: str) -> "StreamWorkload":
-        """Return the same workload for another server."""
-        return replace(self, url=url)
 
 
 def bundle_workload(
@@ -159,20 +123,21 @@ def measure_streams(
         start_s = time.monotonic() + START_AHEAD_S
         measured_from_s = start_s + open_s + warm_up_s
         jobs = [
-            _job(
-                workload,
+            StreamSenderJob(
+                workload=workload,
                 streams=streams // processes + (process < streams % processes),
                 start_s=start_s,
                 open_s=open_s,
                 measured_from_s=measured_from_s,
                 end_s=measured_from_s + seconds,
+                stragglers_s=STRAGGLERS_S,
                 seed=seed * 1000 + process,
                 cpus=cpus,
                 check_every=max(1, streams // processes // 8),
             )
             for process in range(min(processes, streams))
         ]
-        result = StreamLoadResult.merge(list(pool.map(partial(send_job, protocol=workload.protocol), jobs)))
+        result = StreamLoadResult.merge(list(pool.map(send_job, jobs)))
     if not result.difference <= workload.tolerance:
         raise BenchError(
             f"outputs of {result.checked:,} streams differ from the offline ones by up to {result.difference:.3g}, "
@@ -181,9 +146,9 @@ def measure_streams(
     return result
 
 
-def send_job(job: StreamSenderJob, protocol: str) -> StreamLoadResult:
+def send_job(job: StreamSenderJob) -> StreamLoadResult:
     """Send the streams of a job in this process."""
-    if protocol == "websocket":
+    if job.workload.protocol == "websocket":
         return send_streams(job, open_websockets)
     # Imported only here, because WebSockets do not need the packages of penstock[grpc].
     from penstock.bench.streams.grpc_stream import open_sequences
@@ -192,14 +157,8 @@ def send_job(job: StreamSenderJob, protocol: str) -> StreamLoadResult:
 
 
 def find_max_streams(
-    measure: Callable[[int], StreamLoadResult],
-    *,
-    budget_ms: float,
-    percent: float,
-    first: int,
-    limit: int,
-    say: Callable[[str], None],
-) -> tuple[int, list[StreamLoadResult]]:
+    measure: Callable[[int], StreamLoadResult], *, budget_ms: float, percent: float, first: int, limit: int
+) -> int:
     """Search the largest number of complete streams with a latency percentile within a budget, to within 4%.
 
     Args:
@@ -208,25 +167,18 @@ def find_max_streams(
         percent: The percentile.
         first: The first number to try.
         limit: The largest number to try.
-        say: Called with a sentence after each trial.
 
     Returns:
-        The number, 0 if even a hundredth of `first` fails, and every trial.
+        The number, 0 if even a hundredth of `first` fails.
     """
-    low, high, trials = 0, limit + 1, list[StreamLoadResult]()
+    low, high = 0, limit + 1
     count = min(first, limit)
-    while count > low and high - low > max(1, 0.04 * high):
+    while count > low and high - low > max(1, 0.04 * high) and high >= first / 100:
         trial = measure(count)
-        trials.append(trial)
         kept = trial.complete and trial.percentile_ms(percent) <= budget_ms
-        say(describe(trial))
         low, high = (count, high) if kept else (low, count)
-        if high < first / 100:
-            break
         count = min(2 * low, limit) if high > limit else (low + high) // 2
-        if low == limit:
-            break
-    return low, trials
+    return low
 
 
 def describe(result: StreamLoadResult) -> str:
@@ -243,35 +195,3 @@ def describe(result: StreamLoadResult) -> str:
         if count
     ]
     return f"{result.streams:,} streams: {times} ms" + (f"; {', '.join(faults)}" if faults else "")
-
-
-def address_of(url: str) -> tuple[str, int]:
-    """Return the host and port of a URL or of `"host:port"`.
-
-    Raises:
-        BenchError: It has none.
-    """
-    try:
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else None)
-    except ValueError:
-        host = port = None
-    if host is None or port is None:
-        raise BenchError(f"--url is {url!r}; it must be HOST:PORT, or http://HOST:PORT.")
-    return host, port
-
-
-def _job(workload: StreamWorkload, **fields: object) -> StreamSenderJob:
-    host, port = address_of(workload.url)
-    return StreamSenderJob(
-        host=host,
-        port=port,
-        model=workload.model,
-        input=workload.input,
-        sounds=workload.sounds,
-        period_s=workload.period_s,
-        stragglers_s=STRAGGLERS_S,
-        expected=workload.expected,
-        max_delay_frames=workload.max_delay_frames,
-        **fields,  # pyright: ignore[reportArgumentType]
-    )

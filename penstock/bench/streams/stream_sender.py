@@ -10,13 +10,15 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, final
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.socket_loop import MAX_WAIT_S, PolledSocket, SocketLoop
+from penstock.core.errors import BenchError
 from penstock.core.spec import Array, TensorSpec
 
 # n results, s sounds, c chunks of a sound, U frames of outputs
@@ -25,52 +27,71 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StreamWorkload:
+    """Signals of the streams and their expected outputs.
+
+    Args:
+        url: The server's URL or `"host:port"`.
+        model: Name of the model.
+        input: Spec of one chunk.
+        sounds: `[s, c * chunk]`, signals that the streams send in turn, as long as a stream lasts.
+        period_s: Time from one chunk to the next.
+        protocol: One of `PROTOCOLS`.
+        expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
+        tolerance: The largest difference of a right output.
+        flop_a_second: FLOP of the network for a second of one stream; 0 without a GPU.
+        max_delay_frames: Frames that the outputs of the chunks so far may lack, because a network with lookahead gives
+            them later.
+    """
+
+    url: str
+    model: str
+    input: TensorSpec
+    sounds: Array
+    period_s: float
+    protocol: str = "websocket"
+    expected: Array | None = None
+    tolerance: float = 1e-4
+    flop_a_second: float = 0.0
+    max_delay_frames: int = 0
+
+    def at(self, url: str) -> "StreamWorkload":
+        """Return the same workload for another server."""
+        return replace(self, url=url)
+
+    def chunks(self, sound: Array) -> list[bytes]:
+        """Return the bytes of the chunks of a sound."""
+        frames = self.input.shape[0]
+        return [sound[start : start + frames].tobytes() for start in range(0, len(sound), frames)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSenderJob:
     """One process's share of the streams. Times are on the machine's monotonic clock, in seconds.
 
     Args:
-        host: The server's address.
-        port: Its port.
-        model: Name of the model.
-        input: Spec of one chunk.
+        workload: Server, signals and expected outputs.
         streams: Number of streams.
-        sounds: `[s, c * chunk]`, signals that the streams send in turn, from the beginning.
-        period_s: Time from one chunk to the next.
         start_s: Time at which the first stream is opened.
         open_s: Interval in which all streams are opened.
         measured_from_s: Chunks due from here on count.
         end_s: No chunk is due from here on.
         stragglers_s: Wait for the last results.
         check_every: One of this many streams has its outputs compared.
-        expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
         seed: Seed of the phases.
         cpus: The cores of the process.
-        max_delay_frames: Frames that the outputs of the chunks so far may lack, because a network with lookahead gives
-            them later.
     """
 
-    host: str
-    port: int
-    model: str
-    input: TensorSpec
+    workload: StreamWorkload
     streams: int
-    sounds: Array
-    period_s: float
     start_s: float
     open_s: float
     measured_from_s: float
     end_s: float
     stragglers_s: float
     check_every: int
-    expected: Array | None
     seed: int
     cpus: frozenset[int] | None
-    max_delay_frames: int = 0
-
-    def chunks(self, sound: Array) -> list[bytes]:
-        """Return the bytes of the chunks of a sound."""
-        frames = self.input.shape[0]
-        return [sound[start : start + frames].tobytes() for start in range(0, len(sound), frames)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +151,22 @@ class StreamLoadResult:
         return self.opened == self.streams and not (self.lost or self.repeated or self.broken)
 
 
+def address_of(url: str) -> tuple[str, int]:
+    """Return the host and port of a URL or of `"host:port"`.
+
+    Raises:
+        BenchError: It has none.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else None)
+    except ValueError:
+        host = port = None
+    if host is None or port is None:
+        raise BenchError(f"--url is {url!r}; it must be HOST:PORT, or http://HOST:PORT.")
+    return host, port
+
+
 # Opens the stream of a sender with an index, in one protocol.
 OpenStream = Callable[["StreamSender", int], "SentStream"]
 
@@ -161,11 +198,11 @@ class StreamSender(SocketLoop):
     """
 
     def __init__(self, job: StreamSenderJob, open: OpenStream) -> None:
-        super().__init__(job.host, job.port, job.cpus)
+        super().__init__(*address_of(job.workload.url), job.cpus)
         self.job = job
         self._open = open
         rng = np.random.default_rng(job.seed)
-        self.phases_s = (rng.random(job.streams) * job.period_s).tolist()
+        self.phases_s = (rng.random(job.streams) * job.workload.period_s).tolist()
         self.due: list[tuple[float, int, SentStream]] = []
         self.latency_s: list[float] = []
         self.offered = self.answered = self.repeated = self.refused = self.opened = self.ending = 0
@@ -201,7 +238,7 @@ class StreamSender(SocketLoop):
 
     def send_due(self, now: float) -> None:
         """Send the chunks that are due by now."""
-        due, period_s, end_s = self.due, self.job.period_s, self.job.end_s
+        due, period_s, end_s = self.due, self.job.workload.period_s, self.job.end_s
         while due and due[0][0] <= now:
             due_s, index, stream = due[0]
             if not stream.live or stream.sent == stream.chunks or due_s >= end_s:
@@ -249,11 +286,11 @@ class SentStream(PolledSocket):
         super().__init__(sender, first)
         job = sender.job
         self.sender = sender
-        self.which = index % len(job.sounds)
-        self.chunks = len(job.sounds[self.which]) // job.input.shape[0]
+        self.which = index % len(job.workload.sounds)
+        self.chunks = job.workload.sounds.shape[1] // job.workload.input.shape[0]
         self.sent = 0
         self.live = False
-        checks = job.expected is not None and index % job.check_every == 0
+        checks = job.workload.expected is not None and index % job.check_every == 0
         self.kept: list[bytes] | None = [] if checks else None
         self._index = index
         self._due_s: dict[int, float] = {}
@@ -322,10 +359,11 @@ class SentStream(PolledSocket):
     def difference(self) -> float:
         """Return the largest difference of the outputs from the offline ones; infinity if frames are missing."""
         assert self.kept is not None
-        assert self.sender.job.expected is not None
-        expected = self.sender.job.expected[self.which]
+        workload = self.sender.job.workload
+        assert workload.expected is not None
+        expected = workload.expected[self.which]
         given = np.frombuffer(b"".join(self.kept), expected.dtype).reshape(-1, *expected.shape[1:])
         due = self.next_result * len(expected) // self.chunks
-        if not due - self.sender.job.max_delay_frames <= len(given) <= len(expected):
+        if not due - workload.max_delay_frames <= len(given) <= len(expected):
             return math.inf
         return float(np.abs(given - expected[: len(given)]).max(initial=0.0))

@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from penstock.bench.streams.stream_sender import OpenStream, SentStream, StreamSender, StreamSenderJob
+from penstock.bench.streams.stream_sender import OpenStream, SentStream, StreamSender, StreamSenderJob, address_of
 from penstock.core.errors import BenchError
 
 TEXT, BINARY, CLOSE = 1, 2, 8
@@ -21,8 +21,8 @@ def open_websockets(job: StreamSenderJob) -> OpenStream:
     """Serialise the frames of a job, and return a function that opens a stream."""
     mask = os.urandom(4)
     frames = [
-        [_frame(BINARY, SEQUENCE.pack(number) + chunk, mask) for number, chunk in enumerate(job.chunks(sound))]
-        for sound in job.sounds
+        [_frame(BINARY, SEQUENCE.pack(number) + chunk, mask) for number, chunk in enumerate(job.workload.chunks(sound))]
+        for sound in job.workload.sounds
     ]
     start = _frame(TEXT, START, mask)
     return lambda sender, index: _WebSocket(sender, index, start, frames)
@@ -31,10 +31,11 @@ def open_websockets(job: StreamSenderJob) -> OpenStream:
 @final
 class _WebSocket(SentStream):
     def __init__(self, sender: StreamSender, index: int, start: bytes, frames: list[list[bytes]]) -> None:
-        job = sender.job
+        workload = sender.job.workload
+        host, port = address_of(workload.url)
         key = base64.b64encode(os.urandom(16)).decode()
         upgrade = (
-            f"GET /v1/apps/{job.model}/stream HTTP/1.1\r\nHost: {job.host}:{job.port}\r\nUpgrade: websocket\r\n"
+            f"GET /v1/apps/{workload.model}/stream HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\n"
             f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
         super().__init__(sender, index, upgrade.encode())
