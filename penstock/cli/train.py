@@ -253,7 +253,11 @@ def _run(
         threads = max(1, len(os.sched_getaffinity(0)) // assignment.local_size)
         recipe = with_overrides(recipe, {"execution.threads": threads})
     if assignment is not None and assignment.size > assignment.local_size and device.type == "cpu":
-        _choose_gloo_interface(assignment)
+        from penstock.train.parallel.network_interfaces import interface_towards
+
+        # gloo's own choice may be an interface that does not reach the other machines.
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(assignment.address, assignment.port)
     parent = os.environ.get(PARENT_VARIABLE)
     try:
         with join_world(assignment, device, options.timeout_s) as world:
@@ -271,14 +275,6 @@ def _run(
     except PeersLost as error:
         # Penstock's own launcher prints the hint itself.
         raise PeersLost(f"{error}{'' if parent else _resume_hint(folder)}") from None
-
-
-def _choose_gloo_interface(assignment: "RankAssignment") -> None:
-    """Set gloo's network interface to the one that reaches the other machines."""
-    from penstock.train.parallel.network_interfaces import interface_towards
-
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(assignment.address, assignment.port)
 
 
 def _launch_options(gpus: int | None, processes: int | None, timeout_s: float | None) -> LaunchOptions:

@@ -106,16 +106,14 @@ class HalfBlocks:
 
     Args:
         pixels: RGBA `[H, W, 4]`.
-        columns: Largest width in characters.
     """
 
-    def __init__(self, pixels: Array, columns: int = COLUMNS) -> None:
+    def __init__(self, pixels: Array) -> None:
         self._pixels = pixels
-        self._columns = columns
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = self._pixels.shape[:2]
-        columns = min(self._columns, options.max_width, width)
+        columns = min(COLUMNS, options.max_width, width)
         # Characters are twice as high as wide; a tall picture is drawn narrower.
         rows = max(round(columns * height / width / 2), 1)
         max_rows = max((options.height or 40) - 12, 4)

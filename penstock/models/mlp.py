@@ -11,7 +11,8 @@ from penstock.nn import Maxout
 # B batch, F features, C classes
 
 Activation = Literal["tanh", "sigmoid", "relu", "maxout"]
-ACTIVATIONS: tuple[Activation, ...] = ("tanh", "sigmoid", "relu", "maxout")
+ELEMENTWISE = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "relu": nn.ReLU}
+ACTIVATIONS = (*ELEMENTWISE, "maxout")
 PIECES = 2
 
 
@@ -53,12 +54,6 @@ class MLP(nn.Module):
 
 
 def _layer(inputs: int, units: int, activation: Activation) -> list[nn.Module]:
-    match activation:
-        case "maxout":
-            return [nn.Linear(inputs, units * PIECES), Maxout(PIECES)]
-        case "tanh":
-            return [nn.Linear(inputs, units), nn.Tanh()]
-        case "sigmoid":
-            return [nn.Linear(inputs, units), nn.Sigmoid()]
-        case "relu":
-            return [nn.Linear(inputs, units), nn.ReLU()]
+    if activation == "maxout":
+        return [nn.Linear(inputs, units * PIECES), Maxout(PIECES)]
+    return [nn.Linear(inputs, units), ELEMENTWISE[activation]()]
