@@ -13,6 +13,19 @@ EXIT_USER_ERROR = 2
 # The launcher of several training processes ignores this status and looks for the process that failed first.
 EXIT_PEERS_LOST = 3
 EXIT_INTERRUPTED = 130
+# Functions by their modules, in the order of the help.
+COMMANDS = {
+    "train": ("train", "runs"),
+    "shard": ("shard",),
+    "bundle": ("bundle", "inspect", "apps"),
+    "export": ("export",),
+    "verify": ("verify",),
+    "serve": ("serve",),
+    "watch": ("watch",),
+    "index": ("index", "search"),
+}
+# Modules whose commands have a name in front.
+GROUPS = ("new", "bench")
 
 
 def build() -> typer.Typer:
@@ -31,8 +44,11 @@ def build() -> typer.Typer:
             typer.echo(__version__)
             raise typer.Exit
 
-    for part in ("new", "train", "shard", "bundle", "export", "verify", "serve", "watch", "index", "bench"):
-        import_module(f"penstock.cli.{part}").register(app)
+    for module, names in COMMANDS.items():
+        for name in names:
+            app.command()(getattr(import_module(f"penstock.cli.{module}"), name))
+    for group in GROUPS:
+        app.add_typer(import_module(f"penstock.cli.{group}").commands, name=group)
     return app
 
 

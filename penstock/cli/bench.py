@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from penstock.bench.load.generator import Load, LoadResult
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    bench = typer.Typer(help="Measure a server, live streams, or the reading of examples.", no_args_is_help=True)
-    for command in (serve, streams, feed, demo):
-        bench.command()(command)
-    app.add_typer(bench, name="bench")
-
-
 @documented
 def serve(
     url: str,
@@ -110,3 +102,8 @@ def _describe(load: "Load") -> str:
     if load.rate is None:
         return f"closed loop, {load.connections} connections, {load.seconds:g} s"
     return f"open loop, {load.rate:,.0f} requests/s offered, {load.connections} connections, {load.seconds:g} s"
+
+
+commands = typer.Typer(help="Measure a server, live streams, or the reading of examples.", no_args_is_help=True)
+for command in (serve, streams, feed, demo):
+    commands.command()(command)

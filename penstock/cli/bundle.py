@@ -20,13 +20,6 @@ RANDOM_EXAMPLES = 32
 RANDOM_RAWS = 8
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(bundle)
-    app.command()(inspect)
-    app.command()(apps)
-
-
 @documented
 def bundle(
     application: Annotated[str, typer.Argument(metavar="APP")],

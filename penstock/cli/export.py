@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 MAX_VALIDATED = 1000
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(export)
-
-
 @documented
 def export(
     bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]")] = None,

@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     from penstock.device.search import SearchResult
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(index)
-    app.command()(search)
-
-
 @documented
 def index(
     pack: Annotated[Path, typer.Argument(metavar="PACK")],

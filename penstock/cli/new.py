@@ -12,13 +12,10 @@ from penstock.core.errors import ApplicationError
 MAX_LISTED = 5
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    new = typer.Typer(help="Write the file of a new application.", no_args_is_help=True)
-    new.command()(images)
-    app.add_typer(new, name="new")
+commands = typer.Typer(help="Write the file of a new application.", no_args_is_help=True)
 
 
+@commands.command()
 @documented
 def images(
     file: Annotated[Path, typer.Argument(metavar="FILE.py")],

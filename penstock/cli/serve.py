@@ -12,11 +12,6 @@ from penstock.cli.documented import documented
 LIMITS = "Limits and operation"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(serve)
-
-
 @documented
 def serve(
     bundles: Annotated[list[Path] | None, typer.Argument(metavar="BUNDLE...")] = None,

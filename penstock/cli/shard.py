@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 MAX_LISTED = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(shard)
-
-
 @documented
 def shard(
     source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]")] = None,

@@ -47,12 +47,6 @@ class LaunchOptions:
         return self.assignment is None and (self.count or 1) > 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(train)
-    app.command()(runs)
-
-
 @documented
 def train(
     application: Annotated[str | None, typer.Argument(metavar="[APP]")] = None,

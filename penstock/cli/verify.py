@@ -17,11 +17,6 @@ EXIT_DIFFERENT = 1
 TOLERANCE = 1e-5
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(verify)
-
-
 @documented
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],

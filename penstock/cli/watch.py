@@ -23,11 +23,6 @@ ALSA_CONFIGURATION = Path("/usr/share/alsa/alsa.conf")
 Sink = Callable[[Any], None]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(watch)
-
-
 @documented
 def watch(
     pack: Annotated[Path, typer.Argument(metavar="PACK")],

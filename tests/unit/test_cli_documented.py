@@ -25,7 +25,7 @@ def copy(source: Path, to: Annotated[str, typer.Option("--onto", metavar="PLACE"
 
 
 def test_the_docstring_is_the_help() -> None:
-    app = typer.Typer()
+    app = typer.Typer(add_completion=False)
     app.command()(documented(copy))
     command: Any = typer.main.get_command(app)
     assert command.help == "Copy a file.\n\nNever a folder."
