@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock.kernels.common import PRECISIONS
 from penstock.kernels.multi_tensor_copy import Copies
-from penstock.kernels.peer_memory import PeerMemory
 from penstock.train.parallel.world import World
 
 BUCKET_BYTES = 25_000_000
@@ -26,6 +25,7 @@ MAX_PEER_MEMORY_BYTES = 1 << 20
 # Elements to which the gradients of a bucket are aligned, for vectorized loads.
 ALIGNMENT = 64
 
+Precision = Literal["fp32", "bf16"]
 Ready = Callable[[Sequence[nn.Parameter], Sequence[Tensor]], None]
 
 
@@ -65,32 +65,34 @@ class _ReducedBucket(_Bucket):
 
     Args:
         parameters: As of `_Bucket`.
-        comm_dtype: The dtype of the all-reduce.
-        peer_memory: Used if the bucket is small.
+        world: The processes. Their peer memory is used if the bucket is small.
+        name: Of the all-reduce, for errors.
+        precision: As of `GradientBuckets`.
         keep_comm_dtype: Return sums in the dtype of the all-reduce instead of storing them as the parameters' `grad`.
     """
 
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        comm_dtype: torch.dtype,
-        peer_memory: PeerMemory | None,
+        world: World,
+        name: str,
+        precision: Precision,
         *,
         keep_comm_dtype: bool,
     ) -> None:
         super().__init__(parameters=parameters)
         first = parameters[0].detach()
-        own_dtype = comm_dtype if keep_comm_dtype else first.dtype
+        exact = torch.float32 if keep_comm_dtype else first.dtype
+        comm_dtype = torch.bfloat16 if precision == "bf16" else exact
+        self._world, self._name, self._keep_comm_dtype = world, name, keep_comm_dtype
         self._comm_buffer = first.new_zeros(sum(map(_aligned_numel, parameters)), dtype=comm_dtype)
-        self._flat = (
-            self._comm_buffer if comm_dtype == own_dtype else torch.zeros_like(self._comm_buffer, dtype=own_dtype)
-        )
-        self._keep_comm_dtype = keep_comm_dtype
+        same = keep_comm_dtype or comm_dtype == first.dtype
+        self._flat = self._comm_buffer if same else torch.zeros_like(self._comm_buffer, dtype=first.dtype)
         self._comm_views, self._sums = _views(parameters, self._comm_buffer), _views(parameters, self._flat)
         self._copies: dict[tuple[int, ...], Copies] = {}
         self._wait: Callable[[], object] | None = None
         small = self.nbytes <= MAX_PEER_MEMORY_BYTES and comm_dtype in PRECISIONS
-        self._peer_memory = peer_memory if small else None
+        self._peer_memory = world.gradient_peer_memory if small else None
 
     @property
     def nbytes(self) -> int:
@@ -101,12 +103,10 @@ class _ReducedBucket(_Bucket):
         return self._sums
 
     @torch.no_grad()
-    def start(self, world: World, name: str, *, waits: bool) -> None:
+    def start(self, *, waits: bool) -> None:
         """Copy the gradients into flat memory and start the all-reduce.
 
         Args:
-            world: The processes.
-            name: Of the operation, for errors.
             waits: True if `wait` follows at once: over peer memory the all-reduce then runs in the waiting stream.
         """
         by_dtype: defaultdict[torch.dtype, dict[int, Tensor]] = defaultdict(dict)
@@ -122,9 +122,9 @@ class _ReducedBucket(_Bucket):
                 self._copies[indices] = Copies([self._comm_views[index] for index in indices])
             self._copies[indices].fill(list(grads.values()))
         self._wait = None
-        with world.operation(name):
+        with self._world.operation(self._name):
             if self._peer_memory is None:
-                work: Any = dist.all_reduce(self._comm_buffer, group=world.gradient_group, async_op=True)
+                work: Any = dist.all_reduce(self._comm_buffer, group=self._world.gradient_group, async_op=True)
                 self._wait = work.wait
             elif not waits:
                 self._wait = self._peer_memory.all_reduce(self._comm_buffer, overlapped=True)
@@ -134,9 +134,9 @@ class _ReducedBucket(_Bucket):
             copies.finish_capture()
 
     @torch.no_grad()
-    def wait(self, world: World, name: str) -> None:
+    def wait(self) -> None:
         """Wait for the sums; on a GPU the current stream waits, not the host."""
-        with world.operation(name):
+        with self._world.operation(self._name):
             wait = self._wait
             if wait is None and self._peer_memory is not None:
                 wait = self._peer_memory.all_reduce(self._comm_buffer)
@@ -173,7 +173,7 @@ class GradientBuckets:
         sliced: Sequence[str],
         world: World,
         *,
-        precision: Literal["fp32", "bf16"] = "fp32",
+        precision: Precision = "fp32",
         bucket_bytes: int | None = None,
         ready: Ready | None = None,
         keep_comm_dtype: bool = False,
@@ -188,12 +188,9 @@ class GradientBuckets:
         )
         self._reduced_buckets = [
             _ReducedBucket(
-                part,
-                _comm_dtype(part[0], precision, keep_comm_dtype=keep_comm_dtype),
-                world.gradient_peer_memory,
-                keep_comm_dtype=keep_comm_dtype,
+                part, world, f"the all-reduce of gradient bucket {index}", precision, keep_comm_dtype=keep_comm_dtype
             )
-            for part in _parts(reduced, bucket_bytes, mixed=keep_comm_dtype)
+            for index, part in enumerate(_parts(reduced, bucket_bytes, mixed=keep_comm_dtype))
         ]
         # Layers that are not adjacent get buckets of their own: the first would wait for the last.
         runs = _runs(list(trained.values()), self._local) if ready else []
@@ -254,8 +251,8 @@ class GradientBuckets:
             if not bucket.started:
                 self._step(bucket)
         if self._ready is None:
-            for index, bucket in enumerate(self._reduced_buckets):
-                bucket.wait(self._world, f"the all-reduce of gradient bucket {index}")
+            for bucket in self._reduced_buckets:
+                bucket.wait()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -295,8 +292,8 @@ class GradientBuckets:
         return hook
 
     def _start_next(self) -> None:
-        bucket, name = self._reduced_buckets[self._started], f"the all-reduce of gradient bucket {self._started}"
-        bucket.start(self._world, name, waits=self._ready is not None)
+        bucket = self._reduced_buckets[self._started]
+        bucket.start(waits=self._ready is not None)
         self._started += 1
         if self._ready is None:
             bucket.started = True
@@ -304,7 +301,7 @@ class GradientBuckets:
         # The last bucket overlaps with nothing: switching streams takes as long as a small all-reduce.
         is_last = self._started == len(self._reduced_buckets) and all(local.is_full for local in self._local_buckets)
         with nullcontext() if is_last else self._second_stream():
-            bucket.wait(self._world, name)
+            bucket.wait()
             self._call_ready(bucket)
 
     def _step(self, bucket: _Bucket) -> None:
@@ -365,12 +362,6 @@ def _order(produced: Sequence[nn.Parameter], reduced: Sequence[_Bucket], local: 
         bucket.after = [each for each in local if first < position[id(each.parameters[0])] < last]
     for bucket, following in itertools.pairwise(local):
         bucket.after = [following]
-
-
-def _comm_dtype(parameter: nn.Parameter, precision: Literal["fp32", "bf16"], *, keep_comm_dtype: bool) -> torch.dtype:
-    if precision == "bf16":
-        return torch.bfloat16
-    return torch.float32 if keep_comm_dtype else parameter.dtype
 
 
 def _aligned_numel(parameter: nn.Parameter) -> int:
