@@ -70,7 +70,7 @@ class Application:
     description: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _is_url_safe(self.name):
+        if not isinstance(self.name, str) or not is_url_safe(self.name):
             raise ApplicationError(f"Application has name {self.name!r}; use letters, digits, '-' and '_'.")
         self._check_fields()
         if self.max_body_bytes < self.input.nbytes:
@@ -129,7 +129,8 @@ class Application:
                 raise ApplicationError(f"Application {self.name!r} has {name}={value}; it must be {fix}.")
 
 
-def _is_url_safe(name: str) -> bool:
+def is_url_safe(name: str) -> bool:
+    """Check that a name has only letters, digits, `-` and `_`."""
     return name != "" and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
 
 

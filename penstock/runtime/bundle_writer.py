@@ -94,7 +94,8 @@ class Bundle:
         declared = found.application
         raws = _raw_examples(declared, examples)
         prepare = None if declared.prepare is None else exported_prepare(found)
-        inputs = _examples(declared, _prepared(found, raws) if raws else examples)
+        preparing = make_prepare(found)
+        inputs = _examples(declared, examples if preparing is None else np.stack([preparing(raw) for raw in raws]))
         module.eval()
         tensors = _own_tensors(module)
         outputs = _answers(declared, module, inputs)
@@ -147,12 +148,6 @@ def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
             f"at most {MAX_RAW_BYTES:,} bytes of them: they are part of the bundle."
         )
     return raws
-
-
-def _prepared(found: FoundApplication, raws: tuple[Array, ...]) -> Array:
-    preparing = make_prepare(found)
-    assert preparing is not None, found.application.name
-    return np.stack([preparing(raw) for raw in raws])
 
 
 def _examples(application: Application, examples: Any) -> Array:

@@ -7,7 +7,7 @@ launches the graph. The next batch is prepared while one runs, and the chunks of
 
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -192,14 +192,6 @@ class CudaGraphExecutor(Executor):
             length_B=length_B,
             finite_B=finite_B != 0,
         )
-
-    def save(self, slot: int) -> list[Tensor]:
-        """See `StateTable`."""
-        return self._network.states.save(slot)
-
-    def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
-        """See `StateTable`."""
-        self._network.states.restore(slot, saved)
 
     def _run(self, metadata: Tensor, status: Tensor) -> None:
         rows = metadata.shape[1]

@@ -1,7 +1,7 @@
 """Steps of a streaming network for a batch of streams: gather their states, run the network, scatter the states."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self, TypeAlias, final
 
 import numpy as np
@@ -132,6 +132,9 @@ class StreamingExecutor(Executor):
             answer is bitwise independent of the other rows and of its position.
         run: A replacement of the network's `step`.
 
+    Attributes:
+        states: The states of the streams.
+
     Raises:
         ApplicationError: The network's output for a chunk has another shape.
     """
@@ -155,6 +158,7 @@ class StreamingExecutor(Executor):
         self._slots = slots
         self._padded_rows = max_rows if exact else 0
         self._network = StatefulNetwork(module, input, output, slots=slots, dtype=dtype, run=run)
+        self.states = self._network.states
         self._kind = getattr(torch, output.dtype)
 
     def run_by(self, run: RunStep) -> Self:
@@ -175,14 +179,6 @@ class StreamingExecutor(Executor):
         step = self._network.step(*map(torch.from_numpy, columns))
         output_B, length_B = step.output_BU[:rows].to(self._kind), step.length_B[:rows]
         return StepOutput(output_B=output_B.numpy(), length_B=length_B.numpy())
-
-    def save(self, slot: int) -> list[Tensor]:
-        """See `StateTable`."""
-        return self._network.states.save(slot)
-
-    def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
-        """See `StateTable`."""
-        self._network.states.restore(slot, saved)
 
 
 def _padded(column_B: Array, value: int, rows: int) -> Array:

@@ -75,7 +75,7 @@ def check_equivalent(made: StreamingExecutor, trusted: StreamingExecutor, golden
         GoldenMismatch: Their outputs or states differ.
     """
     for batch in _random_batches(golden.inputs, trusted, slots):
-        before = [made.save(slot) for slot in batch.slots_B]
+        before = [made.states.save(slot) for slot in batch.slots_B]
         ours, theirs = made.step(batch), trusted.step(batch)
         assert ours.length_B is not None
         assert theirs.length_B is not None
@@ -86,10 +86,10 @@ def check_equivalent(made: StreamingExecutor, trusted: StreamingExecutor, golden
         assert batch.last_B is not None
         paused_B = (batch.length_B == 0) & ~batch.last_B & ~batch.fresh_B
         for slot, paused, was in zip(batch.slots_B, paused_B, before, strict=True):
-            now = made.save(slot)
+            now = made.states.save(slot)
             if paused and not all(map(torch.equal, now, was)):
                 raise GoldenMismatch("the exported step changes the state of a stream that has no new frame.")
-            for leaf, other in zip(now, trusted.save(slot), strict=True):
+            for leaf, other in zip(now, trusted.states.save(slot), strict=True):
                 # Buffered samples have the range of samples.
                 largest = max(1.0, float(other.abs().max())) if other.numel() and other.is_floating_point() else 0.0
                 _check_near("states", leaf.numpy(), other.numpy(), golden.tolerance * largest)

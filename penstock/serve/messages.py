@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from penstock.core.json_record import read_record
+
 # `ModelState.reason` of a model whose engine died.
 RESTARTING = "the engine is being started again"
 # Seconds until a lost engine is back: the time that torch takes to import.
@@ -182,6 +184,4 @@ def encode_message(message: Message) -> bytes:
 def decode_message(data: bytes) -> Message:
     """Decode what `encode_message` wrote."""
     kind, fields = json.loads(data)
-    if kind == "ModelLoaded":
-        fields["command"] = LoadModel(**fields["command"])
-    return Message.kinds[kind](**fields)
+    return read_record(Message.kinds[kind], fields)

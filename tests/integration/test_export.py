@@ -366,11 +366,11 @@ def test_a_stream_moves_to_the_pack_and_back(gestures: Pack, gestures_bundle: Pa
         padded[0, : len(part)] = part
         length, last = np.array([len(part)]), np.array([start + chunk >= len(signal)])
         if number == moves[0]:
-            saved = begun.save(4)
+            saved = begun.states.save(4)
             names = [state.input for state in gestures.live.states]
             states = {name: leaf.numpy()[None] for name, leaf in zip(names, saved, strict=True)}
         if number == moves[1]:
-            ended.restore(3, [torch.from_numpy(states[state.input])[0] for state in gestures.live.states])
+            ended.states.restore(3, [torch.from_numpy(states[state.input])[0] for state in gestures.live.states])
         if moves[0] <= number < moves[1]:
             output, frames, *after = session.run(None, {"motion": padded, "length": length, "last": last, **states})
             states = {state.input: leaf for state, leaf in zip(gestures.live.states, after, strict=True)}

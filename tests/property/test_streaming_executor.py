@@ -138,9 +138,9 @@ def test_a_row_without_a_frame_keeps_its_state_bit_for_bit_by_onnx_runtime(graph
     frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)
     for fresh in (True, False, False):
         made.step(batch([(0, frames, fresh, False), (2, frames[:3], fresh, False)]))
-    before = made.save(2)
+    before = made.states.save(2)
     made.step(batch([(0, frames, False, False), (2, frames[:0], False, False), (4, frames, True, False)]))
-    assert all(map(torch.equal, made.save(2), before))
+    assert all(map(torch.equal, made.states.save(2), before))
 
 
 @pytest.mark.gpu
@@ -155,7 +155,7 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
     first = here.step(batch([(2, frames[:FRAMES], True, False)]))
     assert first.length_B is not None
     outputs = [first.output_B[0, : first.length_B[0]].copy()]
-    there.restore(4, here.save(2))
+    there.states.restore(4, here.states.save(2))
     for start, last in ((FRAMES, False), (2 * FRAMES, True)):
         result = there.step(batch([(4, frames[start : start + FRAMES], False, last)]))
         assert result.length_B is not None
@@ -171,7 +171,7 @@ def test_another_precision_is_that_of_the_network_and_its_states_alone(dtype: to
     result = made.step(batch([(0, frames, True, True)]))
     assert result.length_B is not None
     np.testing.assert_allclose(result.output_B[0, : result.length_B[0]], offline(frames), atol=0.05)
-    assert {leaf.dtype for leaf in made.save(0)} <= {dtype, torch.int64}
+    assert {leaf.dtype for leaf in made.states.save(0)} <= {dtype, torch.int64}
     # The caller's network is left as it was.
     assert given.training
     assert all(own.requires_grad and own.dtype == torch.float32 for own in given.parameters())

@@ -14,7 +14,7 @@ from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
-from penstock.serve.exchange.response import Handler, Handlers
+from penstock.serve.exchange.response import Handlers
 from penstock.serve.grpc.thread import GrpcThread
 from penstock.serve.http.listener import SWEEP_S, Listener
 from penstock.serve.http.routes import Routes
@@ -93,9 +93,12 @@ class FrontEnd:
         self._sweeper: asyncio.Task[None] | None = None
         self._end_traces: Callable[[], None] | None = None
         if telemetry.otlp_endpoint is not None:
+            # Imported only where traces are wanted: it brings an HTTP client of its own.
+            from penstock.serve.observe.tracing import Traces, exporting
+
             scheme = "http" if settings.network.tls_certificate is None else "https"
-            endpoint, share = telemetry.otlp_endpoint, telemetry.trace_share
-            handle, self._end_traces = _traced(handle, self.models, scheme, endpoint, share)
+            traces = Traces(handle, exporting(telemetry.otlp_endpoint), self.models, telemetry.trace_share, scheme)
+            handle, self._end_traces = traces.handle, traces.shut_down
         if telemetry.log_requests:
             request_log = RequestLog(handle, reject, self._access)
             handle, reject = request_log.handle, request_log.reject
@@ -227,16 +230,6 @@ def check_telemetry(telemetry: TelemetrySettings) -> None:
         raise ServeError(
             f"--otlp-endpoint needs the package {error.name}; pip install 'penstock[telemetry]'."
         ) from None
-
-
-def _traced(
-    handle: Handler, models: ModelRegistry, scheme: str, endpoint: str, share: float
-) -> tuple[Handler, Callable[[], None]]:
-    # Imported only where traces are wanted: it brings an HTTP client of its own.
-    from penstock.serve.observe.tracing import Traces, exporting
-
-    traces = Traces(handle, exporting(endpoint), models, share, scheme)
-    return traces.handle, traces.shut_down
 
 
 def access_of(access: AccessSettings) -> Access:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
 
+from penstock.core.application import is_url_safe
 from penstock.core.bundle import MANIFEST
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, PenstockError, ServeError, UnknownRoute
 from penstock.serve.background import BackgroundTasks
@@ -99,7 +100,7 @@ def find_model(directory: Path, name: str) -> ModelFolder:
         UnknownRoute: There is no such model.
     """
     folder = directory / name
-    if not _is_model_name(name) or not folder.is_dir():
+    if not is_url_safe(name) or not folder.is_dir():
         raise UnknownRoute(f"There is no folder {name!r} in the model directory.")
     if (folder / MANIFEST).is_file():
         return ModelFolder(name, "1", folder)
@@ -118,11 +119,7 @@ def model_names(directory: Path) -> list[str]:
     """
     if not directory.is_dir():
         raise ServeError(f"{directory} is not a directory; name the folder that holds the models' folders.")
-    return sorted(each.name for each in directory.iterdir() if each.is_dir() and _is_model_name(each.name))
-
-
-def _is_model_name(name: str) -> bool:
-    return name != "" and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
+    return sorted(each.name for each in directory.iterdir() if each.is_dir() and is_url_safe(each.name))
 
 
 @dataclass(slots=True)

@@ -110,17 +110,9 @@ class Engine:
         self._input = table.input.reshape(slots * chunks, *table.layout.input.shape)
         self._output = table.output.reshape(slots * chunks, *table.layout.output.shape)
         self._flat = {
-            name: getattr(table, name).reshape(-1)
-            for name in (
-                "length",
-                "flags",
-                "arrival_ns",
-                "deadline_ns",
-                "status",
-                "output_length",
-                "queue_ns",
-                "batch_rows",
-            )
+            column.name: getattr(table, column.name).reshape(-1)
+            for column in table.layout.columns()
+            if column.shape == (slots, chunks)
         }
         self._adopted = executor.adopt(self._input, self._output)
         # Read after `adopt`, which may lower the executor's limit.
