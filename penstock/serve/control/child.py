@@ -58,7 +58,7 @@ class ChildProcess:
         descriptors: Inherited descriptors, in the order that `child_main` expects.
         on_message: Called with each message of the process and its descriptors.
         on_exit: Called when the process is gone.
-        on_restart: Called when a new process was started in its place.
+        on_restart: Called when a new process was started in its place; None for an engine.
 
     Attributes:
         keep_running: Restart the process when it dies.
@@ -73,7 +73,7 @@ class ChildProcess:
     descriptors: Sequence[int]
     on_message: "Callable[[ChildProcess, Message, list[int]], None]"
     on_exit: "Callable[[ChildProcess], None]"
-    on_restart: "Callable[[ChildProcess], None]"
+    on_restart: "Callable[[ChildProcess], None] | None"
     keep_running: bool = field(init=False, default=True)
     starts: int = field(init=False, default=0)
     ready: bool = field(init=False, default=False)
@@ -183,7 +183,8 @@ class ChildProcess:
             log.error("%s cannot be started (%s); trying again in %g s", self.name, error, MAX_BACKOFF_S)
             asyncio.get_running_loop().call_later(MAX_BACKOFF_S, self._restart)
         else:
-            self.on_restart(self)
+            if self.on_restart is not None:
+                self.on_restart(self)
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         if process is not self._process:

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable
+from functools import partial
 from typing import final
 
 from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
@@ -86,29 +87,17 @@ class _Supervisor:
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
         # Keys of the tables that front-ends attach.
         self._attached: set[int] = set()
+        engine = partial(
+            ChildProcess, settings=settings, on_message=self._receive, on_exit=self._engine_exited, on_restart=None
+        )
         self._engines = [
-            ChildProcess(
-                name,
-                index,
-                settings,
-                [engine_wakes[index], *frontend_wakes],
-                on_message=self._receive,
-                on_exit=self._engine_exited,
-                on_restart=lambda child: None,
-            )
+            engine(name, index, descriptors=[engine_wakes[index], *frontend_wakes])
             for index, name in enumerate(engine_names(devices))
         ]
+        frontend = partial(engine, on_exit=self._frontend_exited, on_restart=self._frontend_restarted)
         self._frontends = [
-            ChildProcess(
-                f"front-end {index}",
-                index,
-                settings,
-                [*engine_wakes, frontend_wakes[index], sockets[index].fileno()],
-                on_message=self._receive,
-                on_exit=self._frontend_exited,
-                on_restart=self._frontend_restarted,
-            )
-            for index in range(len(sockets))
+            frontend(f"front-end {index}", index, descriptors=[*engine_wakes, wake, listener.fileno()])
+            for index, (wake, listener) in enumerate(zip(frontend_wakes, sockets, strict=True))
         ]
 
     async def run(self) -> None:

@@ -6,6 +6,7 @@ fast; the one with fewer rows waiting takes it. `penstock.serve.streams.stream_b
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from penstock.core.errors import Overloaded
@@ -46,6 +47,7 @@ def soonest(predictions: Sequence[PredictedFinish], left_ns: int) -> int:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class RequestBalancer:
     """Submits the requests of a model with several replicas, as a `TableWriter` does for one replica.
 
@@ -54,19 +56,18 @@ class RequestBalancer:
         budget_ns: Latency budget of a request that names none.
     """
 
-    def __init__(self, writers: Sequence[TableWriter], budget_ns: int) -> None:
-        self._writers = writers
-        self._budget_ns = budget_ns
+    writers: Sequence[TableWriter]
+    budget_ns: int
 
     @property
     def refusing(self) -> bool:
         """True if a replica rejected a request since its last result, so that a rejection may be cached."""
-        return any(writer.refusing for writer in self._writers)
+        return any(writer.refusing for writer in self.writers)
 
     def cached_rejection(self, now_ns: int, left_ns: int = 0) -> Overloaded | None:
         """Return a rejection if every replica would reject a request with this much time left; None otherwise."""
         rejection: Overloaded | None = None
-        for writer in self._writers:
+        for writer in self.writers:
             error = writer.cached_rejection(now_ns, left_ns)
             # Only the replica that was chosen has a cached rejection; the others are predicted.
             if error is None and not self._rejects(writer, left_ns):
@@ -76,10 +77,10 @@ class RequestBalancer:
 
     def choose(self, left_ns: int, budget_ns: int | None, *, rows: int = 1, low_priority: bool = False) -> TableWriter:
         """Choose the replica for a request with this much time left."""
-        writers = self._writers
+        writers = self.writers
         if len(writers) == 1:
             return writers[0]
-        budget_ns = budget_ns or self._budget_ns
+        budget_ns = budget_ns or self.budget_ns
         predictions = [PredictedFinish(*writer.predict(rows, budget_ns, low_priority)) for writer in writers]
         return writers[soonest(predictions, left_ns)]
 
@@ -94,11 +95,11 @@ class RequestBalancer:
         low_priority: bool = False,
     ) -> SlotHandle:
         """Submit a request to the replica that is chosen for it, see `TableWriter.submit`."""
-        left_ns = arrival_ns + (budget_ns or self._budget_ns) - now_ns
+        left_ns = arrival_ns + (budget_ns or self.budget_ns) - now_ns
         return self.choose(left_ns, budget_ns, low_priority=low_priority).submit(
             chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, low_priority=low_priority
         )
 
     def _rejects(self, writer: TableWriter, left_ns: int) -> bool:
-        finish_ns, waiting = writer.predict(1, self._budget_ns, False)
+        finish_ns, waiting = writer.predict(1, self.budget_ns, False)
         return finish_ns >= NEVER_NS or (waiting > 0 and finish_ns > left_ns)
