@@ -75,17 +75,15 @@ def _ends_ns(steps: Sequence[Span], launched: Sequence[tuple[Work, int]]) -> lis
     return [max(last[: index + 1]) for index in range(len(last))]
 
 
-def _on_gpu(events: Iterable[Event]) -> list[tuple[Work, int]]:
+def _on_gpu(events: Sequence[Event]) -> list[tuple[Work, int]]:
     """Collect GPU operations with their launch times; those of a CUDA graph have the launch time of the graph."""
-    launches_ns: dict[int, int] = {}
-    found: list[Event] = []
-    for event in events:
-        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {}):
-            launches_ns[event["args"]["correlation"]] = _span(event).start_ns
-        elif event.get("cat") in _ON_GPU:
-            found.append(event)
+    launches_ns: dict[int, int] = {
+        event["args"]["correlation"]: _span(event).start_ns
+        for event in events
+        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
+    }
     work: list[tuple[Work, int]] = []
-    for event in found:
+    for event in (event for event in events if event.get("cat") in _ON_GPU):
         args = event.get("args", {})
         lane = f"stream {args.get('stream', event.get('tid'))}"
         # One that was launched before the profiler began is of no marked step.

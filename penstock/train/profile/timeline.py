@@ -97,14 +97,11 @@ def _last_end_ns(trace: Trace, window: Span) -> int:
 
 def _moved(lanes: Mapping[str, Spans], zero_ns: int, width_ns: int) -> dict[str, Spans]:
     """Shift spans to a common clock, and merge those too close to tell apart."""
-    near_ns = int(width_ns * FINEST)
-    found: dict[str, Spans] = {}
-    for name, spans in lanes.items():
-        merged: Spans = []
-        for span in spans:
-            if merged and span.start_ns - merged[-1].end_ns < near_ns:
-                merged[-1] = Span(merged[-1].start_ns, span.end_ns)
-            else:
-                merged.append(span)
-        found[name] = [Span(span.start_ns - zero_ns, span.end_ns - zero_ns) for span in merged]
-    return found
+    near_ns = max(int(width_ns * FINEST) - 1, 0)
+    widened = {
+        name: union(Span(start_ns, end_ns + near_ns) for start_ns, end_ns in spans) for name, spans in lanes.items()
+    }
+    return {
+        name: [Span(start_ns - zero_ns, end_ns - near_ns - zero_ns) for start_ns, end_ns in spans]
+        for name, spans in widened.items()
+    }
