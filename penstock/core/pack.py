@@ -219,7 +219,10 @@ class Pack:
     def to_json(self) -> dict[str, Any]:
         """The content of pack.json without its own hash."""
         live = None if self.live is None else asdict(self.live)
-        models = {name: _without_none(asdict(model)) for name, model in self.models.items()}
+        models = {
+            name: {key: value for key, value in asdict(model).items() if value is not None}
+            for name, model in self.models.items()
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
@@ -349,10 +352,6 @@ def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:
             f"{folder} is signed by {key_text(public)}, not by {key_text(key)}; get the pack from its maker."
         )
     return public
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _check(pack: Pack) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.sound import Samples, sound_decoder
-from penstock.device.source import DecodeFailures, Source
+from penstock.device.source import DecodeFailures, Source, SourceItem
 
 # T samples of a chunk
 
@@ -28,22 +28,16 @@ MAX_WAITING_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SoundChunk:
+class SoundChunk(SourceItem):
     """One chunk of a signal, of the network's chunk length; the last one may be shorter, or empty.
 
     Args:
-        number: Index in the signal.
-        time_s: Time of its last sample, in seconds from the first.
         samples_T: 16-bit samples at the pack's rate.
         last: Whether the signal ends with it.
-        captured_s: Time at which it was due or arrived, on the clock of the run.
     """
 
-    number: int
-    time_s: float
     samples_T: Samples
     last: bool
-    captured_s: float = 0.0
 
 
 class SoundSource(Source[SoundChunk]):

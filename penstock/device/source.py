@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from penstock.core.spec import Array
 
@@ -11,18 +11,19 @@ from penstock.core.spec import Array
 MAX_SENTENCES = 1_000
 
 
-class SourceItem(Protocol):
-    """A frame, or a chunk of sound."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceItem:
+    """A frame, or a chunk of sound.
 
-    @property
-    def time_s(self) -> float:
-        """Time on the source's clock."""
-        ...
+    Args:
+        number: Index in the source.
+        time_s: Time on the source's clock, in seconds from its first frame: of a chunk, that of its last sample.
+        captured_s: Time at which it was due or arrived, on the clock of the run.
+    """
 
-    @property
-    def captured_s(self) -> float:
-        """Time at which it was due or arrived, on the clock of the run."""
-        ...
+    number: int
+    time_s: float
+    captured_s: float = 0.0
 
 
 T = TypeVar("T", bound=SourceItem)
@@ -74,22 +75,16 @@ class Source(ABC, Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
+class Frame(SourceItem):
     """One picture of a source.
 
     Args:
-        number: Index in the source.
-        time_s: Time on the source's clock, in seconds from its first frame.
         read: Returns the pixels, uint8 RGBA `[H, W, 4]`; frames that are dropped are never converted.
         name: File name, in a folder of pictures.
-        captured_s: Time at which it was due or arrived, on the clock of the run.
     """
 
-    number: int
-    time_s: float
     read: Callable[[], Array]
     name: str = ""
-    captured_s: float = 0.0
 
 
 class FrameSource(Source[Frame]):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, Self, cast, final
+from typing import Generic, Self, final
 
 from penstock.core.errors import SourceError
 from penstock.device.inbox import Inbox, PlaybackClock
@@ -102,7 +102,7 @@ class SourceReader(Generic[T]):
                 if self._stopped.wait(left_s):
                     return False
         with self._changed:
-            self._inbox.offer(replace(cast(Any, item), captured_s=due_s))
+            self._inbox.offer(replace(item, captured_s=due_s))
             self._reading_since_s = self._clock()
             self._changed.notify()
         return not self._stopped.is_set()

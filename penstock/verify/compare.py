@@ -67,11 +67,9 @@ def difference_of(one: Any, other: Any) -> float:
         difference = float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max(initial=0.0))
         return math.inf if math.isnan(difference) else difference
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return (
-            max((difference_of(one[key], other[key]) for key in one), default=0.0)
-            if one.keys() == other.keys()
-            else math.inf
-        )
+        if one.keys() != other.keys():
+            return math.inf
+        return max((difference_of(one[key], other[key]) for key in one), default=0.0)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return max(map(difference_of, one, other), default=0.0) if len(one) == len(other) else math.inf
     if isinstance(one, int | float) and isinstance(other, int | float) and not isinstance(one, bool):

@@ -47,13 +47,10 @@ class Example:
 
 def golden_examples(pack: Pack, application: Application) -> list[Example]:
     """The golden examples of a pack; pictures of any size have a PNG file as their body."""
-    inputs = pack.golden().inputs
     png = pack.varies and PNG in application.accepts
     return [
-        Example(name=f"golden example {number}", raw=raw, body=_as_png(raw), content_type=PNG)
-        if png
-        else Example(name=f"golden example {number}", raw=raw)
-        for number, raw in enumerate(inputs)
+        Example(name=f"golden example {number}", raw=raw, body=_as_png(raw) if png else None, content_type=PNG * png)
+        for number, raw in enumerate(pack.golden().inputs)
     ]
 
 

@@ -1,22 +1,18 @@
 """Which frames are looked at and how old they are then, without threads and with a clock of the test's own."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from penstock.device.inbox import Inbox, PlaybackClock
+from penstock.device.source import SourceItem
 
 
-@dataclass(frozen=True)
-class Piece:
-    number: int
-    captured_s: float
-    time_s: float = 0.0
+def item_at(number: int, captured_s: float) -> SourceItem:
+    return SourceItem(number=number, time_s=0.0, captured_s=captured_s)
 
 
-def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[float], Inbox[Piece]]:
+def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[float], Inbox[SourceItem]]:
     """Of each answer, where frames come every `frame_s` and one is looked at for `model_s`."""
-    inbox: Inbox[Piece] = Inbox()
+    inbox: Inbox[SourceItem] = Inbox()
     free_s, found = 0.0, list[float]()
     for number in range(frames):
         now_s = number * frame_s
@@ -25,7 +21,7 @@ def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[flo
             started_s = max(free_s, piece.captured_s)
             free_s = started_s + model_s
             found.append(free_s - piece.captured_s)
-        inbox.offer(Piece(number, now_s))
+        inbox.offer(item_at(number, now_s))
         if free_s <= now_s:
             piece = inbox.take(now_s)
             assert piece is not None
@@ -43,25 +39,25 @@ def test_no_answer_is_older_than_the_network_and_one_frame(model_s: float) -> No
 
 
 def test_the_latest_frame_wins() -> None:
-    inbox: Inbox[Piece] = Inbox()
+    inbox: Inbox[SourceItem] = Inbox()
     for number in range(4):
-        inbox.offer(Piece(number, float(number)))
-    assert inbox.take(4.0) == Piece(3, 3.0)
+        inbox.offer(item_at(number, float(number)))
+    assert inbox.take(4.0) == item_at(3, 3.0)
     assert inbox.take(4.0) is None
     assert (inbox.offered, inbox.dropped) == (4, 3)
 
 
 def test_what_is_too_old_is_not_looked_at() -> None:
-    inbox: Inbox[Piece] = Inbox(max_age_s=1.0)
-    inbox.offer(Piece(0, 0.0))
+    inbox: Inbox[SourceItem] = Inbox(max_age_s=1.0)
+    inbox.offer(item_at(0, 0.0))
     assert inbox.take(1.01) is None
     assert inbox.dropped == 1
 
 
 def test_sound_keeps_its_order_and_lets_the_oldest_go() -> None:
-    inbox: Inbox[Piece] = Inbox(capacity=3)
+    inbox: Inbox[SourceItem] = Inbox(capacity=3)
     for number in range(5):
-        inbox.offer(Piece(number, 0.0))
+        inbox.offer(item_at(number, 0.0))
     taken = [inbox.take(0.0) for _ in range(4)]
     assert [piece.number for piece in taken if piece] == [2, 3, 4]
     assert inbox.dropped == 2
