@@ -37,19 +37,6 @@ CARRIED = 0.99
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CoreSplit:
-    """Cores of the server and of the load generator, disjoint where there are two.
-
-    Args:
-        server: Cores of the server.
-        load: Cores of the load generator.
-    """
-
-    server: tuple[int, ...]
-    load: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOutcome:
     """Result of one load on one server.
 
@@ -85,10 +72,10 @@ class DemoReport:
     seconds: float
 
 
-def split_cores() -> CoreSplit:
-    """Give the first core to the server and the others to the load."""
+def split_cores() -> tuple[frozenset[int], frozenset[int]]:
+    """Give the first core to the server and the others to the load, disjoint where there are two."""
     first, *others = sorted(os.sched_getaffinity(0))
-    return CoreSplit(server=(first,), load=tuple(others) or (first,))
+    return frozenset({first}), frozenset(others or {first})
 
 
 def train(run: Path, epochs: float | None) -> dict[str, Any]:
@@ -114,13 +101,13 @@ class LoadDriver:
 
     Args:
         bundle: The bundle whose golden examples are sent and compared.
-        cores: Cores of the load.
+        cpus: Cores of the load.
         budget_ms: The latency budget.
         console: Console of the progress bar.
     """
 
     bundle: Path
-    cores: CoreSplit
+    cpus: frozenset[int]
     budget_ms: float
     console: Console
 
@@ -131,7 +118,7 @@ class LoadDriver:
             connections=OPEN_CONNECTIONS if rate else CLOSED_CONNECTIONS,
             seconds=seconds,
             warm_up_s=WARM_UP_S,
-            cpus=frozenset(self.cores.load),
+            cpus=self.cpus,
         )
         before = _batches(url)
         text = f"{label}, {seconds:g} s"
@@ -181,7 +168,7 @@ def _batches(url: str) -> tuple[int, int]:
     return stats["inference_count"], stats["execution_count"]
 
 
-def show(report: DemoReport, run: Path, cores: CoreSplit, console: Console) -> None:
+def show(report: DemoReport, run: Path, console: Console, *, shares_core: bool) -> None:
     """Print the report."""
     batching, single = report.batching, report.single
     table = Table(title=f"{report.rate:,.0f} requests/s offered at random moments, budget {report.budget_ms:g} ms")
@@ -202,7 +189,7 @@ def show(report: DemoReport, run: Path, cores: CoreSplit, console: Console) -> N
     console.print()
     console.print(f"Held-out accuracy {report.accuracy:.2%}, trained in {report.training_s:.1f} s", highlight=False)
     console.print(table)
-    shared = "; it shared it with the load" if cores.server == cores.load else ""
+    shared = "; it shared it with the load" if shares_core else ""
     console.print(f"One server process on one core{shared}.", highlight=False)
     console.print("Latencies are of right answers, counted from when each request was due.", highlight=False)
     console.print(f"{batching.figures['checked']:,.0f} answers were compared with the golden ones.", highlight=False)
@@ -231,20 +218,20 @@ def run_demo(run: Path, *, epochs: float | None, seconds: float, budget_ms: floa
 
 def _run_demo(run: Path, epochs: float | None, seconds: float, budget_ms: float, console: Console) -> None:
     start_s = time.monotonic()
-    cores = split_cores()
+    server_cpus, load_cpus = split_cores()
     _clear(run)
     console.print("[bold]1. Training a convolutional network on handwritten digits")
     trained = train(run, epochs)
     bundle = run / "bundle"
-    options, cpus = ["--latency-ms", f"{budget_ms:g}"], frozenset(cores.server)
-    console.print(f"[bold]2. Serving the bundle on core {cores.server[0]}, measured from core {cores.load[0]}")
-    with running_server(bundle, [*options, "--port", str(_free_port(PORT))], cpus=cpus) as server:
+    options = ["--latency-ms", f"{budget_ms:g}"]
+    console.print(f"[bold]2. Serving the bundle on core {min(server_cpus)}, measured from core {min(load_cpus)}")
+    with running_server(bundle, [*options, "--port", str(_free_port(PORT))], cpus=server_cpus) as server:
         url = server.url
-        driver = LoadDriver(bundle=bundle, cores=cores, budget_ms=budget_ms, console=console)
+        driver = LoadDriver(bundle=bundle, cpus=load_cpus, budget_ms=budget_ms, console=console)
         rate = driver.carried_rate(url)
         batching = driver.drive(url, f"Batches by the budget: {rate:,.0f} requests/s", seconds, rate=rate)
         console.print("[bold]3. The same server with batches of one")
-        with running_server(bundle, [*options, "--max-batch", "1"], cpus=cpus) as single_server:
+        with running_server(bundle, [*options, "--max-batch", "1"], cpus=server_cpus) as single_server:
             single = driver.drive(single_server.url, f"Batches of one: {rate:,.0f} requests/s", seconds, rate=rate)
         report = DemoReport(
             accuracy=trained["metrics"]["test_accuracy"],
@@ -256,7 +243,7 @@ def _run_demo(run: Path, epochs: float | None, seconds: float, budget_ms: float,
             seconds=time.monotonic() - start_s,
         )
         (run / "demo.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
-        show(report, run, cores, console)
+        show(report, run, console, shares_core=server_cpus == load_cpus)
         if console.is_terminal:
             console.print(f"Page:    [bold]{url}/[/]  Draw a digit. Ctrl-C ends the server.")
             signal.pause()

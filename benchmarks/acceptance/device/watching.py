@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
@@ -55,21 +56,23 @@ def engine_overhead(pack: Path) -> list[float]:
     bare = engine.session.run(names, given)
     if not all(np.array_equal(one, other[0]) for one, other in zip(engine.run(picture), bare, strict=True)):
         raise BenchError("the engine and its session disagree; nothing is measured.")
-    ratios: list[float] = []
     for _ in range(WARM_UP):
         engine.run(picture)
+    ratios: list[float] = []
     for _ in range(ROUNDS):
-        ours: list[float] = []
-        theirs: list[float] = []
-        for _ in range(RUNS):
-            begun = time.perf_counter()
-            engine.session.run(names, given)
-            between = time.perf_counter()
-            engine.run(picture)
-            theirs.append(between - begun)
-            ours.append(time.perf_counter() - between)
-        ratios.append(median(ours) / median(theirs))
+        times_s = [
+            (_seconds(lambda: engine.session.run(names, given)), _seconds(lambda: engine.run(picture)))
+            for _ in range(RUNS)
+        ]
+        theirs_s, ours_s = zip(*times_s, strict=True)
+        ratios.append(median(ours_s) / median(theirs_s))
     return ratios
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
 
 
 def moving(number: int) -> Array:
@@ -113,11 +116,7 @@ def main() -> None:
     picture = moving(0)
     for _ in range(WARM_UP):
         engine.run(picture)
-    alone: list[float] = []
-    for _ in range(RUNS):
-        begun = time.perf_counter()
-        engine.run(picture)
-        alone.append(time.perf_counter() - begun)
+    alone_s = [_seconds(lambda: engine.run(picture)) for _ in range(RUNS)]
     with WatchRun(engine, open_frames(sys.argv[2])) as run:
         seen = [(answer.frame.number, answer.age_s) for answer in run]
     report = run.report()
@@ -128,7 +127,7 @@ def main() -> None:
         "dropped": report.dropped,
         "in_order": numbers == sorted(set(numbers)),
         "age_p95_s": float(np.percentile(ages_s, 95)),
-        "model_s": median(alone),
+        "model_s": median(alone_s),
         "lag_s": report.lag_s,
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -10,7 +10,8 @@ from benchmarks.acceptance.scheduler.arrival_traces import KINDS, generated, rec
 from benchmarks.acceptance.scheduler.simulation import POLICIES, ArrivalTrace, SimulatedMachine, in_time, optimum
 from penstock.bench.measurement import Comparison, Measurement, make_measurement
 
-# Several budgets long even at three times the capacity, so that the ends of a trace do not matter.
+# Approximate requests of a trace. Several budgets long even at three times the capacity, so that its ends do not
+# matter.
 REQUESTS = 1600
 LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 SEED = 0
@@ -44,17 +45,16 @@ class SimulatedPoint:
     optimum: int | None
 
 
-def simulate(files: list[Path], say: Callable[[str], None], requests: int = REQUESTS) -> list[SimulatedPoint]:
+def simulate(files: list[Path], say: Callable[[str], None]) -> list[SimulatedPoint]:
     """Simulate every machine, trace and load.
 
     Args:
         files: Recorded traces besides the shipped ones.
         say: Called with a sentence for each machine and trace.
-        requests: Approximate number of requests of a trace.
     """
     points: list[SimulatedPoint] = []
     for machine in MACHINES:
-        for name, make in _traces(machine, files, requests):
+        for name, make in _traces(machine, files):
             say(f"{machine.name}: {name}")
             points += [_point(machine, make(load), load) for load in LOADS]
     return points
@@ -123,12 +123,10 @@ def _point(machine: SimulatedMachine, trace: ArrivalTrace, load: float) -> Simul
     )
 
 
-def _traces(
-    machine: SimulatedMachine, files: list[Path], requests: int
-) -> list[tuple[str, Callable[[float], ArrivalTrace]]]:
+def _traces(machine: SimulatedMachine, files: list[Path]) -> list[tuple[str, Callable[[float], ArrivalTrace]]]:
     def generate(kind: str, load: float) -> ArrivalTrace:
         rate = load * machine.capacity
-        return generated(kind, rate, requests / rate, SEED)
+        return generated(kind, rate, REQUESTS / rate, SEED)
 
     def read(file: Path, load: float) -> ArrivalTrace:
         return recorded(file, load * machine.capacity)

@@ -1,8 +1,6 @@
 """Cost of a tick of live streams on a GPU without the network."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,36 +22,26 @@ RUNS = 30
 BUDGET_NS = 10**12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TickTimes:
-    """Times of one batch size, medians in milliseconds.
+def overhead_ms(rows: int, repetitions: int = 5) -> list[float]:
+    """Return the milliseconds of a tick minus those of the network alone, one figure for each repetition.
 
-    Args:
-        rows: Rows of the batch.
-        tick_ms: The whole tick.
-        model_ms: The network alone in its own CUDA graph, with its input on the GPU.
-    """
-
-    rows: int
-    tick_ms: float
-    model_ms: float
-
-
-def ticks(
-    rows: Sequence[int], *, hidden: int = 2560, layers: int = 5, dtype: torch.dtype = torch.bfloat16
-) -> list[TickTimes]:
-    """Time ticks of batches of streams, each with one chunk ready.
+    Each of the streams has one chunk ready. The network alone is its own CUDA graph, with its input on the GPU.
 
     Raises:
-        BenchError: A tick did not answer all of its rows.
+        BenchError: There is no GPU, or a tick did not answer all of its rows.
     """
-    max_rows = max(rows)
+    if not torch.cuda.is_available():
+        raise BenchError("this figure needs a GPU, and torch sees none.")
+    return [_overhead_ms(rows) for _ in range(repetitions)]
+
+
+def _overhead_ms(rows: int) -> float:
     torch.manual_seed(0)
     module = SpeechNet()
-    table = SlotTable.private(TableLayout(slots=max_rows, chunks=CHUNKS, input=CHUNK, output=SCORES))
-    executor = CudaGraphExecutor(module, CHUNK, SCORES, slots=max_rows, max_rows=max_rows, dtype=dtype)
+    table = SlotTable.private(TableLayout(slots=rows, chunks=CHUNKS, input=CHUNK, output=SCORES))
+    executor = CudaGraphExecutor(module, CHUNK, SCORES, slots=rows, max_rows=rows, dtype=torch.bfloat16)
     # Costs that never split a batch.
-    costs = Costs([1, max_rows], [1e5, 1e7])
+    costs = Costs([1, rows], [1e5, 1e7])
     engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=time.monotonic_ns, costs=costs)
     frontend = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
     answered = 0
@@ -62,30 +50,15 @@ def ticks(
         nonlocal answered
         answered += status == OK and output.size > 0
 
-    streams = [frontend.open(done) for _ in range(max_rows)]
+    streams = [frontend.open(done) for _ in range(rows)]
     rng = np.random.default_rng(0)
     chunk = rng.normal(0, 3000, CHUNK.shape).astype(np.int16)
-    found: list[TickTimes] = []
-    for count in rows:
-        chosen = [streams[index] for index in rng.permutation(max_rows)[:count]]
-        times_ms = [_tick_ms(engine, frontend, chosen, chunk, first=run == 0) for run in range(RUNS)]
-        if answered != count * RUNS:
-            raise BenchError(f"{RUNS} ticks answered {answered} of {count * RUNS} chunks.")
-        answered = 0
-        network = StatefulNetwork(module, CHUNK, SCORES, slots=count, device="cuda", dtype=dtype)
-        found.append(TickTimes(rows=count, tick_ms=float(np.median(times_ms[3:])), model_ms=_model_ms(network, count)))
-    return found
-
-
-def overhead_ms(rows: int, repetitions: int = 5) -> list[float]:
-    """Return the milliseconds of a tick minus those of the network, one figure for each repetition.
-
-    Raises:
-        BenchError: There is no GPU.
-    """
-    if not torch.cuda.is_available():
-        raise BenchError("this figure needs a GPU, and torch sees none.")
-    return [found.tick_ms - found.model_ms for _ in range(repetitions) for found in ticks([rows])]
+    chosen = [streams[index] for index in rng.permutation(rows)]
+    times_ms = [_tick_ms(engine, frontend, chosen, chunk, first=run == 0) for run in range(RUNS)]
+    if answered != rows * RUNS:
+        raise BenchError(f"{RUNS} ticks answered {answered} of {rows * RUNS} chunks.")
+    network = StatefulNetwork(module, CHUNK, SCORES, slots=rows, device="cuda", dtype=torch.bfloat16)
+    return float(np.median(times_ms[3:])) - _model_ms(network, rows)
 
 
 def _tick_ms(engine: Engine, frontend: TableWriter, streams: list[SlotHandle], chunk: Array, *, first: bool) -> float:

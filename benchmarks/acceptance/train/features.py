@@ -6,7 +6,6 @@ network is trained on the training part only.
 """
 
 import tempfile
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,34 +23,14 @@ FOLDS = 3
 PICTURE = ROOT / "docs" / "assets" / "features.png"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HogComparison:
-    """Errors of linear classifiers on the held-out third.
-
-    Args:
-        held_out: Number of held-out pictures.
-        hog_errors: Errors with HOG features.
-        learned_errors: Errors with the embedding, for each seed of the network.
-        hog_settings: Settings of HOG chosen by cross-validation.
-    """
-
-    held_out: int
-    hog_errors: int
-    learned_errors: list[int]
-    hog_settings: str
-
-    @property
-    def ratios(self) -> list[float]:
-        """HOG's errors over the embedding's; no error counts as half of one."""
-        return [self.hog_errors / max(errors, 0.5) for errors in self.learned_errors]
-
-
-def learned_vs_hog(seeds: tuple[int, ...], picture: Path | None = PICTURE) -> HogComparison:
-    """Train the digits network with each seed and compare its embedding with HOG.
+def learned_vs_hog(seeds: tuple[int, ...]) -> list[float]:
+    """Train the digits network with each seed, compare its embedding with HOG, and draw the comparison.
 
     Args:
         seeds: Seeds of the network.
-        picture: File of the figure; None for no figure.
+
+    Returns:
+        HOG's errors on the held-out third over the embedding's, for each seed; no error counts as half of one.
 
     Raises:
         BenchError: HOG makes no error, which leaves no ratio.
@@ -60,38 +39,32 @@ def learned_vs_hog(seeds: tuple[int, ...], picture: Path | None = PICTURE) -> Ho
 
     images, labels = digit_images()
     train, held_out = split(labels, HELD_OUT)
-    settings, hog = _best_hog(images, labels, train)
+    hog = _best_hog(images, labels, train)
     hog_errors = _errors(hog, labels, train, held_out)
     if not hog_errors:
         raise BenchError("HOG makes no error on this split; there is no ratio.")
     embeddings = [_embedded(images, seed) for seed in seeds]
-    comparison = HogComparison(
-        held_out=len(held_out),
-        hog_errors=hog_errors,
-        learned_errors=[_errors(embedding, labels, train, held_out) for embedding in embeddings],
-        hog_settings=settings,
-    )
-    if picture is not None:
-        _draw(comparison, hog[held_out], embeddings[0][held_out], labels[held_out], picture)
-    return comparison
+    learned_errors = [_errors(embedding, labels, train, held_out) for embedding in embeddings]
+    _draw(hog[held_out], embeddings[0][held_out], labels[held_out], hog_errors, learned_errors)
+    return [hog_errors / max(errors, 0.5) for errors in learned_errors]
 
 
-def _best_hog(images: Array, labels: Array, train: Array) -> tuple[str, Array]:
+def _best_hog(images: Array, labels: Array, train: Array) -> Array:
     from skimage.feature import hog
 
-    best: tuple[float, str, Array] | None = None
-    for cell, orientations, block in product((4, 7), (8, 12), (1, 2)):
-        features = np.stack(
+    candidates = [
+        np.stack(
             [
                 hog(image, orientations=orientations, pixels_per_cell=(cell, cell), cells_per_block=(block, block))
                 for image in images
             ]
         )
-        score = max(_score(features[train], labels[train], strength) for strength in STRENGTHS)
-        if best is None or score > best[0]:
-            best = score, f"cells of {cell} pixels, {orientations} orientations, blocks of {block} cells", features
-    assert best is not None
-    return best[1], best[2]
+        for cell, orientations, block in product((4, 7), (8, 12), (1, 2))
+    ]
+    return max(
+        candidates,
+        key=lambda features: max(_score(features[train], labels[train], strength) for strength in STRENGTHS),
+    )
 
 
 def _errors(features: Array, labels: Array, train: Array, held_out: Array) -> int:
@@ -133,7 +106,7 @@ def _embedded(images: Array, seed: int) -> Array:
         return module.embed(torch.from_numpy(images)).numpy()
 
 
-def _draw(comparison: HogComparison, hog: Array, learned: Array, labels: Array, picture: Path) -> None:
+def _draw(hog: Array, learned: Array, labels: Array, hog_errors: int, learned_errors: list[int]) -> None:
     from matplotlib.figure import Figure
     from sklearn.decomposition import PCA
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -149,11 +122,10 @@ def _draw(comparison: HogComparison, hog: Array, learned: Array, labels: Array, 
         axes.set_xticks([])
         axes.set_yticks([])
     middle.legend(fontsize=7, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
-    percent = 100 / comparison.held_out
-    learned_percent = sorted(errors * percent for errors in comparison.learned_errors)
+    percent = 100 / len(labels)
+    learned_percent = sorted(errors * percent for errors in learned_errors)
     median = float(np.median(learned_percent))
-    right.bar(["HOG", "embedding"], [comparison.hog_errors * percent, median], color=["0.6", "C0"], width=0.6)
+    right.bar(["HOG", "embedding"], [hog_errors * percent, median], color=["0.6", "C0"], width=0.6)
     right.vlines(1, learned_percent[0], learned_percent[-1], color="black", linewidth=1)
-    right.set_title(f"errors of a linear classifier, %\n({comparison.held_out} digits held out)", fontsize=10)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=110)
+    right.set_title(f"errors of a linear classifier, %\n({len(labels)} digits held out)", fontsize=10)
+    figure.savefig(PICTURE, dpi=110)
