@@ -179,8 +179,8 @@ class GrpcServer:
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = any(
-            name == request.name and request.version in ("", number) and state == "READY"
-            for name, number, state, _ in self._models.index()
+            model.name == request.name and request.version in ("", model.version) and model.state == "READY"
+            for model in self._models.states.values()
         )
         return pb.ModelReadyResponse(ready=ready and not self._models.draining)
 
@@ -194,7 +194,7 @@ class GrpcServer:
     async def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
         wanted = [(request.name, request.version)]
         if not request.name:
-            wanted = [(name, number) for name, number, state, _ in self._models.index() if state == "READY"]
+            wanted = [(model.name, model.version) for model in self._models.states.values() if model.state == "READY"]
         entries = [model_statistics(self._models.named(*model)) for model in wanted]
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
 
