@@ -77,7 +77,8 @@ def running(models: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def server(running: RunningServer) -> RunningServer:
-    eventually(lambda: serving(running) == {0, 1}, within_s=60)
+    # As at its start, whatever the test before did.
+    eventually(lambda: serving(running) == {0, 1} and open_streams(running) == [0, 0], within_s=60)
     return running
 
 
@@ -254,9 +255,10 @@ def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
         assert all(f"INFO {engine} penstock" in log for engine in ENGINES)
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(running: RunningServer) -> None:
-    processes = list(worker_pids(running.process.pid).values())
-    assert len(processes) == len(ENGINES) + len(FRONT_ENDS)
-    running.process.kill()
-    eventually(lambda: not any(map(exists, processes)), within_s=5)
-    eventually(lambda: tables_of(processes) == 0, within_s=5)
+def test_nothing_is_left_when_the_supervisor_is_killed(models: Path) -> None:
+    with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--frontends", "2") as server:
+        processes = list(worker_pids(server.process.pid).values())
+        assert len(processes) == len(ENGINES) + len(FRONT_ENDS)
+        server.process.kill()
+        eventually(lambda: not any(map(exists, processes)), within_s=5)
+        eventually(lambda: tables_of(processes) == 0, within_s=5)

@@ -34,11 +34,16 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
+def with_keys(folder: Path) -> tuple[str, ...]:
+    """Options of a server that wants a key, and logs requests."""
+    keys = folder / "keys"
+    keys.write_text(f"me {KEY}\n")
+    return "--api-keys", str(keys), "--log-requests"
+
+
 @pytest.fixture(scope="module")
 def strict(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"me {KEY}\n")
-    options = ("--api-keys", str(keys), "--cors", "https://good.example", "--log-requests")
+    options = (*with_keys(tmp_path_factory.mktemp("keys")), "--cors", "https://good.example")
     with RunningServer(bundle, *options, "--idle-timeout-s", "1", "--request-timeout-s", "0.5") as server:
         yield server
 
@@ -401,9 +406,10 @@ def say_goodbye(server: RunningServer, bundle: Path, key: str | None = None) -> 
     assert server.process.wait(10) == 0
 
 
-def test_a_drain_answers_what_came_and_says_goodbye(strict: RunningServer, bundle: Path) -> None:
-    say_goodbye(strict, bundle, KEY)
-    log = strict.log()
+def test_a_drain_answers_what_came_and_says_goodbye(bundle: Path, tmp_path: Path) -> None:
+    with RunningServer(bundle, *with_keys(tmp_path)) as server:
+        say_goodbye(server, bundle, KEY)
+        log = server.log()
     assert "'/v1/apps/hark/stream' 101" in log
     assert KEY not in log
 
