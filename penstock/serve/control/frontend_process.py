@@ -89,7 +89,8 @@ class FrontendProcess:
         try:
             await future
         finally:
-            del self._changes[token]
+            # The error's traceback holds this frame: without the future, they are no cycle that keeps a table mapped.
+            del self._changes[token], future
 
     def _wake_engine(self, engine: int) -> None:
         self._to_wake.add(engine)
