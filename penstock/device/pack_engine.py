@@ -37,9 +37,6 @@ class PackEngine:
         self.pack = pack
         self.precision = precision
         self.session = _session(pack, precision, threads)
-        self._input = pack.input
-        self._varies = pack.varies
-        self._input_name = pack.input_name
         self._output_names = [output.name for output in pack.outputs]
         if precision == FP32:
             _check_golden(pack, (self.run(example)[0] for example in pack.golden().inputs))
@@ -57,8 +54,9 @@ class PackEngine:
             InvalidInput: Another dtype or shape.
             TooLarge: A dimension is larger than the pack takes.
         """
-        self._input.check(raw)
-        outputs = self.session.run(self._output_names, {self._input_name: raw if self._varies else raw[None]})
+        self.pack.input.check(raw)
+        feeds = {self.pack.input_name: raw if self.pack.varies else raw[None]}
+        outputs = self.session.run(self._output_names, feeds)
         return [output[0] for output in outputs]
 
 
