@@ -1,5 +1,6 @@
 """Read dataclass records from JSON values, by the type hints of their fields."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from itertools import repeat
@@ -64,8 +65,11 @@ def _value(kind: Any, value: Any) -> Any:
         return Path(value)
     if origin is Literal:
         fits = value in arguments
+    elif kind is float and isinstance(value, int):
+        # JSON has whole numbers that no float can be.
+        fits = abs(value) <= sys.float_info.max
     else:
-        fits = isinstance(value, int) or type(value) is float if kind is float else type(value) is kind
+        fits = type(value) is kind
     if not fits:
         raise TypeError(f"a field is of another type: {value!r:.80}")
     return value

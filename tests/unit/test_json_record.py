@@ -50,6 +50,7 @@ def test_a_record_is_what_it_was() -> None:
         {"name": "a", "inner": {"sizes": [1.5]}},
         {"name": "a", "inner": {"sizes": [True]}},
         {"name": "a", "inner": {"share": "half"}},
+        {"name": "a", "inner": {"share": 10**400}},
         {"name": "a", "by_name": {"b": None}},
         {"name": "a", "file": 3},
     ],
