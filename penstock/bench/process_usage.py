@@ -43,7 +43,7 @@ def worker_pids(supervisor: int) -> dict[str, int]:
     return found
 
 
-def usage_of(process: int) -> ProcessUsage | None:
+def read_usage(process: int) -> ProcessUsage | None:
     """Return the usage of a process now; None if it has ended."""
     folder = Path(f"/proc/{process}")
     try:

@@ -111,11 +111,11 @@ class _ChurnSender(Sender):
         super().send_due(now)
         self.open_for_queue()
 
-    def next_of(self, connection: Connection) -> None:
+    def send_next(self, connection: Connection) -> None:
         assert isinstance(connection, _ChurnConnection)
         if connection.uses:
             connection.uses -= 1
-            super().next_of(connection)
+            super().send_next(connection)
         else:
             connection.close()
             self.open_for_queue()

@@ -17,7 +17,7 @@ from benchmarks.acceptance.server.churn import ChurnResult, run_churn
 from penstock.bench.load.generator import Load, find_goodput, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target
-from penstock.bench.process_usage import SUPERVISOR, ProcessUsage, client_ports, usage_of, worker_pids
+from penstock.bench.process_usage import SUPERVISOR, ProcessUsage, client_ports, read_usage, worker_pids
 from penstock.bench.server_process import running_server
 from penstock.core.errors import BenchError
 
@@ -232,7 +232,7 @@ class _Monitor:
         now_s = time.monotonic()
         for role, pid in {**worker_pids(self._supervisor), SUPERVISOR: self._supervisor}.items():
             samples = self._samples.setdefault(pid, ProcessSamples(role, now_s))
-            usage = usage_of(pid)
+            usage = read_usage(pid)
             if usage is not None:
                 samples.usages.append((now_s - samples.start_s, usage))
 

@@ -161,12 +161,12 @@ def measurements_of(found: Sequence[CaseResult], command: str, where: str) -> li
 
 def _worst(found: Sequence[CaseResult], command: str, where: str) -> list[Measurement]:
     """The worst ratio to captured DDP, if all networks and batches of the target were measured."""
-    most = max((each.processes for each in found), default=1)
+    max_processes = max((each.processes for each in found), default=1)
     ratios: dict[str, float] = {}
     for model, batch in product(WORST_MODELS, WORST_BATCHES):
         try:
             ours, theirs = (
-                best(found, processes=most, model=model, batch=batch, method=method)
+                best(found, processes=max_processes, model=model, batch=batch, method=method)
                 for method in ("penstock", "captured ddp")
             )
         except BenchError:
@@ -177,7 +177,7 @@ def _worst(found: Sequence[CaseResult], command: str, where: str) -> list[Measur
         make_measurement(
             [ratios[name]],
             id="train.worst_vs_captured_ddp",
-            workload=f"{', '.join(ratios)}, {most} {where}; the worst is {name}",
+            workload=f"{', '.join(ratios)}, {max_processes} {where}; the worst is {name}",
             metric="ratio of examples a second",
             unit="ratio",
             command=command,

@@ -178,7 +178,7 @@ class Sender(SocketLoop):
         if self.closed_loop:
             waiting, self.free = self.free, deque()
             for connection in waiting:
-                self.next_of(connection)
+                self.send_next(connection)
         self._poll_until(lambda: False, job.end_s)
         given_up_s = time.monotonic() + job.stragglers_s
         self._poll_until(self.all_answered, given_up_s)
@@ -208,7 +208,7 @@ class Sender(SocketLoop):
             else:
                 self.queue.append((due_s, which))
 
-    def next_of(self, connection: "Connection") -> None:
+    def send_next(self, connection: "Connection") -> None:
         """Send the next queued request, or in the closed loop the connection's next request."""
         if self.closed_loop:
             now = time.monotonic()
@@ -309,7 +309,7 @@ class Connection(PolledSocket):
 
     def opened(self) -> None:
         """Take the first request."""
-        self._sender.next_of(self)
+        self._sender.send_next(self)
 
     def lost(self, reason: str) -> None:
         """Close the connection, and let the sender replace it."""
@@ -341,7 +341,7 @@ class Connection(PolledSocket):
         if b"Connection: close" in buffer[:head]:
             self.lost("the server closed the connection")
         else:
-            sender.next_of(self)
+            sender.send_next(self)
         # Between answers, because a poll may bring a thousand: requests due meanwhile would go out in a burst.
         if sender.next_due_s <= now:
             sender.send_due(now)
