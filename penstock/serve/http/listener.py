@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
@@ -30,6 +31,7 @@ RETRY_S = 0.1
 
 
 @final
+@dataclass(eq=False)
 class Listener:
     """The connections of one front-end.
 
@@ -45,27 +47,21 @@ class Listener:
         ServeError: The TLS files cannot be used.
     """
 
-    def __init__(
-        self,
-        network: NetworkSettings,
-        limits: LimitSettings,
-        listener: socket.socket,
-        handlers: Handlers,
-        batch_loop: BatchLoop,
-        max_body_bytes: Callable[[Head], int],
-    ) -> None:
-        self._limits = limits
-        self._listener = listener
-        self._handlers = handlers
-        self._batch_loop = batch_loop
-        self._max_body_bytes = max_body_bytes
-        self._tls = tls_of(network)
-        self._known = HeadCache()
-        self._connections: set[Peer] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._sweeper: asyncio.Task[None] | None = None
-        self._others: dict[int, socket.socket] = {}
-        self._draining = False
+    network: NetworkSettings
+    limits: LimitSettings
+    listener: socket.socket
+    handlers: Handlers
+    batch_loop: BatchLoop
+    max_body_bytes: Callable[[Head], int]
+    _known: HeadCache = field(default_factory=HeadCache, init=False)
+    _connections: set[Peer] = field(default_factory=set[Peer], init=False)
+    _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
+    _sweeper: asyncio.Task[None] | None = field(default=None, init=False)
+    _others: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
+    _draining: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._tls = tls_of(self.network)
 
     def forget_heads(self) -> None:
         """Drop cached routes, after the models behind names have changed."""
@@ -74,9 +70,9 @@ class Listener:
     def listen(self) -> None:
         """Start to accept connections."""
         loop = asyncio.get_running_loop()
-        self._listener.listen(BACKLOG)
-        self._listener.setblocking(False)
-        loop.add_reader(self._listener, self._accept, self._listener)
+        self.listener.listen(BACKLOG)
+        self.listener.setblocking(False)
+        loop.add_reader(self.listener, self._accept, self.listener)
         self._sweeper = loop.create_task(self._sweep())
 
     def take_over_listener(self, index: int, listener: socket.socket) -> None:
@@ -111,9 +107,9 @@ class Listener:
         await asyncio.sleep(min(GRACE_S, seconds))
         # Closing a listening socket resets the connections in its backlog: accept them first.
         if self._sweeper is not None:
-            self._accept(self._listener)
-        loop.remove_reader(self._listener)
-        self._listener.close()
+            self._accept(self.listener)
+        loop.remove_reader(self.listener)
+        self.listener.close()
         for index, listener in list(self._others.items()):
             self._accept(listener)
             self.release_listener(index)
@@ -145,7 +141,7 @@ class Listener:
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_S, self._accept_again, listener)
                 return
-            if len(self._connections) + len(self._connecting) >= self._limits.max_connections:
+            if len(self._connections) + len(self._connecting) >= self.limits.max_connections:
                 waiting.close()
                 continue
             task = loop.create_task(self._connected(waiting))
@@ -168,7 +164,7 @@ class Listener:
                     made,
                     waiting,
                     ssl=self._tls,
-                    ssl_handshake_timeout=self._limits.request_timeout_s,
+                    ssl_handshake_timeout=self.limits.request_timeout_s,
                     # A client that does not close TLS must not delay a drain.
                     ssl_shutdown_timeout=LINGER_S,
                 )
@@ -177,19 +173,19 @@ class Listener:
             waiting.close()
 
     def _connection(self, client: socket.socket) -> Connection:
-        parser = RequestParser(self._max_body_bytes, self._known, max_headers=self._limits.max_headers)
+        parser = RequestParser(self.max_body_bytes, self._known, max_headers=self.limits.max_headers)
         return Connection(
-            self._handlers,
+            self.handlers,
             self._connections,
             parser,
-            self._batch_loop,
+            self.batch_loop,
             time.monotonic_ns,
             lambda: self._draining,
             request_age(client),
         )
 
     async def _sweep(self) -> None:
-        limits = self._limits
+        limits = self.limits
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()

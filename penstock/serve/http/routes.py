@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -64,6 +64,7 @@ class _Route:
 
 
 @final
+@dataclass(eq=False)
 class Routes:
     """Answers every HTTP request of a front-end.
 
@@ -75,21 +76,15 @@ class Routes:
         reject_stream: Makes the response to a rejected WebSocket of a page; None for other requests.
     """
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        access: Access,
-        *,
-        uptime_s: Callable[[], float],
-        open_stream: Callable[[ServedModel, Request, Answer], None],
-        reject_stream: Callable[[RequestError, Request], Switched | None],
-    ) -> None:
-        self._models = models
-        self._access = access
-        self._uptime_s = uptime_s
-        self._open_stream = open_stream
-        self._reject_stream = reject_stream
-        self._tasks: set[asyncio.Task[None]] = set()
+    models: ModelRegistry
+    access: Access
+    _: KW_ONLY
+    uptime_s: Callable[[], float]
+    open_stream: Callable[[ServedModel, Request, Answer], None]
+    reject_stream: Callable[[RequestError, Request], Switched | None]
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
+
+    def __post_init__(self) -> None:
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
         if "/page/index.html" in self._page:
             self._page["/"] = self._page["/page/index.html"]
@@ -98,7 +93,7 @@ class Routes:
         """Answer a request, now or later, exactly once; returns a function that cancels it."""
         route: _Route | None = request.head.route
         try:
-            if route is None or route.epoch != self._models.epoch:
+            if route is None or route.epoch != self.models.epoch:
                 route = request.head.route = self._route(request.head)
             if route.headers:
                 answer = _adding(route.headers, answer)
@@ -106,7 +101,7 @@ class Routes:
         except RequestError as error:
             if route is not None and route.served is not None:
                 route.served.count_rejection(error)
-            rejection = self._reject_stream(error, request) or rejected(error)
+            rejection = self.reject_stream(error, request) or rejected(error)
         except Exception:
             log.exception("%s %r failed", request.method, request.path)
             rejection = rejected(ComputeFailed(FAILED))
@@ -116,7 +111,7 @@ class Routes:
     def reject_early(self, head: Head, arrival_ns: int) -> bytes | None:
         """Return the bytes of a rejection if a request with this head is certain to be rejected; None otherwise."""
         route: _Route | None = head.route
-        if route is None or not route.rejects_early or route.epoch != self._models.epoch:
+        if route is None or not route.rejects_early or route.epoch != self.models.epoch:
             return None
         assert route.served is not None, route
         if not route.served.writer.refusing:
@@ -134,21 +129,21 @@ class Routes:
         route: _Route | None = head.route
         if route is not None and route.served is not None:
             route.served.count_rejection(error)
-        return _add_to(self._access.cors(head), rejected(error))
+        return _add_to(self.access.cors(head), rejected(error))
 
     def _route(self, head: Head) -> _Route:
-        epoch = self._models.epoch
-        preflight = self._access.preflight(head)
+        epoch = self.models.epoch
+        preflight = self.access.preflight(head)
         if preflight is not None:
             return _Route(handle=_reply(Response(204, b"", headers=preflight)), epoch=epoch)
         try:
-            owner = self._access.check(head)
+            owner = self.access.check(head)
             route = self._find(head, owner)
         except RequestError as error:
             route = _Route(handle=_rejecting(error))
         if "content-encoding" in head.headers:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
-        cors = self._access.cors(head)
+        cors = self.access.cors(head)
         if cors:
             route = replace(route, headers=cors, rejects_early=False)
         return replace(route, epoch=epoch)
@@ -156,7 +151,7 @@ class Routes:
     def _limit_of(self, route: _Route) -> int:
         if route.max_body_bytes is not None:
             return route.max_body_bytes
-        return MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self._models), default=0)
+        return MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self.models), default=0)
 
     def _decompress(self, route: _Route, request: Request, answer: Answer) -> Cancel | None:
         # The same limit as for the compressed body.
@@ -166,11 +161,11 @@ class Routes:
     def _find(self, head: Head, owner: str) -> _Route:
         path = head.path
         if path.startswith(plain.PATH) and path.endswith(STREAM):
-            served = self._models.named(path.removeprefix(plain.PATH).removesuffix(STREAM))
+            served = self.models.named(path.removeprefix(plain.PATH).removesuffix(STREAM))
             _need(head, "GET")
-            return _Route(handle=partial(self._open_stream, served), served=served)
+            return _Route(handle=partial(self.open_stream, served), served=served)
         if path.startswith(plain.PATH):
-            served = self._models.named(path.removeprefix(plain.PATH))
+            served = self.models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
             kind = plain.PlainCall if served.streams is None else recording.RecordingCall
             return _inference(served, served.application.max_body_bytes, partial(kind, served, head))
@@ -180,7 +175,7 @@ class Routes:
         if path == "/v1/stats":
             return _json(head, self._stats)
         if path == "/v1/apps":
-            return _json(head, lambda: {"apps": [described(served) for served in self._models]})
+            return _json(head, lambda: {"apps": [described(served) for served in self.models]})
         if path == "/metrics":
             return _Route(handle=self._metrics)
         if path in self._page:
@@ -200,14 +195,14 @@ class Routes:
             case ["health", "ready"]:
                 return _json(head, self._readiness)
             case ["repository", "index"]:
-                return _json(head, self._models.index, "POST")
+                return _json(head, self.models.index, "POST")
             case ["repository", "models", name, "load" | "unload" as change]:
                 _need(head, "POST")
                 return self._changing(head, name, change)
             case ["models", name, "versions", number, *rest]:
-                return self._model(self._models.named(name, number), rest, head, owner)
+                return self._model(self.models.named(name, number), rest, head, owner)
             case ["models", name, *rest]:
-                return self._model(self._models.named(name), rest, head, owner)
+                return self._model(self.models.named(name), rest, head, owner)
             case _:
                 raise UnknownRoute(f"There is no {head.path!r} in the Open Inference Protocol's paths that are served.")
 
@@ -231,8 +226,8 @@ class Routes:
                 raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
 
     def _changing(self, head: Head, name: str, change_name: str) -> _Route:
-        self._access.check(head, admin=True)
-        change = self._models.load if change_name == "load" else self._models.unload
+        self.access.check(head, admin=True)
+        change = self.models.load if change_name == "load" else self.models.unload
 
         async def apply(answer: Answer) -> None:
             try:
@@ -246,7 +241,7 @@ class Routes:
             answer(response)
 
         def handle(request: Request, answer: Answer) -> None:
-            self._models.reject_change()
+            self.models.reject_change()
             oip_http.reject_overrides(request.body)
             task = asyncio.get_running_loop().create_task(apply(answer))
             self._tasks.add(task)
@@ -255,16 +250,16 @@ class Routes:
         return _Route(handle=handle)
 
     def _readiness(self) -> dict[str, Any]:
-        self._models.reject_unready()
+        self.models.reject_unready()
         return {"ready": True}
 
     def _stats(self) -> dict[str, Any]:
-        models = {served.name: metrics.stats(served, self._uptime_s()) for served in self._models}
+        models = {served.name: metrics.stats(served, self.uptime_s()) for served in self.models}
         # The page draws the first model; `models` has all of them by name.
         return (next(iter(models.values())) if models else {}) | {"models": models}
 
     def _metrics(self, request: Request, answer: Answer) -> None:
-        answer(Response(200, metrics.exposition(list(self._models)), metrics.CONTENT_TYPE))
+        answer(Response(200, metrics.exposition(list(self.models)), metrics.CONTENT_TYPE))
 
 
 def described(served: ServedModel) -> dict[str, Any]:

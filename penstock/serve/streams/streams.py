@@ -1,6 +1,7 @@
 """Live streams of one model in one front-end: admission, and the count of those that are open."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, final
 
 from penstock.core.application import Application
@@ -35,6 +36,7 @@ M = TypeVar("M", bound=Member)
 
 
 @final
+@dataclass(kw_only=True, eq=False)
 class Streams:
     """The live streams of one model.
 
@@ -49,33 +51,23 @@ class Streams:
         error_of_status: Makes the error of a result's status.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        application: Application,
-        writer: TableWriter,
-        table: SlotTable,
-        budget_ns: int,
-        batch_loop: BatchLoop,
-        now_ns: Callable[[], int],
-        error_of_status: Callable[[int, int | None], RequestError],
-    ) -> None:
-        assert application.live is not None, application
-        self.name = name
-        self.application = application
-        self.live = application.live
-        self.writer = writer
-        self.budget_ns = budget_ns
-        self.batch_loop = batch_loop
-        self.now_ns = now_ns
-        self.error_of_status = error_of_status
-        self.counts = writer.counts
-        self._table = table
-        self._chunk_s = application.live.chunk_s(application.input)
-        self._open: set[Member] = set()
-        self._ended_ns = 0
-        self._interval_s: float | None = None
+    name: str
+    application: Application
+    writer: TableWriter
+    table: SlotTable
+    budget_ns: int
+    batch_loop: BatchLoop
+    now_ns: Callable[[], int]
+    error_of_status: Callable[[int, int | None], RequestError]
+    _open: set[Member] = field(default_factory=set[Member], init=False)
+    _ended_ns: int = field(default=0, init=False)
+    _interval_s: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        assert self.application.live is not None, self.application
+        self.live = self.application.live
+        self.counts = self.writer.counts
+        self._chunk_s = self.live.chunk_s(self.application.input)
         # An earlier front-end process may have left a count there.
         self.counts[STREAMS_OPEN] = 0
 
@@ -85,17 +77,17 @@ class Streams:
     @property
     def open_everywhere(self) -> int:
         """Number of open streams of all front-ends."""
-        return int(self._table.counts[:, STREAMS_OPEN].sum())
+        return int(self.table.counts[:, STREAMS_OPEN].sum())
 
     @property
     def carried_everywhere(self) -> int:
         """Number of streams of all front-ends that are open or still hold a slot: an engine that hangs frees none."""
-        return max(self.open_everywhere, int(self._table.held.sum()))
+        return max(self.open_everywhere, int(self.table.held.sum()))
 
     @property
     def min_compute_ns(self) -> int:
         """Shortest measured time of the network for one row, in nanoseconds."""
-        return int(self._table.min_compute_ns[0])
+        return int(self.table.min_compute_ns[0])
 
     @property
     def retry_after_s(self) -> float:
@@ -168,11 +160,11 @@ class Streams:
         """True if the costs allow so many more streams under a budget."""
         streams = self.open_everywhere + newcomers
         # An idle server always admits: only running batches can correct a prediction that is too high.
-        return streams <= 1 or admits(streams, self._chunk_s, Costs.published(self._table), budget_ns, self._share)
+        return streams <= 1 or admits(streams, self._chunk_s, Costs.published(self.table), budget_ns, self._share)
 
     def most(self, budget_ns: int) -> float:
         """Estimated capacity in streams under a budget, with those that are open."""
-        return max_streams(self._chunk_s, Costs.published(self._table), budget_ns, self._share)
+        return max_streams(self._chunk_s, Costs.published(self.table), budget_ns, self._share)
 
     def reject_impossible(self, budget_ns: int) -> None:
         """Check that a budget is possible at all.
@@ -180,11 +172,10 @@ class Streams:
         Raises:
             DeadlineImpossible: The budget is shorter than the network's own time.
         """
-        min_compute_ns = int(self._table.min_compute_ns[0])
-        if budget_ns < min_compute_ns:
+        if budget_ns < self.min_compute_ns:
             raise DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
-                f"{min_compute_ns / 1e6:.2f} ms."
+                f"{self.min_compute_ns / 1e6:.2f} ms."
             )
 
     def left(self, stream: Member, *, broken: bool) -> None:
@@ -209,4 +200,4 @@ class Streams:
     @property
     def _share(self) -> float:
         # The engine's other tables get no more of its time than this one.
-        return 1 - min(int(self._table.other_tables_share[0]), 500) / 1000
+        return 1 - min(int(self.table.other_tables_share[0]), 500) / 1000

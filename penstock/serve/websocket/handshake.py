@@ -13,7 +13,6 @@ from penstock.serve.exchange.access import SUBPROTOCOLS, Access
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
-from penstock.serve.messages import RESTART_S
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.websocket.closing import RejectedConnection
@@ -45,8 +44,7 @@ def upgrade_to_stream(
         raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
     if models.draining:
         raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
-    if served.engine_lost:
-        raise Overloaded("The engine stopped and is being started again; come back later.", RESTART_S)
+    served.reject_lost()
     connection = served.streams.admit_stream(
         lambda streams: StreamConnection(streams, time.monotonic), served.streams.budget_ns
     )
