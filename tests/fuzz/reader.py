@@ -74,15 +74,17 @@ def heard(stream: bytes, places: list[int]) -> Parsed:
 
 def _is_one_request(request: Request) -> None:
     assert len(request.body) <= MOST_BODY, len(request.body)
-    assert request.method != "CONNECT"
-    assert "in-a-trailer" not in request.headers, "a trailer is no header"
-    upgrades = "upgrade" in request.headers and "upgrade" in request.headers.get("connection", "").lower().split(", ")
+    assert request.head.method != "CONNECT"
+    assert "in-a-trailer" not in request.head.headers, "a trailer is no header"
+    upgrades = "upgrade" in request.head.headers and "upgrade" in request.head.headers.get(
+        "connection", ""
+    ).lower().split(", ")
     assert not upgrades, "what is refused must not be answered too"
 
 
 def _taken_bytes(request: Request) -> int:
-    headers = sum(len(name) + len(value) for name, value in request.headers.items())
-    return 1_000 + len(request.body) + 2 * len(request.path) + 300 * len(request.headers) + headers
+    headers = sum(len(name) + len(value) for name, value in request.head.headers.items())
+    return 1_000 + len(request.body) + 2 * len(request.head.path) + 300 * len(request.head.headers) + headers
 
 
 def agree(stream: bytes, whole: Parsed, pieces: Parsed) -> None:

@@ -57,8 +57,12 @@ def test_however_requests_are_cut_they_arrive_whole_and_in_order(
         arrived += complete
     assert len(arrived) == len(sent)
     for request, (_, expected) in zip(arrived, sent, strict=True):
-        assert (request.method, request.path, request.body) == (expected.method, expected.path, expected.body)
-        assert expected.headers.items() <= request.headers.items()
+        assert (request.head.method, request.head.path, request.body) == (
+            expected.head.method,
+            expected.head.path,
+            expected.body,
+        )
+        assert expected.head.headers.items() <= request.head.headers.items()
         assert request.head.keep_alive
 
 

@@ -40,18 +40,3 @@ class Request:
     head: Head
     body: bytes
     arrival_ns: int = field(default=0, compare=False)
-
-    @property
-    def method(self) -> str:
-        """`head.method`."""
-        return self.head.method
-
-    @property
-    def path(self) -> str:
-        """`head.path`."""
-        return self.head.path
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """`head.headers`."""
-        return self.head.headers

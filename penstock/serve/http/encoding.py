@@ -46,7 +46,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 def serialize(response: Response, request: Request | None, *, close: bool) -> bytes:
     """Serialize a response; `request` is None if it could not be read."""
     body, headers = response.body, response.headers
-    if len(body) > SMALL and request is not None and (accepts := request.headers.get("accept-encoding")):
+    if len(body) > SMALL and request is not None and (accepts := request.head.headers.get("accept-encoding")):
         body, encoding = _compress(body, accepts)
         if encoding:
             headers = (("Content-Encoding", encoding), ("Vary", "Accept-Encoding"), *headers)

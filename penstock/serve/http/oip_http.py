@@ -142,7 +142,7 @@ def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: 
 
 def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
     body = request.body
-    text = request.headers.get(HEAD_LENGTH)
+    text = request.head.headers.get(HEAD_LENGTH)
     if text is None:
         return _dictionary(json_of(body), "the body"), memoryview(b"")
     length = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1

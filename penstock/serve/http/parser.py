@@ -41,7 +41,7 @@ class HeadCache:
     def learn(self, data: bytes, request: Request) -> None:
         """Cache the head of a request that was parsed from exactly these bytes."""
         end = data.find(b"\r\n\r\n") + 4
-        headers = request.headers
+        headers = request.head.headers
         length = len(data) - end
         sure = not headers.keys() & _DOUBTFUL and headers.get("content-length", "0") == str(length)
         if sure and request.head.keep_alive and 4 <= end <= self.MAX_BYTES:

@@ -103,7 +103,7 @@ class Routes:
                 route.served.count_rejection(error)
             rejection = self.reject_stream(error, request) or rejected(error)
         except Exception:
-            log.exception("%s %r failed", request.method, request.path)
+            log.exception("%s %r failed", request.head.method, request.head.path)
             rejection = rejected(ComputeFailed(FAILED))
         answer(rejection)
         return None
@@ -155,7 +155,7 @@ class Routes:
 
     def _decompress(self, route: _Route, request: Request, answer: Answer) -> Cancel | None:
         # The same limit as for the compressed body.
-        request.body = decompress(request.body, request.headers["content-encoding"], self._limit_of(route))
+        request.body = decompress(request.body, request.head.headers["content-encoding"], self._limit_of(route))
         return route.handle(request, answer)
 
     def _find(self, head: Head, owner: str) -> _Route:
