@@ -76,9 +76,8 @@ def _is_one_request(request: Request) -> None:
     assert len(request.body) <= MOST_BODY, len(request.body)
     assert request.head.method != "CONNECT"
     assert "in-a-trailer" not in request.head.headers, "a trailer is no header"
-    upgrades = "upgrade" in request.head.headers and "upgrade" in request.head.headers.get(
-        "connection", ""
-    ).lower().split(", ")
+    fields = request.head.headers
+    upgrades = "upgrade" in fields and "upgrade" in fields.get("connection", "").lower().split(", ")
     assert not upgrades, "what is refused must not be answered too"
 
 

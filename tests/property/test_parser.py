@@ -57,11 +57,8 @@ def test_however_requests_are_cut_they_arrive_whole_and_in_order(
         arrived += complete
     assert len(arrived) == len(sent)
     for request, (_, expected) in zip(arrived, sent, strict=True):
-        assert (request.head.method, request.head.path, request.body) == (
-            expected.head.method,
-            expected.head.path,
-            expected.body,
-        )
+        assert (request.head.method, request.head.path) == (expected.head.method, expected.head.path)
+        assert request.body == expected.body
         assert expected.head.headers.items() <= request.head.headers.items()
         assert request.head.keep_alive
 

@@ -91,24 +91,29 @@ def chunks_of(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Ch
     if decoder is None and len(body) % frame_bytes:
         raise InvalidInput(f"The body has {len(body):,} bytes; {spec.describe()} takes whole frames of {frame_bytes}.")
     held = b""
-    # Of raw frames whole chunks: a piece may not end within a number.
-    step = PIECE_BYTES if decoder is not None else spec.nbytes * max(1, PIECE_BYTES // spec.nbytes)
-    for at in range(0, len(body), step):
-        piece = memoryview(body)[at : at + step]
-        if decoder is None and not spec.takes_any_bytes:
-            spec.check_raw(piece)
-        held += piece if decoder is None else decoder.feed(piece).tobytes()
+    for part in _parts(decoder, body, spec):
+        held += part
         # What could be the last chunk waits.
         whole = max(0, len(held) - 1) // spec.nbytes * spec.nbytes
         for begin in range(0, whole, spec.nbytes):
             yield PushChunk(held[begin : begin + spec.nbytes], spec.shape[0], False)
         held = held[whole:]
-    if decoder is not None:
-        held += decoder.flush().tobytes()
-    while len(held) > spec.nbytes:
-        yield PushChunk(held[: spec.nbytes], spec.shape[0], False)
-        held = held[spec.nbytes :]
     yield PushChunk(held, len(held) // frame_bytes, True)
+
+
+def _parts(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Iterator[bytes | memoryview]:
+    # Of raw frames whole chunks: a piece may not end within a number.
+    step = PIECE_BYTES if decoder is not None else spec.nbytes * max(1, PIECE_BYTES // spec.nbytes)
+    for at in range(0, len(body), step):
+        piece = memoryview(body)[at : at + step]
+        if decoder is not None:
+            yield decoder.feed(piece).tobytes()
+            continue
+        if not spec.takes_any_bytes:
+            spec.check_raw(piece)
+        yield piece
+    if decoder is not None:
+        yield decoder.flush().tobytes()
 
 
 @final

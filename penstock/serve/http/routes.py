@@ -101,11 +101,10 @@ class Routes:
         except RequestError as error:
             if route is not None and route.served is not None:
                 route.served.count_rejection(error)
-            rejection = self.reject_stream(error, request) or rejected(error)
+            answer(self.reject_stream(error, request) or rejected(error))
         except Exception:
             log.exception("%s %r failed", request.head.method, request.head.path)
-            rejection = rejected(ComputeFailed(FAILED))
-        answer(rejection)
+            answer(rejected(ComputeFailed(FAILED)))
         return None
 
     def reject_early(self, head: Head, arrival_ns: int) -> bytes | None:
@@ -225,9 +224,9 @@ class Routes:
             case _:
                 raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
 
-    def _changing(self, head: Head, name: str, change_name: str) -> _Route:
+    def _changing(self, head: Head, name: str, verb: str) -> _Route:
         self.access.check(head, admin=True)
-        change = self.models.load if change_name == "load" else self.models.unload
+        change = self.models.load if verb == "load" else self.models.unload
 
         async def apply(answer: Answer) -> None:
             try:
