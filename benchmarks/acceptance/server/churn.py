@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from penstock.bench.load.sender import REFUSED, Connection, Sender, SenderJob, Target
+from penstock.bench.load.sender import REFUSED, Sender, SenderConnection, SenderJob, Target
 
 # Requests of a connection, on average.
 REQUESTS_EACH = 50
@@ -111,7 +111,7 @@ class _ChurnSender(Sender):
         super().send_due(now)
         self.open_for_queue()
 
-    def send_next(self, connection: Connection) -> None:
+    def send_next(self, connection: SenderConnection) -> None:
         assert isinstance(connection, _ChurnConnection)
         if connection.uses:
             connection.uses -= 1
@@ -120,7 +120,7 @@ class _ChurnSender(Sender):
             connection.close()
             self.open_for_queue()
 
-    def lost(self, connection: Connection, unanswered: bool) -> None:
+    def lost(self, connection: SenderConnection, unanswered: bool) -> None:
         super().lost(connection, unanswered)
         self.open_for_queue()
         if unanswered:
@@ -180,7 +180,7 @@ class _ChurnSender(Sender):
 
 
 @final
-class _ChurnConnection(Connection):
+class _ChurnConnection(SenderConnection):
     def __init__(self, sender: _ChurnSender) -> None:
         super().__init__(sender)
         self.uses = int(sender.rng.geometric(1 / REQUESTS_EACH))

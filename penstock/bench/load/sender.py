@@ -148,7 +148,7 @@ class Sender(SocketLoop):
         super().__init__(job.target.host, job.target.port, job.cpus)
         self.job = job
         self.requests = job.target.requests
-        self.free: deque[Connection] = deque()
+        self.free: deque[SenderConnection] = deque()
         self.queue: deque[tuple[float, int]] = deque()
         self.finished: list[tuple[float, float, int, int, bytes]] = []
         self.closed_loop = job.due_s is None
@@ -208,7 +208,7 @@ class Sender(SocketLoop):
             else:
                 self.queue.append((due_s, which))
 
-    def send_next(self, connection: "Connection") -> None:
+    def send_next(self, connection: "SenderConnection") -> None:
         """Send the next queued request, or in the closed loop the connection's next request."""
         if self.closed_loop:
             now = time.monotonic()
@@ -223,7 +223,7 @@ class Sender(SocketLoop):
         else:
             self.free.append(connection)
 
-    def lost(self, connection: "Connection", unanswered: bool) -> None:
+    def lost(self, connection: "SenderConnection", unanswered: bool) -> None:
         """Replace a connection that broke or could not be opened."""
         if connection.opening:
             self._open_again_s = time.monotonic() + RECONNECT_S
@@ -240,7 +240,7 @@ class Sender(SocketLoop):
 
     def connect(self) -> None:
         """Open a connection."""
-        Connection(self)
+        SenderConnection(self)
 
     def answered(self, due_s: float, now: float, which: int, status: int, body: bytes) -> None:
         """Record an answer; its body is checked after the run."""
@@ -285,7 +285,7 @@ class Sender(SocketLoop):
         return len(entries), short + int((~same).sum())
 
 
-class Connection(PolledSocket):
+class SenderConnection(PolledSocket):
     """A connection that is being opened, is free, or waits for the answer to its request.
 
     Args:
