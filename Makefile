@@ -6,8 +6,8 @@ CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 BIN := .venv/bin
 # More arguments for pytest: make unit ARGS='-k scheduler -x'
 ARGS ?=
-# How many tests run at once: one a core; more of them run into their time limits.
-JOBS ?= 2
+# How many tests run at once: on two cores three, because many of them wait; more run into their time limits.
+JOBS ?= 3
 # In the order of the files: servers that a file's tests share are ended by some of them (ORDER= for a random order).
 ORDER ?= -p no:randomly
 PYTEST := $(BIN)/pytest $(ORDER)
