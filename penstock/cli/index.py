@@ -67,7 +67,7 @@ def search(
     """List the pictures of an index that are most similar to one, most similar first.
 
     Args:
-        pack: The pack with which the index was report.
+        pack: The pack with which the index was made.
         picture: The picture to search for.
         index: The index's folder; PACK/index by default.
         count: Number of results.

@@ -79,7 +79,7 @@ def watch(
             run = ListenRun(engine, sound, real_time=real_time, stall_timeout_s=stall_timeout_s)
             unit, failures, to_json = "chunks", sound.failures, chunk_json
             if view != "none":
-                sinks.append(lambda result: result.labels and typer.echo(chunk_line(result)))
+                sinks.append(lambda result: typer.echo(chunk_line(result)) if result.labels else None)
         else:
             from penstock.device.captions import frame_json
             from penstock.device.pack_engine import PackEngine

@@ -57,23 +57,7 @@ class Calls:
         latency_ms: float | None = None,
         priority: Priority | None = None,
     ) -> Steps[Any]:
-        """Get the application's reply to one input.
-
-        Args:
-            name: Name of the application.
-            content: Bytes of a picture or of anything else that the application decodes; or numbers of its input's
-                shape, as nested lists or an array.
-            content_type: Type of the bytes, such as `"image/png"`; by default the server detects it.
-            latency_ms: Latency budget of this request in milliseconds; by default the client's.
-            priority: Priority of this request; by default the client's.
-
-        Returns:
-            The reply's JSON values.
-
-        Raises:
-            RequestError: The server refused; the class says why.
-            ClientError: No response came.
-        """
+        """The steps of `Client.ask`."""
         config = self._config_of(latency_ms, priority)
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
@@ -86,22 +70,7 @@ class Calls:
     def predict(
         self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
     ) -> Steps[Array]:
-        """Get the network's output for one chunk, or for several at once. Numbers are sent as raw bytes.
-
-        Args:
-            name: Name of the application.
-            array: One chunk of the input's shape, or several, `[n, ...]`; numbers that the input's
-                dtype can hold.
-            latency_ms: Latency budget of this request in milliseconds; by default the client's.
-            priority: Priority of this request; by default the client's.
-
-        Returns:
-            The output, of the output's shape, or `[n, ...]` for several.
-
-        Raises:
-            RequestError: The server refused, or the array is not what the application takes.
-            ClientError: No response came, or it does not match the server's description.
-        """
+        """The steps of `Client.predict`."""
         config = self._config_of(latency_ms, priority)
         deadline_s = self._clock_s() + config.timeout_s
         known = self._specs.get(name)

@@ -15,11 +15,10 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Self, final
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Self, final
 
-from penstock.client.calls import Calls
+from penstock.client.calls import Calls, Content
 from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outcome, Priority, Steps, T, run, run_async
 from penstock.client.stream import (
     AsyncClientStream,
@@ -29,6 +28,7 @@ from penstock.client.stream import (
     open_stream,
     open_stream_async,
 )
+from penstock.core.spec import Array
 
 try:
     import httpx2
@@ -36,8 +36,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "penstock.Client needs httpx2: pip install 'penstock[client]'", name=error.name
     ) from error
-
-P = ParamSpec("P")
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
@@ -106,23 +104,76 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    @staticmethod
-    def _blocking(call: Callable[Concatenate[Calls, P], Steps[T]]) -> Callable[Concatenate["Client", P], T]:
-        """Make a method of `Client` of a call."""
+    def ask(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> Any:
+        """Get the application's reply to one input.
 
-        @wraps(call)
-        def method(self: "Client", *args: P.args, **kwargs: P.kwargs) -> T:
-            return run(call(self._calls, *args, **kwargs), self._send, self._sleep)
+        Args:
+            name: Name of the application.
+            content: Bytes of a picture or of anything else that the application decodes; or numbers of its input's
+                shape, as nested lists or an array.
+            content_type: Type of the bytes, such as `"image/png"`; by default the server detects it.
+            latency_ms: Latency budget of this request in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
 
-        return method
+        Returns:
+            The reply's JSON values.
 
-    ask = _blocking(Calls.ask)
-    predict = _blocking(Calls.predict)
-    apps = _blocking(Calls.apps)
-    ready = _blocking(Calls.ready)
-    stats = _blocking(Calls.stats)
-    load = _blocking(Calls.load)
-    unload = _blocking(Calls.unload)
+        Raises:
+            RequestError: The server refused; the class says why.
+            ClientError: No response came.
+        """
+        return self._run(
+            self._calls.ask(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
+        )
+
+    def predict(
+        self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
+    ) -> Array:
+        """Get the network's output for one chunk, or for several at once. Numbers are sent as raw bytes.
+
+        Args:
+            name: Name of the application.
+            array: One chunk of the input's shape, or several, `[n, ...]`; numbers that the input's
+                dtype can hold.
+            latency_ms: Latency budget of this request in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
+
+        Returns:
+            The output, of the output's shape, or `[n, ...]` for several.
+
+        Raises:
+            RequestError: The server refused, or the array is not what the application takes.
+            ClientError: No response came, or it does not match the server's description.
+        """
+        return self._run(self._calls.predict(name, array, latency_ms=latency_ms, priority=priority))
+
+    def apps(self) -> list[dict[str, Any]]:
+        """List the applications: name, description, input, output and accepted content types of each."""
+        return self._run(self._calls.apps())
+
+    def ready(self) -> bool:
+        """Check once whether the server accepts requests; False if it cannot be reached."""
+        return self._run(self._calls.ready())
+
+    def stats(self) -> dict[str, Any]:
+        """Get the server's counts and histograms since its start."""
+        return self._run(self._calls.stats())
+
+    def load(self, name: str) -> None:
+        """Load a model of the server's repository, and return when it is ready."""
+        self._run(self._calls.load(name))
+
+    def unload(self, name: str) -> None:
+        """Unload a model."""
+        self._run(self._calls.unload(name))
 
     def stream(
         self,
@@ -156,6 +207,9 @@ class Client:
         """
         options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
         return open_stream(self._config, self._calls.stream(name), options, tls, self._sleep)
+
+    def _run(self, steps: Steps[T]) -> T:
+        return run(steps, self._send, self._sleep)
 
     def _send(self, attempt: Attempt) -> Outcome:
         try:
@@ -219,25 +273,45 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
-    @staticmethod
-    def _awaitable(
-        call: Callable[Concatenate[Calls, P], Steps[T]],
-    ) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
-        """Make a method of `AsyncClient` of a call."""
+    async def ask(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> Any:
+        """As `Client.ask`."""
+        return await self._run(
+            self._calls.ask(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
+        )
 
-        @wraps(call)
-        async def method(self: "AsyncClient", *args: P.args, **kwargs: P.kwargs) -> T:
-            return await run_async(call(self._calls, *args, **kwargs), self._send, self._sleep)
+    async def predict(
+        self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
+    ) -> Array:
+        """As `Client.predict`."""
+        return await self._run(self._calls.predict(name, array, latency_ms=latency_ms, priority=priority))
 
-        return method
+    async def apps(self) -> list[dict[str, Any]]:
+        """As `Client.apps`."""
+        return await self._run(self._calls.apps())
 
-    ask = _awaitable(Calls.ask)
-    predict = _awaitable(Calls.predict)
-    apps = _awaitable(Calls.apps)
-    ready = _awaitable(Calls.ready)
-    stats = _awaitable(Calls.stats)
-    load = _awaitable(Calls.load)
-    unload = _awaitable(Calls.unload)
+    async def ready(self) -> bool:
+        """As `Client.ready`."""
+        return await self._run(self._calls.ready())
+
+    async def stats(self) -> dict[str, Any]:
+        """As `Client.stats`."""
+        return await self._run(self._calls.stats())
+
+    async def load(self, name: str) -> None:
+        """As `Client.load`."""
+        await self._run(self._calls.load(name))
+
+    async def unload(self, name: str) -> None:
+        """As `Client.unload`."""
+        await self._run(self._calls.unload(name))
 
     async def stream(
         self,
@@ -252,6 +326,9 @@ class AsyncClient:
         """As `Client.stream`: `async with await client.stream("hark") as stream`."""
         options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
         return await open_stream_async(self._config, self._calls.stream(name), options, tls, self._sleep)
+
+    async def _run(self, steps: Steps[T]) -> T:
+        return await run_async(steps, self._send, self._sleep)
 
     async def _send(self, attempt: Attempt) -> Outcome:
         try:

@@ -35,7 +35,9 @@ JITTER = 0.25
 
 # The others take more than a message.
 _BY_STATUS = {
-    kind.status: kind for kind in RequestError.__subclasses__() if kind not in (WrongMethod, WrongVersion, Overloaded)
+    kind.status: kind
+    for kind in RequestError.__subclasses__()
+    if kind.__module__ == RequestError.__module__ and kind not in (WrongMethod, WrongVersion, Overloaded)
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from itertools import repeat
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ApplicationError, BundleCorrupt
@@ -22,6 +22,8 @@ def read_record(kind: type[R], fields: Any) -> R:
     if not isinstance(fields, Mapping):
         raise TypeError(f"{fields!r:.80} is no object")
     hints = get_type_hints(kind)
+    if unknown := [name for name in fields if name not in hints]:
+        raise TypeError(f"unknown field {unknown[0]!r}")
     return kind(**{name: _value(hints[name], value) for name, value in fields.items()})
 
 
@@ -51,7 +53,7 @@ class JsonRecord:
 def _value(kind: Any, value: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return None if value is None and NoneType in arguments else _value(arguments[0], value)
+        return _first_fit(arguments, value)
     if origin is tuple and isinstance(value, list | tuple):
         kinds = repeat(arguments[0], len(value)) if arguments[-1] is ... else arguments
         return tuple(map(_value, kinds, value))
@@ -65,7 +67,7 @@ def _value(kind: Any, value: Any) -> Any:
         return Path(value)
     if origin is Literal:
         fits = value in arguments
-    elif kind is float and isinstance(value, int):
+    elif kind is float and type(value) is int:
         # JSON has whole numbers that no float can be.
         fits = abs(value) <= sys.float_info.max
     else:
@@ -73,3 +75,13 @@ def _value(kind: Any, value: Any) -> Any:
     if not fits:
         raise TypeError(f"a field is of another type: {value!r:.80}")
     return value
+
+
+def _first_fit(kinds: tuple[Any, ...], value: Any) -> Any:
+    errors: list[TypeError] = []
+    for kind in kinds:
+        try:
+            return _value(kind, value)
+        except TypeError as error:
+            errors.append(error)
+    raise errors[0]

@@ -65,7 +65,7 @@ class PackState:
     output: str
     dtype: str
     shape: tuple[int, ...]
-    initial: float = 0
+    initial: bool | float = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

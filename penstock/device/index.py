@@ -86,7 +86,7 @@ class _Journal:
         text = json.dumps(model)
         if mark.exists() and mark.read_text() != text:
             # The vectors of another network cannot be used.
-            shutil.rmtree(folder / "thumbs")
+            shutil.rmtree(folder / "thumbs", ignore_errors=True)
             for name in PARTS:
                 (folder / name).unlink(missing_ok=True)
         (folder / "thumbs").mkdir(exist_ok=True)

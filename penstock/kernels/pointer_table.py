@@ -16,7 +16,7 @@ BLOCK = 2048
 # T tensors, C columns, P programs
 
 
-def same_memory_format(tensor: Tensor, other: Tensor) -> bool:
+def is_traversable_with(tensor: Tensor, other: Tensor) -> bool:
     """Return True if a kernel can traverse two tensors of one shape together, in memory order."""
     # The stride of a dimension of size 1 is never used.
     steps = zip(tensor.shape, tensor.stride(), other.stride(), strict=True)
@@ -24,14 +24,14 @@ def same_memory_format(tensor: Tensor, other: Tensor) -> bool:
     return alike and tensor.data_ptr() % ALIGNED_BYTES == 0 and tensor.dtype in PRECISIONS
 
 
-def is_dense(tensor: Tensor) -> bool:
+def is_traversable(tensor: Tensor) -> bool:
     """Return True if a kernel can traverse the tensor: dense memory, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
             return False
         expected *= size
-    return same_memory_format(tensor, tensor)
+    return is_traversable_with(tensor, tensor)
 
 
 @final

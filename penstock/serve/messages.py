@@ -176,7 +176,7 @@ class Heartbeat(Message):
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a message as JSON; the texts of errors, which applications write too, are cut at `MAX_TEXT` characters."""
+    """Encode a message as JSON; every text, such as an error's, is cut at `MAX_TEXT` characters."""
     fields = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in asdict(message).items()}
     return json.dumps([type(message).__name__, fields]).encode()
 

@@ -1,4 +1,4 @@
-"""Errors of a device during training, as notices that name the fix."""
+"""Errors of a device during training, as sentences that name the fix."""
 
 import re
 from collections.abc import Generator
@@ -49,7 +49,7 @@ def _memory_sentence(said: str, recipe: Recipe, world: World) -> str:
     more = f" (it requested {requested[1]} more)" if requested else ""
     return (
         f"{who} needs more memory than {_where(world)} has{more}; lower the batch size "
-        f"(batch_size={recipe.batch_size:,}), compute it in more parts (accumulation_steps="
+        f"(batch_size={recipe.batch_size:,}), compute it in more micro-batches (accumulation_steps="
         f"{recipe.execution.accumulation_steps}), or in fewer bits (precision={recipe.precision!r})."
     )
 

@@ -1,7 +1,9 @@
 """Records of `penstock.fit`, and the folder that a stopped training resumes from."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -99,7 +101,14 @@ def _made_by_functions(trainer: Trainer) -> dict[str, Any]:
     return {
         "optimizer": [type(trainer.optimizer).__name__, settings],
         "schedule": None if schedule is None else type(schedule).__name__,
-        "loss": getattr(recipe.loss, "__qualname__", repr(recipe.loss)),
+        "loss": _name_of(recipe.loss),
         "ema": None if recipe.ema is None else asdict(recipe.ema),
         "metrics": sorted(recipe.metrics),
     }
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    if isinstance(function, partial):
+        # The representation of a partial has the function's address.
+        return f"{_name_of(function.func)}{function.args}{function.keywords}"
+    return getattr(function, "__qualname__", repr(function))

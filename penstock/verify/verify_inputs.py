@@ -48,8 +48,14 @@ class Example:
 def golden_examples(pack: Pack, application: Application) -> list[Example]:
     """The golden examples of a pack; pictures of any size have a PNG file as their body."""
     png = pack.varies and PNG in application.accepts
+    content_type = PNG if png else ""
     return [
-        Example(name=f"golden example {number}", raw=raw, body=_as_png(raw) if png else None, content_type=PNG * png)
+        Example(
+            name=f"golden example {number}",
+            raw=raw,
+            body=_as_png(raw) if png else None,
+            content_type=content_type,
+        )
         for number, raw in enumerate(pack.golden().inputs)
     ]
 

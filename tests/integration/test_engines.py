@@ -256,7 +256,7 @@ def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(models: Path) -> None:
-    with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--frontends", "2") as server:
+    with RunningServer(None, "--models", str(models), "--device", "cpu,cpu", "--frontends", "2") as server:
         processes = list(worker_pids(server.process.pid).values())
         assert len(processes) == len(ENGINES) + len(FRONT_ENDS)
         server.process.kill()

@@ -86,6 +86,7 @@ def test_models_are_loaded_replaced_and_unloaded(server: RunningServer, models: 
 @pytest.mark.parametrize("frontends", ["0", "2"])
 def test_a_model_under_overload_leaves_the_other_its_latency(tmp_path: Path, frontends: str) -> None:
     # 30 requests of 15 ms wait for 450 ms, on any machine more than the budget.
+    (tmp_path / "doubler").mkdir()
     bundle, models = write_doubler(tmp_path / "doubler", sleep_s=0.015), tmp_path / "models"
     for name in ("first", "second"):
         shutil.copytree(bundle, models / name / "1")

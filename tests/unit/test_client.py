@@ -281,3 +281,12 @@ def test_both_clients_offer_the_same() -> None:
         }
 
     assert offered(penstock.Client) == offered(penstock.AsyncClient)
+
+
+@pytest.mark.parametrize("kind", [penstock.Client, penstock.AsyncClient])
+def test_every_call_has_a_signature_and_a_description_of_its_own(kind: type) -> None:
+    for name in ("ask", "predict", "apps", "ready", "stats", "load", "unload", "stream", "close"):
+        call = vars(kind)[name]
+        assert call.__doc__
+        assert call.__qualname__ == f"{kind.__name__}.{name}"
+        assert next(iter(inspect.signature(call).parameters)) == "self"

@@ -1,4 +1,4 @@
-"""`penstock.fit` in this process: arrays and tensors in, a trained network out, and notices for what is wrong."""
+"""`penstock.fit` in this process: arrays and tensors in, a trained network out, and an error for what is wrong."""
 
 import json
 import threading

@@ -105,7 +105,11 @@ class _ChurnSender(Sender):
                 yield due_s
 
     def all_answered(self) -> bool:
-        return not self.queue and all(connection.which < 0 for connection in self._clients())
+        return (
+            self.next_due_s == math.inf
+            and not self.queue
+            and all(connection.which < 0 for connection in self._clients())
+        )
 
     def send_due(self, now: float) -> None:
         super().send_due(now)
@@ -186,9 +190,10 @@ class _ChurnConnection(SenderConnection):
         self.uses = int(sender.rng.geometric(1 / REQUESTS_EACH))
         self.port = 0
         self.sent_s = 0.0
-        sender.counted.opened += 1
+        self._counted = sender.counted
 
     def opened(self) -> None:
+        self._counted.opened += 1
         self.port = self._socket.getsockname()[1]
         super().opened()
 

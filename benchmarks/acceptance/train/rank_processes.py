@@ -15,6 +15,8 @@ from penstock.train.parallel.launch import free_port
 from penstock.train.parallel.world import RankAssignment, World, device_of, join_world
 
 POLL_S = 0.5
+# Lines of a failed rank that are printed.
+MAX_ERROR_LINES = 40
 
 
 @final
@@ -68,7 +70,8 @@ class RankGroup:
 
     def statuses(self, limit_s: float) -> list[int | None]:
         """Wait until every rank has ended or one has failed; return the statuses, None for a rank that still runs."""
-        end_s = time.monotonic() + limit_s
+        # After a missed limit nobody is waited for.
+        end_s = time.monotonic() + (0.0 if self._late else limit_s)
         while True:
             found = [process.poll() for process in self._processes]
             if None not in found or any(found) or time.monotonic() > end_s:
@@ -76,7 +79,7 @@ class RankGroup:
             time.sleep(0.02)
 
     def end(self) -> str:
-        """End all ranks; return the reason for a missing line."""
+        """End all ranks, print what those that failed wrote, and return the reason for a missing line."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -87,9 +90,11 @@ class RankGroup:
             with errors:
                 errors.seek(0)
                 # NCCL's warnings at its end are not the reason of a failure.
-                own = [line for line in errors.read().splitlines() if line.strip() and "Warning: " not in line]
+                lines = errors.read().splitlines()
             if process.returncode not in (0, -9):
-                messages += own[-1:]
+                messages += [line for line in lines if line.strip() and "Warning: " not in line][-1:]
+            if self._late or process.returncode not in (0, -9):
+                print(*lines[-MAX_ERROR_LINES:], sep="\n", file=sys.stderr)
         if self._late:
             return "no result within the time limit"
         return messages[0][:300] if messages else "its processes ended without a message"
@@ -131,7 +136,12 @@ def own_world(limit_s: float, device: str = "cpu") -> Generator[World]:
     Args:
         limit_s: Limit of a wait for the other ranks.
         device: `"cpu"`, or `"cuda"` for a GPU each.
+
+    Raises:
+        BenchError: The device is neither.
     """
+    if device not in ("cpu", "cuda"):
+        raise BenchError(f"device is {device!r}; it is cpu or cuda.")
     rank, size, port = map(int, sys.argv[1:4])
     assignment = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
     with join_world(assignment, device_of(assignment, cuda=device == "cuda"), limit_s) as world:

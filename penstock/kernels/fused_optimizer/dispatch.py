@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.kernels.common import HAS_TRITON
 from penstock.kernels.fused_optimizer import reference
 from penstock.kernels.fused_optimizer.rules import Adam, Sgd
-from penstock.kernels.pointer_table import Addresses, is_dense
+from penstock.kernels.pointer_table import Addresses, is_traversable
 
 
 @final
@@ -27,7 +27,7 @@ class Weights:
     def __init__(self, weights: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
         self._weights, self._copies = list(weights), list(copies)
         # Weights of torch's recurrent layers are unaligned views of one buffer.
-        by_kernel = weights[0].is_cuda and HAS_TRITON and all(map(is_dense, weights))
+        by_kernel = weights[0].is_cuda and HAS_TRITON and all(map(is_traversable, weights))
         self._addresses = Addresses(weights) if by_kernel else None
 
     @torch.no_grad()

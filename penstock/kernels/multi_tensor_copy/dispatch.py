@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.common import HAS_TRITON, PRECISIONS
 from penstock.kernels.multi_tensor_copy import reference
-from penstock.kernels.pointer_table import Addresses, same_memory_format
+from penstock.kernels.pointer_table import Addresses, is_traversable_with
 
 
 @final
@@ -35,7 +35,7 @@ class Copies:
         Args:
             sources: All of one type. Torch copies them if one has other strides than its target.
         """
-        if self._addresses is None or not all(map(same_memory_format, sources, self._targets)):
+        if self._addresses is None or not all(map(is_traversable_with, sources, self._targets)):
             reference.copy_many(self._targets, sources)
             return
         # Imported here, because Triton is not installed on machines without a GPU.

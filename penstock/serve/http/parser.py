@@ -209,7 +209,7 @@ class RequestParser:
             return
         self._complete.append(Request(self._now.head, bytes(self._now.body)))
         # A connection that waits must not keep the route of its last request, and with it the table of a retired model.
-        self._now = _NOTHING
+        self._now.head = replace(self._now.head, route=None)
 
     def _keep(self, data: bytes) -> None:
         assert self.rest is not None

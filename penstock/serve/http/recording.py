@@ -136,10 +136,10 @@ class _Recording:
         self._said: list[bytes] = []
         self._feed = SlotFeed(streams.writer, self._done, low_priority=True)
 
-    def leave(self, *, broken: bool = True) -> None:
+    def leave(self, *, aborted: bool = True) -> None:
         """Release the slot."""
         self._feed.leave()
-        self._streams.left(self, broken=broken)
+        self._streams.left(self, aborted=aborted)
 
     def finish(self, code: int, reason: str) -> None:
         """`Member`'s: a request that was accepted is answered."""
@@ -165,5 +165,5 @@ class _Recording:
             return
         if last:
             self._served.counts[ANSWERED] += 1
-            self.leave(broken=False)
+            self.leave(aborted=False)
             self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))

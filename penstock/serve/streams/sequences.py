@@ -199,7 +199,7 @@ class _OpenSequence:
 
     def end(self, error: RequestError | None) -> None:
         """End the sequence early: every unanswered request gets the error."""
-        self._over(broken=True)
+        self._over(aborted=True)
         waiting, self._waiting = self._waiting, deque()
         for each in waiting:
             assert error is not None, each
@@ -226,13 +226,13 @@ class _OpenSequence:
         whole = np.concatenate(parts) if len(parts) > 1 else output
         self._waiting.popleft().finished(whole.reshape(1, -1, *self._frame))
         if last:
-            self._over(broken=False)
+            self._over(aborted=False)
         elif self._finishing and not self._waiting:
             self.end(None)
 
-    def _over(self, *, broken: bool) -> None:
+    def _over(self, *, aborted: bool) -> None:
         self._feed.leave()
-        self._streams.left(self, broken=broken)
+        self._streams.left(self, aborted=aborted)
         self._forget(self)
 
 

@@ -178,13 +178,13 @@ class Streams:
                 f"{self.min_compute_ns / 1e6:.2f} ms."
             )
 
-    def left(self, stream: Member, *, broken: bool) -> None:
+    def left(self, stream: Member, *, aborted: bool) -> None:
         """Remove a stream that is over."""
         if stream not in self._open:
             return
         self._open.discard(stream)
         self.counts[STREAMS_OPEN] -= 1
-        self.counts[STREAMS_ABORTED] += broken
+        self.counts[STREAMS_ABORTED] += aborted
         now_ns = self.now_ns()
         if self._ended_ns:
             last_s = (now_ns - self._ended_ns) / 1e9

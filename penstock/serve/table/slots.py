@@ -127,9 +127,8 @@ class TableLayout:
             Column("handling_ns", "engine", "int64", (1,)),  # time of one row besides the network
             Column("min_compute_ns", "engine", "int64", (1,)),  # the shortest time of the network for one row
             Column("other_tables_ns", "engine", "int64", (1,)),  # predicted work of the device's other tables
-            Column(
-                "other_tables_share", "engine", "int64", (1,)
-            ),  # their share of the recent device time, in thousandths
+            # Their share of the recent device time, in thousandths.
+            Column("other_tables_share", "engine", "int64", (1,)),
             # Statistics, cumulative.
             Column("batch_counts", "engine", "int64", (batches,)),
             Column("queue_counts", "engine", "int64", (times,)),

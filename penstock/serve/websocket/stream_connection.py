@@ -107,7 +107,7 @@ class StreamConnection(asyncio.Protocol):
         """Leave: what waits need not run."""
         self._peers.discard(self)
         self._transport = None
-        self._leave(broken=not self._closing)
+        self._leave(aborted=not self._closing)
 
     def pause_writing(self) -> None:
         """Note that the client does not read fast enough."""
@@ -163,7 +163,7 @@ class StreamConnection(asyncio.Protocol):
             elif type(action) is Send:
                 self._write(frame(BINARY if action.binary else TEXT, action.payload))
             elif type(action) is Close:
-                self._end(action.code, action.reason, broken=action.code != CloseCode.NORMAL_CLOSURE)
+                self._end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
             else:
                 self._set_budget(int(action.latency_ms * 1e6))
 
@@ -266,21 +266,21 @@ class StreamConnection(asyncio.Protocol):
     def _fail(self, error: RequestError) -> None:
         self._end(code_of(error), reason_of(error))
 
-    def _end(self, code: int, reason: str, *, broken: bool = True) -> None:
+    def _end(self, code: int, reason: str, *, aborted: bool = True) -> None:
         if self._closing or self._transport is None:
             return
         self._closing = True
         log.info("stream %s of %s ends with %d %s", self._name, self._streams.name, code, reason)
         self._transport.write(close_frame(code, reason))
         self._moved_s = self._clock_s()
-        self._leave(broken=broken)
+        self._leave(aborted=aborted)
         # What came and what still comes is dropped until the client closes too.
         self._full = False
         self._pull()
 
-    def _leave(self, *, broken: bool) -> None:
+    def _leave(self, *, aborted: bool) -> None:
         self._feed.leave()
-        self._streams.left(self, broken=broken)
+        self._streams.left(self, aborted=aborted)
 
     def _pause(self) -> None:
         if not self._reading_paused and self._transport is not None and not self._transport.is_closing():

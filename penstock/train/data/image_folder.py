@@ -223,5 +223,5 @@ def pictures_below(folder: Path) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    # Our own notices end with a full stop.
+    # Our own errors end with a full stop.
     return str(error).rstrip(".") if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

@@ -39,7 +39,7 @@ class Work:
         name: Name of the kernel, copy or operation.
         lane: Its stream or thread.
         kind: `"copy"` is the copy of a batch to the device.
-        span: ActivitySpans, by the process's own clock.
+        span: Its start and end, by the process's own clock.
     """
 
     name: str

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.kernels import fused_optimizer as kernel
-from penstock.kernels.pointer_table import is_dense, same_memory_format
+from penstock.kernels.pointer_table import is_traversable, is_traversable_with
 from penstock.nn.entry import EntryConv2d
 from penstock.train.parallel.dataflow import uses_of_weights
 from penstock.train.parallel.tensor_parallel import ParallelLinear
@@ -133,7 +133,7 @@ class MasterWeights:
             # The optimizer need not have all parameters.
             if group is not None:
                 self._check_unchanged(weight, leaf)
-                alike[group, gradient.dtype, is_dense(weight)].append(place)
+                alike[group, gradient.dtype, is_traversable(weight)].append(place)
         for (group, _, _), places in alike.items():
             weights = [self.weight_of(leaves[place]) for place in places]
             given = [
@@ -204,7 +204,7 @@ class MasterWeights:
 
 
 def _in_memory_format_of(weight: Tensor, gradient: Tensor) -> Tensor:
-    if same_memory_format(gradient, weight):
+    if is_traversable_with(gradient, weight):
         return gradient
     return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 
