@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from itertools import repeat
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ApplicationError, BundleCorrupt
@@ -53,7 +53,7 @@ class JsonRecord:
 def _value(kind: Any, value: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return _first_fit(arguments, value)
+        return None if value is None and NoneType in arguments else _first_fit(arguments, value)
     if origin is tuple and isinstance(value, list | tuple):
         kinds = repeat(arguments[0], len(value)) if arguments[-1] is ... else arguments
         return tuple(map(_value, kinds, value))

@@ -50,7 +50,8 @@ def test_a_step_that_does_not_fit_says_what_to_change() -> None:
     said = str(caught.value)
     assert said.startswith("a step needs more memory than the CPU has (it requested 1152921504606846976 bytes more);")
     assert (
-        "(batch_size=3), compute it in more parts (accumulation_steps=1), or in fewer bits (precision='fp32')" in said
+        "(batch_size=3), compute it in more micro-batches (accumulation_steps=1), or in fewer bits (precision='fp32')"
+        in said
     )
 
 
@@ -59,7 +60,7 @@ def test_a_gpu_that_is_full_is_told_with_the_process() -> None:
         pytest.raises(
             TrainError,
             match=r"rank 1 of 2 needs more memory than the CPU has \(it requested 256.00 GiB more\); "
-            r"lower the batch size \(batch_size=4,096\), compute it in more parts \(accumulation_steps=2\)",
+            r"lower the batch size \(batch_size=4,096\), compute it in more micro-batches \(accumulation_steps=2\)",
         ),
         explained(recipe(), World(1, 2, group=object())),  # pyright: ignore[reportArgumentType]
     ):
