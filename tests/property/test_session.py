@@ -163,7 +163,11 @@ def test_any_messages_end_a_connection_with_one_close(names: list[str], together
     world.settle()
     caller.read()
     closed = None if caller.closed is None else caller.closed[0]
-    assert closed == (expected or (1000 if state is StreamState.ENDING else None))
+    allowed = {expected or (1000 if state is StreamState.ENDING else None)}
+    if state is StreamState.ENDING and number >= 2:
+        # Two chunks fill the ring: the end waits for room, and may be answered before a message behind it is read.
+        allowed.add(1000)
+    assert closed in allowed
     assert closed is None or closed in DOCUMENTED
     results = [said["seq"] for said in caller.said if said["type"] == "result"]
     assert results == list(range(len(results)))
