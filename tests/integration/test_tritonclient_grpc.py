@@ -345,6 +345,8 @@ def test_a_client_that_is_killed_leaves_nothing(slow: tuple[RunningServer, str])
     assert rows_run(server) - before < MANY / 2
 
 
+# The drain must outlast what is asked of it: that needs a processor.
+@pytest.mark.alone
 def test_a_drain_answers_what_was_accepted(ending: RunningServer) -> None:
     client = triton.InferenceServerClient(grpc_url(ending))
     answers: Queue[tuple[Any, Any]] = Queue()
