@@ -16,7 +16,7 @@ from penstock.core.errors import BenchError
 # epoll waits in whole milliseconds; below this the loop polls without waiting.
 NEAR_S = 0.001
 MAX_WAIT_S = 0.01
-# Events of one poll; what is due is sent between polls.
+# Maximum events of one poll; due messages are sent between polls.
 AT_ONCE = 256
 READ_BYTES = 1 << 16
 CONNECT_S = 5.0
@@ -103,7 +103,7 @@ class PolledSocket(ABC):
 
     @abstractmethod
     def opened(self) -> None:
-        """Handle that the connection is open; what was written before is sent by then."""
+        """Handle the opened connection; bytes written earlier have been sent."""
 
     @property
     def connected(self) -> bool:

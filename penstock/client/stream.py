@@ -163,7 +163,7 @@ class _Stream(Generic[C]):
 
     @property
     def _timeout_s(self) -> float | None:
-        # Before the end nobody knows when the next result comes: the client may pause.
+        # Before the end the time of the next result is unknown: the client may pause.
         return self._protocol.config.timeout_s if self._protocol.ended else None
 
     def _translated(self) -> AbstractContextManager[None]:

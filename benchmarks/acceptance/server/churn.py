@@ -135,7 +135,7 @@ class _ChurnSender(Sender):
         _ChurnConnection(self)
 
     def open_for_queue(self) -> None:
-        """Replace no connection that nobody waits for."""
+        """Open as many connections as there are queued requests without one."""
         if not self.queue:
             self.missing = 0
             return

@@ -70,7 +70,7 @@ class RankGroup:
 
     def statuses(self, limit_s: float) -> list[int | None]:
         """Wait until every rank has ended or one has failed; return the statuses, None for a rank that still runs."""
-        # After a missed limit nobody is waited for.
+        # After a missed limit, do not wait again.
         end_s = time.monotonic() + (0.0 if self._late else limit_s)
         while True:
             found = [process.poll() for process in self._processes]
@@ -89,9 +89,9 @@ class RankGroup:
         for process, errors in zip(self._processes, self._errors, strict=True):
             with errors:
                 errors.seek(0)
-                # NCCL's warnings at its end are not the reason of a failure.
                 lines = errors.read().splitlines()
             if process.returncode not in (0, -9):
+                # NCCL's warnings at its end are not the reason of a failure.
                 messages += [line for line in lines if line.strip() and "Warning: " not in line][-1:]
             if self._late or process.returncode not in (0, -9):
                 print(*lines[-MAX_ERROR_LINES:], sep="\n", file=sys.stderr)

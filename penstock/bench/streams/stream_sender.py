@@ -315,7 +315,7 @@ class SentStream(PolledSocket):
         self.send_chunk(number)
 
     def opened(self) -> None:
-        """Do nothing: the first bytes are sent by then."""
+        """Do nothing: the first bytes have been sent."""
 
     def begin(self) -> None:
         """Schedule the chunks from now on, at the stream's phase."""

@@ -129,7 +129,7 @@ class _Supervisor:
         announce(names, self._sockets[0], self._settings.network)
 
     async def _drain(self) -> None:
-        # The kernel would still give connections to a listening socket that nobody accepts from.
+        # The kernel would still queue connections at a listening socket without an accepting process.
         for listener in self._sockets:
             listener.close()
         for child in (*self._engines, *self._frontends):

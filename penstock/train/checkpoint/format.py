@@ -248,7 +248,7 @@ def _seal(fields: Mapping[str, Any]) -> str:
 
 
 def _drop(place: Path) -> None:
-    """Remove a checkpoint, renamed first so that nobody reads half of it."""
+    """Remove a checkpoint, renamed first so that no reader finds half of it."""
     if place.exists():
         left = place.with_name(f".{place.name}-dropped")
         shutil.rmtree(left, ignore_errors=True)
