@@ -260,7 +260,7 @@ def test_continuous_integration_runs_exactly_make_test_all(tmp_path: Path) -> No
         text=True,
         check=True,
     )
-    assert done.stdout == f"{ROOT}: make test-all\n"
+    assert done.stdout == f"{ROOT}: make test-all JOBS=2\n"
 
 
 def test_both_halves_of_the_tests_are_all_of_them() -> None:
