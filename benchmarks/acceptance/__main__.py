@@ -41,10 +41,7 @@ _add_area(
     "streams",
     "Measure word error, leaks between streams, and the tick on a GPU. Load: `penstock bench streams`.",
 )
-_add_area(
-    "training",
-    "Measure parity with float64 in one process, convergence, precisions, and the stall of a checkpoint.",
-)
+_add_area("training", "Measure parity with float64 in one process, and the stall of a checkpoint.")
 
 
 @app.command()

@@ -1,18 +1,14 @@
-"""The train and training commands of benchmarks.acceptance train what they are told to measure."""
+"""The train command of benchmarks.acceptance trains the cases that it is told to measure."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.acceptance.figures import measure_figures
 from benchmarks.acceptance.report.results import ROOT
-from benchmarks.acceptance.train.convergence import on_gpu
 from benchmarks.acceptance.train.train_case import read_cases
 from benchmarks.acceptance.train.train_methods import numeric_settings, recipe_of
 from benchmarks.acceptance.train.train_scaling import CaseResult, measurements_of
-from penstock.core.errors import BenchError
 
 CASES = sorted((ROOT / "benchmarks" / "cases").glob("train_*.json"))
 
@@ -44,22 +40,3 @@ def test_a_choice_is_what_is_trained_with() -> None:
         "penstock, compiled, precision=fp16": ("fp16", False, True, True),
     }
     assert [case.label for case in cases[6:]] == list(seen)
-
-
-def test_precisions_are_measured_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BenchError, match="bf16 is measured on a GPU, and torch sees none"):
-        measure_figures("training", ["train.precision.bf16"], record=False, say=pytest.fail)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    asked: list[str] = []
-
-    def trained(precision: str, device: str) -> list[dict[str, float]]:
-        asked.append(f"{precision} on {device}")
-        return [{"test_loss": seed, "test_accuracy": 1 - seed} for seed in np.arange(4) / 10]
-
-    monkeypatch.setattr("benchmarks.acceptance.train.convergence.side_by_side", trained)
-    assert on_gpu("fp16", "test_accuracy") == pytest.approx([1, 0.9, 0.8, 0.7])
-    said: list[str] = []
-    measure_figures("training", ["train.precision.tf32"], record=False, say=said.append)
-    assert said == ["train.precision.tf32: median 0.15 nats (0.03 to 0.27, 4 runs)"]
-    assert asked == ["fp16 on cuda", "tf32 on cuda"]
