@@ -1,6 +1,5 @@
 """Time to import, to start serving, and to answer one request alone."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -9,13 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.acceptance.train.training_run import trained
+from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.server_process import model_stats, running_server
+from penstock.client.client import Client
+from penstock.core.bundle import read_bundle
 from penstock.core.errors import BenchError
 
 IMPORTS = 15
 STARTS = 5
-REQUESTS = 3000
+LOAD_S = 2.0
 # A wide budget, because a rejected request gives no time.
 OPTIONS = ("--latency-ms", "5000")
 # The time does not depend on how well the network was trained.
@@ -44,44 +46,27 @@ def idle_overhead_ms() -> list[float]:
 
 
 def _start_seconds(bundle: Path) -> float:
+    golden = read_bundle(bundle).golden
     start = time.perf_counter()
-    with running_server(bundle, OPTIONS) as server:
-        _request_times_ms(server.url, bundle, 1)
-        return time.perf_counter() - start
+    with running_server(bundle, OPTIONS) as server, Client(server.url) as client:
+        answer = client.predict("digits", golden.inputs[0])
+        seconds = time.perf_counter() - start
+    if not np.abs(answer - golden.outputs[0]).max() <= golden.tolerance:
+        raise BenchError("the first request was answered wrongly.")
+    return seconds
 
 
 def _overhead_ms(bundle: Path) -> float:
     with running_server(bundle, OPTIONS) as server:
-        _request_times_ms(server.url, bundle, REQUESTS // 10)
         before = _compute(server.url)
-        times_ms = _request_times_ms(server.url, bundle, REQUESTS)
+        alone = measure(golden_target(server.url, bundle), Load(rate=None, connections=1, seconds=LOAD_S))
         after = _compute(server.url)
-        return float(np.median(times_ms)) - (after[1] - before[1]) / (after[0] - before[0]) / 1e6
+        return alone.percentile_ms(50) - (after[1] - before[1]) / (after[0] - before[0]) / 1e6
 
 
 def _compute(url: str) -> tuple[int, int]:
     compute = model_stats(url, "digits")["inference_stats"]["compute_infer"]
     return compute["count"], compute["ns"]
-
-
-def _request_times_ms(url: str, bundle: Path, count: int) -> list[float]:
-    target = golden_target(url, bundle)
-    assert target.answers is not None
-    times_ms: list[float] = []
-    with socket.create_connection((target.host, target.port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for number in range(count):
-            which = number % len(target.requests)
-            start = time.perf_counter()
-            connection.sendall(target.requests[which])
-            answer = connection.recv(65536)
-            times_ms.append((time.perf_counter() - start) * 1e3)
-            if not answer.startswith(b"HTTP/1.1 200 "):
-                raise BenchError(f"a request alone was answered {answer[:60]!r}.")
-            given = np.frombuffer(answer.partition(b"\r\n\r\n")[2], target.answers.dtype)
-            if not np.abs(given - target.answers[which]).max() <= target.tolerance:
-                raise BenchError("a request alone was answered wrongly.")
-    return times_ms
 
 
 def _seconds(code: str) -> float:
