@@ -13,7 +13,7 @@ from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
 from penstock.serve.exchange.response import Response
 from penstock.serve.http.parser import RequestParser
-from penstock.serve.http.routes import Routes
+from penstock.serve.http.routes import FAILED, Routes
 from penstock.serve.registry.model_registry import ModelRegistry
 from tests.support.routes import routes_of
 
@@ -90,6 +90,28 @@ def test_a_decompressed_body_has_the_same_limit(routes: Routes, refusals: list[R
     routes.handle(request, answers.append)
     assert [answer.status for answer in answers] == [413]
     assert [type(error) for error in refusals] == [TooLarge]
+
+
+def test_a_failure_to_route_is_logged_once_and_answered_with_500(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(models: ModelRegistry, name: str, version: str = "") -> None:
+        raise LookupError("a mistake in the server")
+
+    parser = RequestParser(routes.max_body_bytes)
+    data = head("/v1/apps/small", "Content-Length: 0")
+    with monkeypatch.context() as failing:
+        failing.setattr(ModelRegistry, "named", fail)
+        (request,), rejection = parser.feed(data)
+        answers: list[Response] = []
+        routes.handle(request, answers.append)
+    assert rejection is None
+    assert (answers[0].status, answers[0].body) == (500, b'{"error":"%b"}' % FAILED.encode())
+    assert [record.getMessage() for record in caplog.records] == ["POST '/v1/apps/small' failed"]
+    assert "a mistake in the server" in caplog.text
+    # The failure is not kept for the next request with this head.
+    assert parser.known(data) is None
+    assert not request.head.keep_alive
 
 
 def test_a_rejected_body_is_counted_for_its_model(routes: Routes, refusals: list[RequestError]) -> None:

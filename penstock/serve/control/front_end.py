@@ -112,7 +112,8 @@ class FrontEnd:
         self._http.forget_heads()
         name = loaded.command.name
         needed = self.models.named(name).application.max_body_bytes
-        if self._grpc is not None and needed > self._grpc_body_bytes:
+        # One front-end says it for all.
+        if self._grpc is not None and self.attachments.index == 0 and needed > self._grpc_body_bytes:
             log.warning(
                 "%s takes bodies of up to %d bytes, but gRPC messages are limited to the %d bytes of the models with "
                 "which the server started; restart it, or send larger ones by HTTP",

@@ -120,7 +120,14 @@ class Routes:
 
     def max_body_bytes(self, head: Head) -> int:
         """Return the maximum size of the body that follows a head: what the application it names takes."""
-        route = head.route = self._route(head)
+        try:
+            route = self._route(head)
+        except Exception:
+            log.exception("%s %r failed", head.method, head.path)
+            route = _Route(handle=_rejecting(ComputeFailed(FAILED)), epoch=self.models.epoch)
+            # Such a head is not cached: the next request with it is routed anew.
+            head.keep_alive = False
+        head.route = route
         return self._limit_of(route)
 
     def reject(self, error: RequestError, head: Head) -> Response:
