@@ -13,11 +13,12 @@ ahead, the current one included.
 Each of F front-ends owns N / F consecutive slots, and a ring in which the engine lists those that have results.
 """
 
+import math
 import mmap
 import os
 import platform
 from dataclasses import dataclass
-from typing import Any, Literal, Self, final
+from typing import Annotated, Any, Self, final, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -53,15 +54,14 @@ MAX_COSTS = 16
 
 LINE, PAGE = 64, 4096
 
-Writer = Literal["front-end", "engine"]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table and its only writer."""
+    """A column of the table."""
 
     name: str
-    writer: Writer
     dtype: str
     shape: tuple[int, ...]
 
@@ -94,55 +94,28 @@ class TableLayout:
 
     def columns(self) -> tuple[Column, ...]:
         """Every column, in the order of the buffer."""
-        n, k, f = self.slots, self.chunks, self.frontends
-        times, batches = len(TIME_EDGES_NS) + 1, len(BATCH_EDGES) + 1
-        return (
-            Column("submitted", "front-end", "int64", (n,)),  # chunks put into the input ring
-            Column("taken", "front-end", "int64", (n,)),  # results taken out
-            Column("consumed", "engine", "int64", (n,)),  # chunks taken in
-            Column("produced", "engine", "int64", (n,)),  # results put out
-            Column("busy", "engine", "int64", (n,)),  # 1: the state wants another step without new input
-            Column("generation", "front-end", "int64", (n,)),  # the stream that owns the slot
-            Column("input", "front-end", self.input.dtype, (n, k, *self.input.shape)),
-            Column("length", "front-end", "int64", (n, k)),  # valid part of the chunk
-            Column("deadline_ns", "front-end", "int64", (n, k)),  # the deadline of its result
-            Column("arrival_ns", "front-end", "int64", (n, k)),  # arrival of the request
-            Column("flags", "front-end", "int64", (n, k)),
-            Column("output", "engine", self.output.dtype, (n, k, *self.output.shape)),
-            Column("output_length", "engine", "int64", (n, k)),
-            Column("status", "engine", "int64", (n, k)),
-            # Written only where traces are exported.
-            Column("queue_ns", "engine", "int64", (n, k)),  # from arrival to the start of its batch
-            Column("batch_rows", "engine", "int64", (n, k)),  # rows of its batch; 0 where it did not run
-            # Slots in the order of their results, so that front-ends need not scan. At most K results of a slot are
-            # outstanding, so that a ring of K entries per slot never overruns its reader.
-            Column("done", "engine", "int64", (f, self.slots_each * k)),
-            Column("done_count", "engine", "int64", (f,)),
-            # Statistics of the front-ends; a row has one writer.
-            Column("held", "front-end", "int64", (f, 8)),  # slots in use, by priority: normal, low
-            Column("counts", "front-end", "int64", (f, 16)),  # see OFFERED and following
-            # Header: inputs of admission control.
-            Column("cost_rows", "engine", "int64", (MAX_COSTS,)),  # measured batch sizes, 0 where unused
-            Column("cost_ns", "engine", "int64", (MAX_COSTS,)),
-            Column("handling_ns", "engine", "int64", (1,)),  # time of one row besides the network
-            Column("min_compute_ns", "engine", "int64", (1,)),  # the shortest time of the network for one row
-            Column("other_tables_ns", "engine", "int64", (1,)),  # predicted work of the device's other tables
-            # Their share of the recent device time, in thousandths.
-            Column("other_tables_share", "engine", "int64", (1,)),
-            # Statistics, cumulative.
-            Column("batch_counts", "engine", "int64", (batches,)),
-            Column("queue_counts", "engine", "int64", (times,)),
-            Column("compute_counts", "engine", "int64", (times,)),
-            Column("latency_counts", "engine", "int64", (times,)),
-            Column("sums", "engine", "int64", (4,)),  # rows, queue ns, compute ns, latency ns
-            Column("outcomes", "engine", "int64", (5,)),  # by status; the last: answered late
-        )
+        sizes = {
+            "N": self.slots,
+            "K": self.chunks,
+            "F": self.frontends,
+            "N / F * K": self.slots_each * self.chunks,
+            "times": len(TIME_EDGES_NS) + 1,
+            "batches": len(BATCH_EDGES) + 1,
+        }
+        specs = {"input": self.input, "output": self.output}
+        columns: list[Column] = []
+        for name, hint in get_type_hints(SlotTable, include_extras=True).items():
+            _, _writer, *shape = get_args(hint)
+            spec = specs.get(name)
+            dtype, chunk = ("int64", ()) if spec is None else (spec.dtype, spec.shape)
+            shape = (sizes[size] if isinstance(size, str) else size for size in shape)
+            columns.append(Column(name, dtype, (*shape, *chunk)))
+        return tuple(columns)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
-        columns = self.columns()
-        return _offsets(columns)[-1] + _nbytes(columns[-1])
+        return _offsets(self.columns())[-1]
 
 
 @final
@@ -154,46 +127,53 @@ class SlotTable:
         buffer: Zeroed memory of `layout.nbytes` bytes; shared memory where front-ends are processes of their own.
     """
 
-    submitted: npt.NDArray[np.int64]
-    taken: npt.NDArray[np.int64]
-    consumed: npt.NDArray[np.int64]
-    produced: npt.NDArray[np.int64]
-    busy: npt.NDArray[np.int64]
-    generation: npt.NDArray[np.int64]
-    input: Array
-    length: npt.NDArray[np.int64]
-    deadline_ns: npt.NDArray[np.int64]
-    arrival_ns: npt.NDArray[np.int64]
-    flags: npt.NDArray[np.int64]
-    output: Array
-    output_length: npt.NDArray[np.int64]
-    status: npt.NDArray[np.int64]
-    queue_ns: npt.NDArray[np.int64]
-    batch_rows: npt.NDArray[np.int64]
-    done: npt.NDArray[np.int64]
-    done_count: npt.NDArray[np.int64]
-    held: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    cost_rows: npt.NDArray[np.int64]
-    cost_ns: npt.NDArray[np.int64]
-    handling_ns: npt.NDArray[np.int64]
-    min_compute_ns: npt.NDArray[np.int64]
-    other_tables_ns: npt.NDArray[np.int64]
-    other_tables_share: npt.NDArray[np.int64]
-    batch_counts: npt.NDArray[np.int64]
-    queue_counts: npt.NDArray[np.int64]
-    compute_counts: npt.NDArray[np.int64]
-    latency_counts: npt.NDArray[np.int64]
-    sums: npt.NDArray[np.int64]
-    outcomes: npt.NDArray[np.int64]
+    # Each column's only writer and its shape; input and output have the shape of a chunk behind it.
+    submitted: Annotated[Ints, "front-end", "N"]  # chunks put into the input ring
+    taken: Annotated[Ints, "front-end", "N"]  # results taken out
+    consumed: Annotated[Ints, "engine", "N"]  # chunks taken in
+    produced: Annotated[Ints, "engine", "N"]  # results put out
+    busy: Annotated[Ints, "engine", "N"]  # 1: the state wants another step without new input
+    generation: Annotated[Ints, "front-end", "N"]  # the stream that owns the slot
+    input: Annotated[Array, "front-end", "N", "K"]
+    length: Annotated[Ints, "front-end", "N", "K"]  # valid part of the chunk
+    deadline_ns: Annotated[Ints, "front-end", "N", "K"]  # the deadline of its result
+    arrival_ns: Annotated[Ints, "front-end", "N", "K"]  # arrival of the request
+    flags: Annotated[Ints, "front-end", "N", "K"]
+    output: Annotated[Array, "engine", "N", "K"]
+    output_length: Annotated[Ints, "engine", "N", "K"]
+    status: Annotated[Ints, "engine", "N", "K"]
+    # Written only where traces are exported.
+    queue_ns: Annotated[Ints, "engine", "N", "K"]  # from arrival to the start of its batch
+    batch_rows: Annotated[Ints, "engine", "N", "K"]  # rows of its batch; 0 where it did not run
+    # Slots in the order of their results, so that front-ends need not scan. At most K results of a slot are
+    # outstanding, so that a ring of K entries per slot never overruns its reader.
+    done: Annotated[Ints, "engine", "F", "N / F * K"]
+    done_count: Annotated[Ints, "engine", "F"]
+    # Statistics of the front-ends; a row has one writer.
+    held: Annotated[Ints, "front-end", "F", 8]  # slots in use, by priority: normal, low
+    counts: Annotated[Ints, "front-end", "F", 16]  # see OFFERED and following
+    # Header: inputs of admission control.
+    cost_rows: Annotated[Ints, "engine", MAX_COSTS]  # measured batch sizes, 0 where unused
+    cost_ns: Annotated[Ints, "engine", MAX_COSTS]
+    handling_ns: Annotated[Ints, "engine", 1]  # time of one row besides the network
+    min_compute_ns: Annotated[Ints, "engine", 1]  # the shortest time of the network for one row
+    other_tables_ns: Annotated[Ints, "engine", 1]  # predicted work of the device's other tables
+    other_tables_share: Annotated[Ints, "engine", 1]  # their share of the recent device time, in thousandths
+    # Statistics, cumulative.
+    batch_counts: Annotated[Ints, "engine", "batches"]
+    queue_counts: Annotated[Ints, "engine", "times"]
+    compute_counts: Annotated[Ints, "engine", "times"]
+    latency_counts: Annotated[Ints, "engine", "times"]
+    sums: Annotated[Ints, "engine", 4]  # rows, queue ns, compute ns, latency ns
+    outcomes: Annotated[Ints, "engine", 5]  # by status; the last: answered late
 
     def __init__(self, layout: TableLayout, buffer: Any) -> None:
         self.layout = layout
         self.slots = layout.slots
         self.chunks = layout.chunks
         columns = layout.columns()
-        for column, offset in zip(columns, _offsets(columns), strict=True):
-            count = int(np.prod(column.shape))
+        for column, offset in zip(columns, _offsets(columns), strict=False):
+            count = math.prod(column.shape)
             array = np.frombuffer(buffer, column.dtype, count, offset).reshape(column.shape)
             setattr(self, column.name, array)
 
@@ -235,22 +215,20 @@ def _check_processor() -> None:
         )
 
 
-def _nbytes(column: Column) -> int:
-    return int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize
-
-
 def _offsets(columns: tuple[Column, ...]) -> list[int]:
+    """The offset of each column, and the end of the last one."""
     offsets: list[int] = []
     offset = 0
     for column in columns:
         # Whole cache lines: columns of different writers must not share one. Whole pages for the columns that a GPU
         # maps: a page can be locked only once.
-        offset = _aligned(offset, PAGE if column.name in ("input", "output") else LINE)
+        unit = PAGE if column.name in ("input", "output") else LINE
+        offset = _aligned(offset, unit)
         offsets.append(offset)
-        offset += _nbytes(column)
-        if column.name in ("input", "output"):
-            offset = _aligned(offset, PAGE)
-    return offsets
+        offset += math.prod(column.shape) * np.dtype(column.dtype).itemsize
+        if unit == PAGE:
+            offset = _aligned(offset, unit)
+    return [*offsets, offset]
 
 
 def _aligned(offset: int, unit: int) -> int:
