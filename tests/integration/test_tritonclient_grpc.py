@@ -427,14 +427,11 @@ def test_the_asynchronous_client(url: str) -> None:
     asyncio.run(talk())
 
 
-class Repository:
-    async def load(self, name: str) -> None: ...
-
-    async def unload(self, name: str) -> None: ...
+async def change(name: str, unload: bool) -> None: ...
 
 
 def no_models() -> ModelRegistry:
-    models = ModelRegistry(Repository(), loading=True)
+    models = ModelRegistry(change, loading=True)
     models.set_state(ModelState(name="one", version="1", state="READY"))
     models.set_state(ModelState(name="two", version="3", state="UNAVAILABLE", reason="unloaded"))
     return models

@@ -36,17 +36,15 @@ class Repository:
     def __init__(self) -> None:
         self.loaded: list[str] = []
 
-    async def load(self, name: str) -> None:
+    async def change(self, name: str, unload: bool) -> None:
+        assert not unload, name
         self.loaded.append(name)
-
-    async def unload(self, name: str) -> None:
-        raise AssertionError(name)
 
 
 def answered(access: Access, head: Head, *, loading: bool = False) -> Response:
     """What the routes of a server without models answer at once."""
     answers: list[Response] = []
-    routes_of(ModelRegistry(Repository(), loading=loading), access).handle(Request(head, b""), answers.append)
+    routes_of(ModelRegistry(Repository().change, loading=loading), access).handle(Request(head, b""), answers.append)
     (answer,) = answers
     return answer
 
@@ -263,7 +261,7 @@ def test_a_listed_site_may_read_of_a_fault_of_the_server() -> None:
         raise ZeroDivisionError
 
     answers: list[Response] = []
-    routes = routes_of(ModelRegistry(Repository(), loading=False), LISTED, crash)
+    routes = routes_of(ModelRegistry(Repository().change, loading=False), LISTED, crash)
     routes._stats = crash  # type: ignore[method-assign]
     routes.handle(Request(get(origin=SITE), b""), answers.append)
     assert [answer.status for answer in answers] == [500]

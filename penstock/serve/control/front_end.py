@@ -21,7 +21,7 @@ from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.request_log import RequestLog
 from penstock.serve.registry.attachments import Attachments
-from penstock.serve.registry.model_registry import ModelRegistry, Repository
+from penstock.serve.registry.model_registry import Change, ModelRegistry
 from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
 from penstock.serve.table.slots import SlotTable
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
@@ -41,10 +41,13 @@ class FrontEnd:
     Args:
         settings: How to serve.
         listener: The socket that clients connect to.
-        repository: Loads and unloads models when a client asks.
+        change: Loads and unloads models when a client asks.
         index: Index of this front-end.
         wakes: For each engine, called when there is new work for it.
         batch_loop: Runs the batches of this process.
+
+    Attributes:
+        http: The connections of HTTP.
 
     Raises:
         ServeError: The API keys or TLS files cannot be used.
@@ -54,14 +57,14 @@ class FrontEnd:
         self,
         settings: Settings,
         listener: socket.socket,
-        repository: Repository,
+        change: Change,
         *,
         index: int,
         wakes: Sequence[Callable[[], None]],
         batch_loop: BatchLoop,
     ) -> None:
         self._settings = settings
-        self.models = ModelRegistry(repository, loading=settings.models.directory is not None)
+        self.models = ModelRegistry(change, loading=settings.models.directory is not None)
         self.attachments = Attachments(
             models=self.models,
             budget_ns=settings.batching.budget_ns,
@@ -104,12 +107,12 @@ class FrontEnd:
             handle, reject = request_log.handle, request_log.reject
         network, limits = settings.network, settings.limits
         handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early)
-        self._http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
+        self.http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
 
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
         """Serve a model under its name, see `Attachments.attach`."""
         self.attachments.attach(loaded, memory)
-        self._http.forget_heads()
+        self.http.forget_heads()
         name = loaded.command.name
         needed = self.models.named(name).application.max_body_bytes
         # One front-end says it for all.
@@ -126,12 +129,12 @@ class FrontEnd:
         """Detach a table, see `Attachments.retire`."""
         await self.attachments.retire(key)
         # Cached routes hold references to the table.
-        self._http.forget_heads()
+        self.http.forget_heads()
 
     def lose_engine(self, engine: int) -> None:
         """Fail the requests of a lost engine, see `Attachments.lose_engine`."""
         self.attachments.lose_engine(engine)
-        self._http.forget_heads()
+        self.http.forget_heads()
 
     async def listen(self) -> None:
         """Start to accept connections.
@@ -144,7 +147,7 @@ class FrontEnd:
         gc.freeze()
         # Thousands of waiting requests are not garbage; the default threshold would scan them often.
         gc.set_threshold(GARBAGE_AFTER)
-        self._http.listen()
+        self.http.listen()
         self._sweeper = asyncio.create_task(self._sweep())
         port = self._settings.network.grpc_port
         if port is None:
@@ -171,20 +174,11 @@ class FrontEnd:
         await thread.start()
         self._grpc = thread
 
-    def take_over_listener(self, index: int, listener: socket.socket) -> None:
-        """Accept the connections of another front-end too, until `release_listener`."""
-        listener.setblocking(False)
-        self._http.take_over_listener(index, listener)
-
-    def release_listener(self, index: int) -> None:
-        """Stop accepting for another front-end."""
-        self._http.release_listener(index)
-
     def begin_drain(self) -> None:
         """Become not ready, and close each connection after its next answer."""
         self.models.draining = True
         self.attachments.close_sequences()
-        self._http.close_after_next()
+        self.http.close_after_next()
 
     async def drain(self, hurry: Callable[[], bool]) -> None:
         """Answer the accepted requests, then close every connection."""
@@ -192,7 +186,7 @@ class FrontEnd:
         log.info("draining: %d requests are being answered", self.attachments.in_use)
         seconds = self._settings.limits.drain_timeout_s
         calls = asyncio.create_task(self._grpc.drain(seconds)) if self._grpc else None
-        await self._http.drain(seconds, hurry)
+        await self.http.drain(seconds, hurry)
         if self._grpc is not None and calls is not None:
             while not calls.done() and not hurry():
                 await asyncio.sleep(POLL_S)
@@ -204,14 +198,11 @@ class FrontEnd:
             self._end_traces()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
-    def abort(self) -> None:
-        """Close every connection at once and cancel its requests."""
-        self._http.abort()
-
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.attachments.sweep()
+            self.http.sweep()
 
     def _max_body_bytes(self) -> int:
         return max((served.application.max_body_bytes for served in self.models), default=0)

@@ -62,7 +62,7 @@ class FrontendProcess:
             max_read_ns=settings.batching.max_read_ns,
         )
         wakes = [partial(self._wake_engine, engine) for engine in engines]
-        self._front = FrontEnd(settings, listener, self, index=index, wakes=wakes, batch_loop=self._batch_loop)
+        self._front = FrontEnd(settings, listener, self._change, index=index, wakes=wakes, batch_loop=self._batch_loop)
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks = BackgroundTasks()
@@ -74,15 +74,8 @@ class FrontendProcess:
         """Serve until drained, or until the supervisor is gone."""
         await send_heartbeats(self._channel, self._drained)
 
-    async def load(self, name: str) -> None:
-        """Have the supervisor load a model."""
-        await self._change(name, unload=False)
-
-    async def unload(self, name: str) -> None:
-        """Have the supervisor unload a model."""
-        await self._change(name, unload=True)
-
-    async def _change(self, name: str, *, unload: bool) -> None:
+    async def _change(self, name: str, unload: bool) -> None:
+        """Have the supervisor load or unload a model."""
         token = next(self._tokens)
         future = self._changes[token] = asyncio.get_running_loop().create_future()
         self._channel.send(ChangeModel(token=token, name=name, unload=unload))
@@ -121,9 +114,9 @@ class FrontendProcess:
             case StartListening():
                 self._tasks.start(front.listen())
             case TakeOverListener(index=index):
-                front.take_over_listener(index, socket.socket(fileno=descriptors[0]))
+                front.http.accept_from(index, socket.socket(fileno=descriptors[0]))
             case ReleaseListener(index=index):
-                front.release_listener(index)
+                front.http.release(index)
             case Drain():
                 self._tasks.start(self._drain())
             case CommandDone(key=token):

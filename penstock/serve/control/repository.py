@@ -256,6 +256,10 @@ class ModelRepository:
                 raise
             log.error("engine %d cannot serve %s, and tries again: %s", engine, model.folder.name, error)
 
+    async def change(self, name: str, unload: bool) -> None:
+        """Load or unload a model, see `load` and `unload`."""
+        await (self.unload(name) if unload else self.load(name))
+
     async def load(self, name: str) -> None:
         """Serve the newest version of a model; the version before it is served until then.
 

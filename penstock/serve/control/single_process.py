@@ -40,7 +40,7 @@ class _SingleProcess:
         self._front = FrontEnd(
             settings,
             listener,
-            self._repository,
+            self._repository.change,
             index=0,
             wakes=[self._batch_loop.wake],
             batch_loop=self._batch_loop,
@@ -96,5 +96,5 @@ class _SingleProcess:
         self._signals += 1
         self._front.begin_drain()
         if self._signals > 1:
-            self._front.abort()
+            self._front.http.abort()
         self._stop.set()

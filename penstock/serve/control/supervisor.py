@@ -247,11 +247,10 @@ class _Supervisor:
             future.set_exception(ServeError(prefix + error))
 
     async def _change(self, child: ChildProcess, change: ChangeModel) -> None:
-        do = self._repository.unload if change.unload else self._repository.load
         starts = child.starts
         reply: Message = CommandDone(key=change.token)
         try:
-            await do(change.name)
+            await self._repository.change(change.name, change.unload)
         except (PenstockError, OSError) as error:
             status = error.status if isinstance(error, RequestError) else RequestError.status
             reply = CommandFailed(key=change.token, error=str(error), status=status)

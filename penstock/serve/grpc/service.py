@@ -212,13 +212,13 @@ class GrpcServer:
                 f"Loading takes no parameters here, and {', '.join(sorted(request.parameters))} came; "
                 "change the bundle and load it anew."
             )
-        await self._models.load(request.model_name)
+        await self._models.change(request.model_name, unload=False)
         return pb.RepositoryModelLoadResponse()
 
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
         # Clients send one parameter, unload_dependents; no model here depends on another one.
         _check_repository(request.repository_name)
-        await self._models.unload(request.model_name)
+        await self._models.change(request.model_name, unload=True)
         return pb.RepositoryModelUnloadResponse()
 
     async def _infer(self, request: pb.ModelInferRequest, left_s: float | None, owner: str) -> pb.ModelInferResponse:

@@ -28,6 +28,8 @@ SWEEP_S = 1.0
 GRACE_S = 0.25
 BACKLOG = 1024
 RETRY_S = 0.1
+# Index of the front-end's own socket among those it accepts from.
+OWN = -1
 
 
 @final
@@ -56,8 +58,8 @@ class Listener:
     _known: HeadCache = field(default_factory=HeadCache, init=False)
     _connections: set[Peer] = field(default_factory=set[Peer], init=False)
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
-    _sweeper: asyncio.Task[None] | None = field(default=None, init=False)
-    _others: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
+    # The sockets it accepts from, by the index of their front-end.
+    _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
     _draining: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -69,20 +71,18 @@ class Listener:
 
     def listen(self) -> None:
         """Start to accept connections."""
-        loop = asyncio.get_running_loop()
         self.listener.listen(BACKLOG)
-        self.listener.setblocking(False)
-        loop.add_reader(self.listener, self._accept, self.listener)
-        self._sweeper = loop.create_task(self._sweep())
+        self.accept_from(OWN, self.listener)
 
-    def take_over_listener(self, index: int, listener: socket.socket) -> None:
-        """Accept the connections of another front-end too, from its own socket."""
-        self._others[index] = listener
+    def accept_from(self, index: int, listener: socket.socket) -> None:
+        """Accept connections from a socket, until `release`: its own, or that of another front-end."""
+        listener.setblocking(False)
+        self._accepting[index] = listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def release_listener(self, index: int) -> None:
-        """Stop accepting for another front-end."""
-        listener = self._others.pop(index, None)
+    def release(self, index: int) -> None:
+        """Stop accepting from a socket, and close it."""
+        listener = self._accepting.pop(index, None)
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
@@ -100,27 +100,21 @@ class Listener:
             seconds: Maximum duration.
             hurry: Returns whether to end at once.
         """
-        loop = asyncio.get_running_loop()
         end_s = time.monotonic() + seconds
         self.close_after_next()
         # Balancers see that the server is not ready; clients that go on see `Connection: close`.
         await asyncio.sleep(min(GRACE_S, seconds))
         # Closing a listening socket resets the connections in its backlog: accept them first.
-        if self._sweeper is not None:
-            self._accept(self.listener)
-        loop.remove_reader(self.listener)
-        self.listener.close()
-        for index, listener in list(self._others.items()):
+        for index, listener in list(self._accepting.items()):
             self._accept(listener)
-            self.release_listener(index)
+            self.release(index)
+        self.listener.close()
         await asyncio.sleep(min(GRACE_S, seconds))
         for connection in list(self._connections):
             connection.close_when_idle()
         while self._connections and time.monotonic() < end_s and not hurry():
             await asyncio.sleep(0.005)
         self.abort()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
 
     def abort(self) -> None:
         """Close every connection at once."""
@@ -184,13 +178,11 @@ class Listener:
             request_age(client),
         )
 
-    async def _sweep(self) -> None:
-        limits = self.limits
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = time.monotonic()
-            for connection in list(self._connections):
-                connection.sweep(now, limits.idle_timeout_s, limits.request_timeout_s)
+    def sweep(self) -> None:
+        """Enforce the timeouts of every connection; called every `SWEEP_S`."""
+        limits, now_s = self.limits, time.monotonic()
+        for connection in list(self._connections):
+            connection.sweep(now_s, limits.idle_timeout_s, limits.request_timeout_s)
 
 
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:

@@ -1,6 +1,5 @@
 """Paths and what answers them. Handlers raise a `RequestError` to reject; any other exception is the server's fault."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -13,6 +12,7 @@ import orjson
 
 from penstock.core.application import describe
 from penstock.core.errors import ComputeFailed, RequestError, UnknownRoute, WrongMethod
+from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, rejected
@@ -82,7 +82,7 @@ class Routes:
     uptime_s: Callable[[], float]
     open_stream: Callable[[ServedModel, Request, Answer], None]
     reject_stream: Callable[[RequestError, Request], Switched | None]
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
+    _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
 
     def __post_init__(self) -> None:
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
@@ -233,11 +233,10 @@ class Routes:
 
     def _changing(self, head: Head, name: str, verb: str) -> _Route:
         self.access.check(head, admin=True)
-        change = self.models.load if verb == "load" else self.models.unload
 
         async def apply(answer: Answer) -> None:
             try:
-                await change(name)
+                await self.models.change(name, unload=verb == "unload")
                 response = Response(200)
             except RequestError as error:
                 response = rejected(error)
@@ -249,9 +248,7 @@ class Routes:
         def handle(request: Request, answer: Answer) -> None:
             self.models.reject_change()
             oip_http.reject_overrides(request.body)
-            task = asyncio.get_running_loop().create_task(apply(answer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._changes.start(apply(answer))
 
         return _Route(handle=handle)
 

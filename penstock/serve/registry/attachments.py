@@ -24,13 +24,6 @@ from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
 POLL_S = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    model: int
-    served: ServedModel
-    replica: Replica
-
-
 @final
 @dataclass(kw_only=True, slots=True, eq=False)
 class Attachments:
@@ -56,7 +49,9 @@ class Attachments:
     batch_loop: BatchLoop
     now_ns: Callable[[], int]
     # By the key of the table; models by the number that their replicas share.
-    _attached: dict[int, _Attached] = field(init=False, default_factory=dict[int, _Attached])
+    _attached: dict[int, tuple[ServedModel, Replica]] = field(
+        init=False, default_factory=dict[int, tuple[ServedModel, Replica]]
+    )
     _served: dict[int, ServedModel] = field(init=False, default_factory=dict[int, ServedModel])
     _writers: list[TableWriter] = field(init=False, default_factory=list[TableWriter])
     _answered_before: int = field(init=False, default=0)
@@ -84,9 +79,8 @@ class Attachments:
             PenstockError: The bundle or its application differ from what the engine loaded.
         """
         command = loaded.command
-        attached = self._attached.get(command.key)
-        if attached is not None:
-            self.models.put(attached.served)
+        if command.key in self._attached:
+            self.models.put(self._attached[command.key][0])
             return
         served = self._served.get(command.model)
         manifest = read_manifest(Path(command.bundle)) if served is None else served.manifest
@@ -103,7 +97,7 @@ class Attachments:
             served = self._served[command.model] = self._named(command, manifest, application, replica)
         else:
             served.add_replica(replica)
-        self._attached[command.key] = _Attached(command.model, served, replica)
+        self._attached[command.key] = served, replica
         self._list_writers()
 
     async def retire(self, key: int) -> None:
@@ -111,10 +105,9 @@ class Attachments:
         lost = self._lost.pop(key, None)
         if lost is not None:
             self.models.take_out(lost)
-        attached = self._attached.get(key)
-        if attached is None:
+        if key not in self._attached:
             return
-        served, replica = attached.served, attached.replica
+        served, replica = self._attached[key]
         others = served.remove_replica(replica)
         if not others:
             self.models.take_out(served)
@@ -130,8 +123,7 @@ class Attachments:
 
     def lose_engine(self, engine: int) -> None:
         """Fail the requests of an engine that is gone; models without another engine wait for a new table."""
-        for key, attached in list(self._attached.items()):
-            served, replica = attached.served, attached.replica
+        for key, (served, replica) in list(self._attached.items()):
             if replica.engine != engine:
                 continue
             self._detach(key)
@@ -157,8 +149,7 @@ class Attachments:
 
     def writer(self, key: int) -> TableWriter | None:
         """Return the writer of a table; None if it is not attached."""
-        attached = self._attached.get(key)
-        return None if attached is None else attached.replica.writer
+        return self._attached[key][1].writer if key in self._attached else None
 
     def collect(self) -> int:
         """Hand out the results of every table; returns their number."""
@@ -229,13 +220,13 @@ class Attachments:
         return Replica(engine=loaded.engine, device=loaded.device, writer=writer, table=memory, streams=streams)
 
     def _detach(self, key: int) -> None:
-        model = self._attached.pop(key).model
-        if all(attached.model != model for attached in self._attached.values()):
-            decode_pool = self._served.pop(model).decode_pool
-            if decode_pool is not None:
-                decode_pool.close()
+        served, _ = self._attached.pop(key)
+        if all(other is not served for other, _ in self._attached.values()):
+            self._served = {number: other for number, other in self._served.items() if other is not served}
+            if served.decode_pool is not None:
+                served.decode_pool.close()
         self._list_writers()
 
     def _list_writers(self) -> None:
         # A new list each time: the old one may be in use by an iteration.
-        self._writers = [attached.replica.writer for attached in self._attached.values()]
+        self._writers = [replica.writer for _, replica in self._attached.values()]

@@ -1,32 +1,18 @@
 """The models of a front-end by name."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import RESTARTING, ModelState
 from penstock.serve.registry.served_model import ServedModel
 
-
-class Repository(Protocol):
-    """Loads and unloads the models of all front-ends."""
-
-    async def load(self, name: str) -> None:
-        """Serve the newest version of a model; the previous one answers until then.
-
-        Raises:
-            RequestError: There is none of that name, or it cannot be loaded.
-        """
-
-    async def unload(self, name: str) -> None:
-        """Stop serving a model.
-
-        Raises:
-            RequestError: There is none of that name.
-        """
+# `change(name, unload)` of the repository: serve the newest version of a model, or stop serving it. It raises
+# `RequestError` if there is none of that name, or it cannot be loaded.
+Change = Callable[[str, bool], Coroutine[Any, Any, None]]
 
 
 @final
@@ -34,7 +20,7 @@ class ModelRegistry:
     """Served models by name.
 
     Args:
-        repository: Loads and unloads models.
+        change: Loads and unloads models.
         loading: Whether models may be loaded and unloaded by request.
 
     Attributes:
@@ -43,8 +29,8 @@ class ModelRegistry:
         draining: Whether the server is shutting down.
     """
 
-    def __init__(self, repository: Repository, *, loading: bool) -> None:
-        self._repository = repository
+    def __init__(self, change: Change, *, loading: bool) -> None:
+        self._change = change
         self._loading = loading
         self.epoch = 0
         self.states: dict[str, ModelState] = {}
@@ -106,19 +92,10 @@ class ModelRegistry:
         """Name, version, state and reason of every model of the repository."""
         return [asdict(state) for state in self.states.values()]
 
-    async def load(self, name: str) -> None:
-        """Serve the newest version of a model, see `Repository.load`."""
+    async def change(self, name: str, *, unload: bool) -> None:
+        """Load or unload a model, see `Change`; a client that gives up does not stop it half-way."""
         self.reject_change()
-        await self._whole(self._repository.load(name))
-
-    async def unload(self, name: str) -> None:
-        """Stop serving a model, see `Repository.unload`."""
-        self.reject_change()
-        await self._whole(self._repository.unload(name))
-
-    async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
-        # A client that gives up does not stop a change half-way.
-        await asyncio.shield(self._changes.start(change))
+        await asyncio.shield(self._changes.start(self._change(name, unload)))
 
     def reject_change(self) -> None:
         """Reject loading and unloading where that is not allowed.
