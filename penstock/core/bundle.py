@@ -12,21 +12,19 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
 from penstock.core.atomic_write import replace_folder, write_through
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
-from penstock.core.golden import Golden
-from penstock.core.json_record import read_record
+from penstock.core.golden import Golden, raw_names
+from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.spec import TensorSpec
 from penstock.core.verified_folder import FolderFiles
 
 SCHEMA_VERSION = 1
@@ -34,7 +32,7 @@ WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
-_FILES = FolderFiles(BundleCorrupt, "bundle")
+_FILES = FolderFiles(BundleCorrupt, "bundle", "write the bundle again", SCHEMA_VERSION)
 _SELF = "sha256"
 
 
@@ -81,29 +79,25 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON values."""
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        fields = asdict(self) | {"input": self.input.to_json(), "output": self.output.to_json(), "metrics": metrics}
-        del fields["raw"]
-        # Left out if None, so that the hash is that of earlier bundles.
-        return fields if self.raw is None else fields | {"raw": self.raw.to_json()}
+        fields = record_json(self) | {"metrics": metrics}
+        if self.raw is None:
+            # Left out, so that the hash is that of earlier bundles.
+            del fields["raw"]
+        return fields
 
     @classmethod
-    def from_json(cls, fields: Any) -> Self:
+    def from_json(cls, given: Any) -> Self:
         """Read what `to_json` wrote.
 
         Raises:
             BundleCorrupt: Another schema version, or a field is missing or unknown.
         """
-        version = fields.get("schema_version") if isinstance(fields, dict) else None
-        if version != SCHEMA_VERSION:
-            raise BundleCorrupt(
-                f"{MANIFEST} has schema version {version!r}; this penstock reads {SCHEMA_VERSION}. "
-                f"Write the bundle again with this version."
-            )
+        _FILES.check_version(MANIFEST, given)
         try:
-            metrics = {name: math.nan if value is None else value for name, value in fields["metrics"].items()}
-            return read_record(cls, fields | {"metrics": metrics})
+            metrics = {name: math.nan if value is None else value for name, value in given["metrics"].items()}
+            return read_record(cls, given | {"metrics": metrics})
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise BundleCorrupt(f"{MANIFEST} is not readable ({error}); write the bundle again.") from None
+            raise _FILES.unusable(MANIFEST, error) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,10 +196,8 @@ def read_bundle(folder: str | Path) -> BundleFiles:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    _verify(folder / WEIGHTS, manifest)
-    _verify(folder / GOLDEN, manifest)
-    if manifest.raw is not None:
-        _verify(folder / PREPARE, manifest)
+    for name in (WEIGHTS, GOLDEN) if manifest.raw is None else (WEIGHTS, GOLDEN, PREPARE):
+        _verify(folder / name, manifest)
     return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
 
 
@@ -278,7 +270,7 @@ def write_bundle(
     # A link to a bundle stays; its target is replaced.
     place = Path(os.path.realpath(folder))
     arrays = {"inputs": golden.inputs, "outputs": golden.outputs}
-    arrays |= {f"raw.{index}": raw for index, raw in enumerate(golden.raws)}
+    arrays |= zip(raw_names(len(golden.raws)), golden.raws, strict=True)
     contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
     contents[MANIFEST] = _with_hash(fields)
@@ -308,21 +300,14 @@ def _refuse_taken(place: Path) -> None:
 
 
 def _with_hash(fields: dict[str, Any]) -> bytes:
-    return _to_bytes(fields | {_SELF: hashlib.sha256(_to_bytes(fields)).hexdigest()})
-
-
-def _to_bytes(fields: dict[str, Any]) -> bytes:
-    return (json.dumps(fields, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+    return json_bytes(fields | {_SELF: hashlib.sha256(json_bytes(fields)).hexdigest()})
 
 
 def _manifest(file: Path) -> Manifest:
     data = _FILES.read(file)
-    try:
-        fields: Any = json.loads(data)
-        known: dict[str, Any] = {key: fields[key] for key in fields if key != _SELF} if isinstance(fields, dict) else {}
-        manifest = Manifest.from_json(known)
-    except (ValueError, RecursionError) as error:
-        raise BundleCorrupt(f"{file} is not JSON ({error}); copy the bundle again.") from None
+    given = _FILES.parse(file, data)
+    known: dict[str, Any] = {key: given[key] for key in given if key != _SELF} if isinstance(given, dict) else {}
+    manifest = Manifest.from_json(known)
     try:
         altered = _with_hash(manifest.to_json()) != data
     except (TypeError, ValueError, RecursionError):
@@ -340,20 +325,12 @@ def _verify(file: Path, manifest: Manifest) -> None:
 
 
 def _golden(file: Path, manifest: Manifest) -> Golden:
-    try:
-        arrays: dict[str, Array] = load_arrays(_FILES.read(file))
-        inputs, outputs = arrays["inputs"], arrays["outputs"]
-        raws = tuple(arrays[f"raw.{index}"] for index in range(len(inputs) if manifest.raw is not None else 0))
-        golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=raws)
-    except (SafetensorError, KeyError) as error:
-        raise BundleCorrupt(f"{file} is not readable ({error}); write the bundle again.") from None
-    count = golden.inputs.shape[:1]
-    for spec, array in ((manifest.input, golden.inputs), (manifest.output, golden.outputs)):
-        shape = array.shape[1:]
-        if manifest.rate_hz is not None:
-            # Whole signals vary in length.
-            shape = (*spec.shape[:1], *shape[1:])
-        if array.dtype != spec.numpy_dtype or (array.shape[:1], shape) != (count, spec.shape) or not array.size:
+    inputs, outputs = _FILES.arrays(file, ("inputs", "outputs"))
+    raws = () if manifest.raw is None else _FILES.arrays(file, raw_names(inputs.shape[0] if inputs.ndim else 0))
+    golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=tuple(raws))
+    for spec, array in ((manifest.input, inputs), (manifest.output, outputs)):
+        fits = spec.is_batch(array, any_frames=manifest.rate_hz is not None) and array.shape[0] == inputs.shape[0]
+        if array.dtype != spec.numpy_dtype or not fits:
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")
     for raw in golden.raws:
         try:

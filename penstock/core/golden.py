@@ -14,6 +14,11 @@ from penstock.core.spec import Array
 PREPARED_TOLERANCE = 1e-4
 
 
+def raw_names(count: int) -> list[str]:
+    """The names of raw arrays in the files of golden examples."""
+    return [f"raw.{index}" for index in range(count)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Golden:
     """Examples recorded when the bundle was written.

@@ -1,8 +1,9 @@
-"""Read dataclass records from JSON values, by the type hints of their fields."""
+"""Write dataclass records as JSON values, and read them by the type hints of their fields."""
 
+import json
 import sys
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import repeat
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,18 +14,18 @@ from penstock.core.errors import ApplicationError, BundleCorrupt
 R = TypeVar("R")
 
 
-def read_record(kind: type[R], fields: Any) -> R:
-    """Make a record of what `dataclasses.asdict` and JSON made of it.
+def read_record(kind: type[R], given: Any) -> R:
+    """Make a record of what `JsonRecord.to_json` or `dataclasses.asdict` made of it.
 
     Raises:
         KeyError, TypeError, ValueError: A field is missing, unknown or of another type.
     """
-    if not isinstance(fields, Mapping):
-        raise TypeError(f"{fields!r:.80} is no object")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{given!r:.80} is no object")
     hints = get_type_hints(kind)
-    if unknown := [name for name in fields if name not in hints]:
+    if unknown := [name for name in given if name not in hints]:
         raise TypeError(f"unknown field {unknown[0]!r}")
-    return kind(**{name: _value(hints[name], value) for name, value in fields.items()})
+    return kind(**{name: _value(hints[name], value) for name, value in given.items()})
 
 
 class JsonRecord:
@@ -37,17 +38,41 @@ class JsonRecord:
     __slots__ = ()
     unreadable: ClassVar[str]
 
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        return record_json(self)
+
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
+    def from_json(cls, given: dict[str, Any]) -> Self:
         """Read what `to_json` wrote.
 
         Raises:
             BundleCorrupt: A field is missing, unknown or wrong.
         """
         try:
-            return read_record(cls, fields)
+            return read_record(cls, given)
         except (ApplicationError, KeyError, TypeError) as error:
             raise BundleCorrupt(cls.unreadable.format(error)) from None
+
+
+def json_bytes(given: Mapping[str, Any], *, ascii: bool = True) -> bytes:
+    """The bytes of a JSON file with sorted names; the same values give the same bytes."""
+    return (json.dumps(given, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=ascii) + "\n").encode()
+
+
+def record_json(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass record as JSON values."""
+    return {field.name: _json(getattr(record, field.name)) for field in fields(record) if field.init}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [*map(_json, value)]
+    if isinstance(value, dict):
+        return {name: _json(each) for name, each in value.items()}
+    if isinstance(value, JsonRecord):
+        return value.to_json()
+    return record_json(value) if is_dataclass(value) else value
 
 
 def _value(kind: Any, value: Any) -> Any:

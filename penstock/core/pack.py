@@ -12,20 +12,18 @@ This module handles files and arrays; `penstock.export` makes packs and `penstoc
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
-from penstock.core.json_record import read_record
+from penstock.core.golden import raw_names
+from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.signature import key_text, verify_signature
@@ -41,9 +39,12 @@ MODEL_INT8 = "model-int8.onnx"
 INDEX = "index"
 WEB = "web"
 FP32, INT8 = "fp32", "int8"
-_FILES = FolderFiles(PackCorrupt, "pack")
+_FILES = FolderFiles(PackCorrupt, "pack", "export the bundle again", SCHEMA_VERSION)
+# Fields of a pack that pack.json holds under the same names.
+_SAME = ("name", "description", "licence", "made", "kind", "outputs", "recognition", "live", "models")
 # pack.json's own hash is computed over its bytes with these zeros in place of the hash.
 _NO_HASH = "0" * 64
+_MALFORMED = (ApplicationError, AttributeError, BundleCorrupt, KeyError, OverflowError, TypeError, ValueError)
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 Kind = Literal["oneshot", "live"]
@@ -205,77 +206,49 @@ class Pack:
             PackCorrupt: They do not match this pack.
         """
         file = self.folder / GOLDEN
-        try:
-            arrays: dict[str, Array] = load_arrays(_FILES.read(file))
-            names = [f"raw.{index}" for index in range(self.golden_count)] if self.varies else []
-            inputs = tuple(arrays[name] for name in names) if names else tuple(arrays["inputs"])
-            golden = PackGolden(inputs=inputs, outputs=arrays["outputs"], tolerance=self.tolerance)
-        except (SafetensorError, KeyError) as error:
-            raise PackCorrupt(f"{file} is not readable ({error}); export the bundle again.") from None
-        if not len(golden.inputs) == len(golden.outputs) == self.golden_count:
+        names = raw_names(self.golden_count) if self.varies else ["inputs"]
+        *raws, outputs = _FILES.arrays(file, [*names, "outputs"])
+        inputs = tuple(raws) if self.varies else tuple(raws[0])
+        if not len(inputs) == len(outputs) == self.golden_count:
             raise PackCorrupt(f"{file} does not hold {self.golden_count} examples; export the bundle again.")
-        return golden
+        return PackGolden(inputs=inputs, outputs=outputs, tolerance=self.tolerance)
 
     def to_json(self) -> dict[str, Any]:
         """The content of pack.json without its own hash."""
-        live = None if self.live is None else asdict(self.live)
-        models = {
-            name: {key: value for key, value in asdict(model).items() if value is not None}
-            for name, model in self.models.items()
-        }
-        return {
+        fields = record_json(self)
+        return {name: fields[name] for name in _SAME} | {
             "schema_version": SCHEMA_VERSION,
-            "name": self.name,
-            "description": self.description,
-            "licence": self.licence,
-            "made": self.made,
-            "kind": self.kind,
-            "input": {"name": self.input_name, **self.input.to_json()},
-            "outputs": [output.to_json() for output in self.outputs],
-            "recognition": None if self.recognition is None else self.recognition.to_json(),
-            "live": live,
+            "input": {"name": self.input_name, **fields["input"]},
             "golden": {"tolerance": self.tolerance, "count": self.golden_count},
-            "models": models,
+            "models": {
+                name: {key: value for key, value in model.items() if value is not None}
+                for name, model in fields["models"].items()
+            },
             "files": {path: {"sha256": sha256, "bytes": size} for path, (sha256, size) in self.files.items()},
         }
 
     @classmethod
-    def from_json(cls, folder: Path, fields: Any) -> Self:
+    def from_json(cls, folder: Path, given: Any) -> Self:
         """Read what `to_json` wrote.
 
         Raises:
             PackCorrupt: Another schema version, or a field is missing or of another type.
         """
-        version = fields.get("schema_version") if isinstance(fields, dict) else None
-        if version != SCHEMA_VERSION:
-            raise PackCorrupt(
-                f"{folder / DESCRIPTION} has schema version {version!r}; this penstock reads {SCHEMA_VERSION}. "
-                f"Export the bundle again with this version."
-            )
+        _FILES.check_version(folder / DESCRIPTION, given)
         try:
-            same = ("name", "description", "licence", "made", "kind", "outputs", "recognition", "live", "models")
-            given, golden = dict(fields["input"]), fields["golden"]
+            raw, golden = dict(given["input"]), given["golden"]
             others = {
                 "folder": folder,
-                "input_name": given.pop("name"),
-                "input": given,
+                "input_name": raw.pop("name"),
+                "input": raw,
                 "tolerance": float(golden["tolerance"]),
                 "golden_count": int(golden["count"]),
-                "files": {path: (file["sha256"], file["bytes"]) for path, file in fields["files"].items()},
+                "files": {path: (file["sha256"], file["bytes"]) for path, file in given["files"].items()},
             }
-            pack = read_record(cls, others | {key: fields[key] for key in same})
+            pack = read_record(cls, others | {name: given[name] for name in _SAME})
             _check(pack)
-        except (
-            ApplicationError,
-            AttributeError,
-            BundleCorrupt,
-            KeyError,
-            OverflowError,
-            TypeError,
-            ValueError,
-        ) as error:
-            cause = f"{type(error).__name__}: {error}".rstrip(".")
-            raise PackCorrupt(f"{folder / DESCRIPTION} is not readable ({cause}); export the bundle again.") from None
+        except _MALFORMED as error:
+            raise _FILES.unusable(folder / DESCRIPTION, f"{type(error).__name__}: {error}".rstrip(".")) from None
         return pack
 
 
@@ -302,8 +275,7 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
         raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --to DIR' writes one.")
     data = _FILES.read(folder / DESCRIPTION)
     signed_by = _signed_by(folder, data, key)
-    fields = _parse(folder / DESCRIPTION, data)
-    pack = Pack.from_json(folder, fields)
+    pack = Pack.from_json(folder, _parse(folder / DESCRIPTION, data))
     for path, (sha256, size) in pack.files.items():
         _FILES.verify(folder / path, sha256, size)
     object.__setattr__(pack, "signed_by", signed_by)
@@ -312,8 +284,8 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
 
 def pack_json(pack: Pack) -> bytes:
     """The bytes of pack.json."""
-    without_hash = _to_bytes(pack.to_json() | {"sha256": _NO_HASH})
-    return _to_bytes(pack.to_json() | {"sha256": hashlib.sha256(without_hash).hexdigest()})
+    without_hash = json_bytes(pack.to_json() | {"sha256": _NO_HASH}, ascii=False)
+    return json_bytes(pack.to_json() | {"sha256": hashlib.sha256(without_hash).hexdigest()}, ascii=False)
 
 
 def digest(data: bytes) -> tuple[str, int]:
@@ -321,21 +293,14 @@ def digest(data: bytes) -> tuple[str, int]:
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
-def _to_bytes(fields: Mapping[str, Any]) -> bytes:
-    return (json.dumps(fields, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
-
-
 def _parse(file: Path, data: bytes) -> Any:
-    try:
-        fields: Any = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise PackCorrupt(f"{file} is not JSON ({error}); copy the pack again.") from None
-    sha256 = fields.get("sha256") if isinstance(fields, dict) else None
+    given = _FILES.parse(file, data)
+    sha256 = given.get("sha256") if isinstance(given, dict) else None
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise PackCorrupt(f"{file} does not state its own SHA-256; copy the pack again.")
     if hashlib.sha256(data.replace(sha256.encode(), _NO_HASH.encode())).hexdigest() != sha256:
         raise _FILES.altered(file, len(data))
-    return fields
+    return given
 
 
 def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:

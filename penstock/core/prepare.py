@@ -1,13 +1,11 @@
 """The declaration of `prepare`: it makes one chunk of a fixed size from a raw array of any size."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
+from penstock.core.errors import ApplicationError, TooLarge
 from penstock.core.spec import Array, Spec
 
 
@@ -27,11 +25,8 @@ class RawSpec(Spec):
     """
 
     unreadable = "a raw spec is not readable ({}); write the bundle again."
-    dtype: str
-    shape: tuple[int | None, ...]
-    meaning: str
-    units: str = ""
     max_shape: tuple[int, ...] = ()
+    name: str = field(default="raw", init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.check_dtype()
@@ -67,16 +62,6 @@ class RawSpec(Spec):
         """Bytes of the largest raw array."""
         return prod(self.max_shape) * self.numpy_dtype.itemsize
 
-    def describe(self) -> str:
-        """`uint8[any, any, 4]`, for messages."""
-        return f"{self.dtype}[{', '.join('any' if size is None else str(size) for size in self.shape)}]"
-
-    def accepts(self, shape: tuple[int, ...]) -> bool:
-        """True if an array of this shape matches, apart from `max_shape`."""
-        return len(shape) == len(self.shape) and all(
-            found > 0 and size in (None, found) for size, found in zip(self.shape, shape, strict=True)
-        )
-
     def check(self, array: Array) -> Array:
         """Return the array if it is one raw array of this spec.
 
@@ -84,23 +69,12 @@ class RawSpec(Spec):
             InvalidInput: Not an array, another dtype or shape, or a float that is NaN or infinite.
             TooLarge: A dimension exceeds `max_shape`.
         """
-        if not isinstance(array, np.ndarray):
-            raise InvalidInput(f"raw is a {type(array).__name__}; it must be an array, {self.describe()}.")
-        if array.dtype != self.numpy_dtype or not self.accepts(array.shape):
-            raise InvalidInput(
-                f"raw is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
-            )
+        Spec.check(self, array)
         if any(found > largest for found, largest in zip(array.shape, self.max_shape, strict=True)):
             raise TooLarge(
                 f"raw has shape {list(array.shape)}; at most {list(self.max_shape)} is taken. Scale it down."
             )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise InvalidInput("raw holds NaN or infinity; every number must be finite.")
         return array
-
-    def to_json(self) -> dict[str, Any]:
-        """The spec as JSON values."""
-        return asdict(self) | {"shape": list(self.shape), "max_shape": list(self.max_shape)}
 
 
 def is_factory(value: object) -> bool:

@@ -127,14 +127,7 @@ class Recognition(JsonRecord):
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with a group for every label."""
-        return {
-            "labels": list(self.labels),
-            "groups": list(self.group_of),
-            "unsure_below": self.unsure_below,
-            "half_life_s": self.half_life_s,
-            "enter": self.enter,
-            "leave": self.leave,
-        }
+        return JsonRecord.to_json(self) | {"groups": list(self.group_of)}
 
 
 def _are_names(value: object) -> bool:

@@ -1,6 +1,6 @@
-"""TensorSpec: the dtype and shape of one chunk, read by decoding, the slot table, protocols and training."""
+"""Specs: the dtype and shape of one array, read by decoding, the slot table, protocols and training."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -26,15 +26,23 @@ PROTOCOL_DATATYPES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Spec(JsonRecord):
     """Base of the specs of arrays.
 
-    Attributes:
-        dtype: A NumPy dtype name.
+    Args:
+        dtype: A NumPy dtype name, one of bool, (u)int8..64, float16..64.
+        shape: The shape of one array, None for a dimension of any size.
+        meaning: Meaning of the numbers, in words.
+        units: The unit of one number.
+        name: The array's name in messages.
     """
 
-    __slots__ = ()
     dtype: str
+    shape: tuple[int | None, ...]
+    meaning: str
+    units: str = ""
+    name: str
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -46,6 +54,42 @@ class Spec(JsonRecord):
         if self.dtype not in PROTOCOL_DATATYPES:
             known = ", ".join(PROTOCOL_DATATYPES)
             raise ApplicationError(f"{type(self).__name__} has dtype {self.dtype!r}; it must be one of {known}.")
+
+    @property
+    def takes_nan(self) -> bool:
+        """True for float dtypes, which must be checked for NaN and infinity."""
+        return self.dtype.startswith("float")
+
+    def describe(self) -> str:
+        """`uint8[28, 28]` or `uint8[any, any, 4]`, for messages."""
+        return f"{self.dtype}[{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """True if an array of this shape matches."""
+        return shape == self.shape or (
+            len(shape) == len(self.shape)
+            and all(found > 0 and size in (None, found) for size, found in zip(self.shape, shape, strict=True))
+        )
+
+    def check(self, array: Array) -> Array:
+        """Return the array if it is one of this spec.
+
+        Raises:
+            InvalidInput: Not an array, another dtype or shape, or a float that is NaN or infinite.
+        """
+        if not isinstance(array, np.ndarray):
+            raise InvalidInput(f"{self.name} is a {type(array).__name__}; it must be an array, {self.describe()}.")
+        if array.dtype != self.numpy_dtype or not self.accepts(array.shape):
+            raise InvalidInput(
+                f"{self.name} is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
+            )
+        self.check_finite(array)
+        return array
+
+    def check_finite(self, array: Array) -> None:
+        """Raise `InvalidInput` if a float of the array is NaN or infinite."""
+        if self.takes_nan and not np.isfinite(array).all():
+            raise InvalidInput(f"{self.name} holds NaN or infinity; every number must be finite.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +110,7 @@ class TensorSpec(Spec):
     """
 
     unreadable = "a tensor spec is not readable ({}); write the bundle again."
-    dtype: str
     shape: tuple[int, ...]
-    meaning: str
-    units: str = ""
     labels: tuple[str, ...] = ()
     name: str = "input"
 
@@ -106,38 +147,19 @@ class TensorSpec(Spec):
         return PROTOCOL_DATATYPES[self.dtype]
 
     @property
-    def takes_nan(self) -> bool:
-        """True for float dtypes, which must be checked for NaN and infinity."""
-        return self.dtype.startswith("float")
-
-    @property
     def takes_any_bytes(self) -> bool:
         """True if raw bytes of the right count are always valid; floats can be NaN, and bools must be 0 or 1."""
         return self.numpy_dtype.kind in "iu"
 
-    def describe(self) -> str:
-        """`uint8[28, 28]`, for messages."""
-        return f"{self.dtype}{list(self.shape)}"
+    def is_batch(self, array: Array, *, any_frames: bool = False) -> bool:
+        """True if an array has the shape of one or more chunks, `[N, *shape]`.
 
-    def check(self, array: Array) -> Array:
-        """Return the array if it is one chunk of this spec.
-
-        Raises:
-            InvalidInput: Not an array, another dtype or shape, or a float that is NaN or infinite.
+        Args:
+            array: The array.
+            any_frames: The first dimension of a chunk may have any size, as in whole signals.
         """
-        if not isinstance(array, np.ndarray):
-            raise InvalidInput(f"{self.name} is a {type(array).__name__}; it must be an array, {self.describe()}.")
-        if array.dtype != self.numpy_dtype or array.shape != self.shape:
-            raise InvalidInput(
-                f"{self.name} is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
-            )
-        self.check_finite(array)
-        return array
-
-    def check_finite(self, array: Array) -> None:
-        """Raise `InvalidInput` if a float of the array is NaN or infinite."""
-        if self.takes_nan and not np.isfinite(array).all():
-            raise InvalidInput(f"{self.name} holds NaN or infinity; every number must be finite.")
+        of_one = (*self.shape[:1], *array.shape[2:]) if any_frames else array.shape[1:]
+        return array.ndim == 1 + len(self.shape) and of_one == self.shape and array.size > 0
 
     def check_raw(self, frames: bytes | memoryview) -> None:
         """Check some whole frames of a chunk, given as raw little-endian bytes.
@@ -248,10 +270,6 @@ class TensorSpec(Spec):
         found = f"a list of {len(item):,}" if type(item) in _LISTS else f"a {type(item).__name__}"
         wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
         return InvalidInput(f"{self.name} has {found} where {belongs}; it must be {wanted}.")
-
-    def to_json(self) -> dict[str, Any]:
-        """The spec as JSON values."""
-        return asdict(self) | {"shape": list(self.shape), "labels": list(self.labels)}
 
 
 def random_numbers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

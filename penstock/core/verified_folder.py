@@ -1,11 +1,17 @@
 """Files of a bundle or a pack, verified by their recorded hashes whenever they are read."""
 
 import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
+
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
 
 from penstock.core.errors import PenstockError
+from penstock.core.spec import Array
 
 
 @final
@@ -16,10 +22,14 @@ class FolderFiles:
     Args:
         corrupt: The error raised.
         kind: The folder's name in messages: `"bundle"`.
+        remake: The advice for a file that cannot be used: `"write the bundle again"`.
+        schema_version: The only version that is read.
     """
 
     corrupt: type[PenstockError]
     kind: str
+    remake: str
+    schema_version: int
 
     def read(self, file: Path) -> bytes:
         """Content of a file.
@@ -30,7 +40,47 @@ class FolderFiles:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise self._unreadable(file, error) from None
+            raise self._missing(file, error) from None
+
+    def parse(self, file: Path, data: bytes) -> Any:
+        """Parse the JSON content of a file.
+
+        Raises:
+            PenstockError: `corrupt`: it is not JSON.
+        """
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self.corrupt(f"{file} is not JSON ({error}); copy the {self.kind} again.") from None
+
+    def check_version(self, file: Path | str, given: Any) -> None:
+        """Check the schema version of a description.
+
+        Raises:
+            PenstockError: `corrupt`: it is another, or there is none.
+        """
+        version = given.get("schema_version") if isinstance(given, dict) else None
+        if version != self.schema_version:
+            raise self.corrupt(
+                f"{file} has schema version {version!r}; this penstock reads {self.schema_version}. "
+                f"{self.remake.capitalize()} with this version."
+            )
+
+    def arrays(self, file: Path, names: Iterable[str]) -> list[Array]:
+        """Read some arrays of a safetensors file.
+
+        Raises:
+            PenstockError: `corrupt`: it cannot be read, or lacks one of them.
+        """
+        try:
+            found: dict[str, Array] = load_arrays(self.read(file))
+            return [found[name] for name in names]
+        except (SafetensorError, KeyError) as error:
+            raise self.unusable(file, error) from None
+
+    def unusable(self, file: Path | str, cause: object) -> PenstockError:
+        """The error for a file whose content is not as written."""
+        return self.corrupt(f"{file} is not readable ({cause}); {self.remake}.")
 
     def verify(self, file: Path, sha256: str, size: int | None = None) -> None:
         """Compare a file with its recorded SHA-256 and, where known, its size in bytes.
@@ -46,7 +96,7 @@ class FolderFiles:
                 with file.open("rb") as source:
                     found = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
-            raise self._unreadable(file, error) from None
+            raise self._missing(file, error) from None
         if found != sha256:
             raise self.altered(file, found_size)
 
@@ -54,7 +104,7 @@ class FolderFiles:
         """The error for a file that is not the one written."""
         return self.corrupt(f"{file} is not the file that was written ({size:,} bytes); copy the {self.kind} again.")
 
-    def _unreadable(self, file: Path, error: OSError) -> PenstockError:
+    def _missing(self, file: Path, error: OSError) -> PenstockError:
         if isinstance(error, FileNotFoundError):
             return self.corrupt(f"{file} is missing; copy the {self.kind} again.")
         return self.corrupt(f"{file} cannot be read ({error.strerror}); copy the {self.kind} again.")

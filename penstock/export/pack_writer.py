@@ -16,6 +16,7 @@ from penstock.core.application import Application, FoundApplication
 from penstock.core.atomic_write import replace_folder
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PackCorrupt, PackError
+from penstock.core.golden import raw_names
 from penstock.core.json_record import read_record
 from penstock.core.pack import (
     DESCRIPTION,
@@ -168,7 +169,7 @@ def _not_exportable(name: str, cause: str) -> str:
 
 def _golden(files: BundleFiles) -> bytes:
     golden = files.golden
-    raws = {f"raw.{number}": raw for number, raw in enumerate(golden.raws)}
+    raws = dict(zip(raw_names(len(golden.raws)), golden.raws, strict=True))
     return save_arrays((raws or {"inputs": golden.inputs}) | {"outputs": golden.outputs})
 
 
