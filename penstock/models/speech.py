@@ -44,16 +44,3 @@ class SpeechNet(Sequential):
             nn.Linear(hidden, symbols),
             nn.LogSoftmax(-1),
         )
-
-    @property
-    def flop_a_second(self) -> float:
-        """FLOPs of the network's matrix products per second of sound."""
-        each = 0.0
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                each += 2 * module.in_features * module.out_features
-            elif isinstance(module, nn.Conv1d):
-                each += 2 * module.in_channels * module.out_channels * module.kernel_size[0]
-            elif isinstance(module, nn.GRU):
-                each += 6 * module.hidden_size * (module.input_size + module.hidden_size)
-        return 50 * each

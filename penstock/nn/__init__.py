@@ -4,9 +4,9 @@ from penstock.nn.attention import StreamingAttention
 from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead
 from penstock.nn.entry import EntryConv2d
 from penstock.nn.maxout import Maxout
-from penstock.nn.normalisation import SequenceBatchNorm, folded
+from penstock.nn.normalisation import SequenceBatchNorm
 from penstock.nn.pooling import MaxPool2d
-from penstock.nn.recurrent import GRU, LSTM, ClippedRNN
+from penstock.nn.recurrent import GRU, LSTM
 from penstock.nn.resize import SquareResize
 from penstock.nn.spectrogram import LogMel
 from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
@@ -16,7 +16,6 @@ __all__ = [
     "LSTM",
     "CausalConv1d",
     "CausalConv2d",
-    "ClippedRNN",
     "EntryConv2d",
     "FrameWise",
     "LogMel",
@@ -30,7 +29,6 @@ __all__ = [
     "Step",
     "Streaming",
     "StreamingAttention",
-    "folded",
     "leaves",
     "map_state",
 ]

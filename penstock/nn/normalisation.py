@@ -1,11 +1,10 @@
-"""Batch norm over sequences of different lengths, and its folding into linear layers for serving."""
+"""Batch norm over sequences of different lengths."""
 
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import ApplicationError
 from penstock.nn.streaming import State, Step, Streaming, like_frames, mask_of
 
 # B batch, T frames, D features
@@ -17,7 +16,7 @@ class SequenceBatchNorm(Streaming):
 
     Laurent et al. 2016, "Batch Normalized Recurrent Neural Networks", section 4, as Amodei et al. 2015, "Deep Speech
     2", section 3.2, use it. Training ignores frames after a row's length. In serving the running statistics make it a
-    scale and a shift of each feature, which `folded` merges into the linear layer before it.
+    scale and a shift of each feature.
 
     Args:
         features: Features of a frame, in the last dimension.
@@ -61,36 +60,5 @@ class SequenceBatchNorm(Streaming):
         """See `Streaming`; uses the running statistics."""
         return Step(self._scaled(chunk_BT, self.mean_D, self.variance_D), length_B, state)
 
-    def folded(self, before: nn.Linear) -> nn.Linear:
-        """Merge this norm, with its running statistics, into the linear layer before it.
-
-        Raises:
-            ApplicationError: The layer's outputs are not this norm's features.
-        """
-        if before.out_features != self.weight.shape[0]:
-            raise ApplicationError(
-                f"A batch norm of {self.weight.shape[0]} features does not fold into {before.out_features} outputs."
-            )
-        scale_D = self.weight / torch.sqrt(self.variance_D + self.eps)
-        shift_D = self.bias - self.mean_D * scale_D
-        folded = nn.Linear(before.in_features, before.out_features).to(before.weight)
-        with torch.no_grad():
-            folded.weight.copy_(before.weight * scale_D[:, None])
-            folded.bias.copy_(shift_D)
-            if "bias" in before.state_dict():
-                folded.bias.add_(before.bias * scale_D)
-        return folded
-
     def _scaled(self, frames: Tensor, mean_D: Tensor, variance_D: Tensor) -> Tensor:
         return (frames - mean_D) * torch.rsqrt(variance_D + self.eps) * self.weight + self.bias
-
-
-def folded(layers: nn.Sequential) -> nn.Sequential:
-    """Merge every batch norm that follows a linear layer into it, for serving."""
-    made: list[nn.Module] = []
-    for layer in layers:
-        if isinstance(layer, SequenceBatchNorm) and made and isinstance(made[-1], nn.Linear):
-            made[-1] = layer.folded(made[-1])
-        else:
-            made.append(layer)
-    return nn.Sequential(*made)

@@ -16,7 +16,7 @@ from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
 from penstock.core.golden import Golden
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.spec import Array
 from penstock.core.versions import versions_of
 from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
@@ -159,7 +159,7 @@ def _examples(application: Application, examples: Any) -> Array:
         raise ApplicationError(f"the examples are not an array ({error}); {fix}.") from None
     if application.live is not None:
         fix += ", with any number of frames"
-    if len(given) == 0 or not _fits(application, spec, given):
+    if not spec.is_batch(given, any_frames=application.live is not None):
         raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)}; {fix}.")
     try:
         return np.array(spec.cast(given), order="C")
@@ -178,21 +178,16 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
             f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
             f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
         ) from error
-    declared = outputs.dtype == application.output.numpy_dtype and len(outputs) == len(inputs)
-    if not declared or not _fits(application, application.output, outputs):
+    declared = application.output
+    fits = declared.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
+    if outputs.dtype != declared.numpy_dtype or not fits:
         raise ApplicationError(
             f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape)} for {len(inputs)} chunks, "
-            f"but its output is declared as {application.output.describe()}."
+            f"but its output is declared as {declared.describe()}."
         )
     if not np.isfinite(outputs).all():
         raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
     return np.array(outputs, order="C")
-
-
-def _fits(application: Application, spec: TensorSpec, array: Array) -> bool:
-    # Whole signals of a live application have any length.
-    of_one = (*spec.shape[:1], *array.shape[2:]) if application.live is not None else array.shape[1:]
-    return array.ndim == 1 + len(spec.shape) and of_one == spec.shape and array.size > 0
 
 
 def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor], golden: Golden) -> None:

@@ -254,13 +254,7 @@ def make_network(found: FoundApplication) -> nn.Module:
     Raises:
         ApplicationError: Its `model` raises, or gives no `torch.nn.Module`.
     """
-    module = found.model()
-    if not isinstance(module, nn.Module):
-        raise ApplicationError(
-            f"The model of application {found.application.name!r} gives a {type(module).__name__}; it must make a "
-            f"torch.nn.Module."
-        )
-    return module.eval()
+    return _module(found, "model", found.model())
 
 
 def make_prepare(found: FoundApplication) -> TorchPrepare | None:
@@ -272,18 +266,22 @@ def make_prepare(found: FoundApplication) -> TorchPrepare | None:
     application = found.application
     if application.prepare is None:
         return None
-    module = found.prepare()
-    if not isinstance(module, nn.Module):
-        raise ApplicationError(
-            f"The prepare of application {application.name!r} gives a {type(module).__name__}; it must make a "
-            f"torch.nn.Module."
-        )
+    module = _module(found, "prepare", found.prepare())
     if learned := list(module.state_dict()):
         raise ApplicationError(
             f"The prepare of application {application.name!r} has {learned[0]!r} in its state, which a bundle does not "
             f"hold; move learned parameters to the model."
         )
-    return TorchPrepare(module=module.eval(), raw=application.prepare.raw, input=application.input)
+    return TorchPrepare(module=module, raw=application.prepare.raw, input=application.input)
+
+
+def _module(found: FoundApplication, field: str, made: Any) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise ApplicationError(
+            f"The {field} of application {found.application.name!r} gives a {type(made).__name__}; it must make a "
+            f"torch.nn.Module."
+        )
+    return made.eval()
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
@@ -318,17 +316,14 @@ def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list
     missing = [f"{name} {list(own[name].shape)} is not in the file" for name in own if name not in given]
     unknown = [f"{name} {list(given[name].shape)} is not in the network" for name in given if name not in own]
     both = [(name, given[name], own[name]) for name in own if name in given]
-    shapes = [
-        f"{name} is {list(theirs.shape)} in the file and {list(ours.shape)} in the network"
-        for name, theirs, ours in both
-        if theirs.shape != ours.shape
-    ]
+    shapes = [(name, list(theirs.shape), list(ours.shape)) for name, theirs, ours in both if theirs.shape != ours.shape]
     kinds = [
-        f"{name} is {theirs.dtype} in the file and {ours.dtype} in the network"
+        (name, theirs.dtype, ours.dtype)
         for name, theirs, ours in both
         if theirs.is_floating_point() != ours.is_floating_point()
     ]
-    return missing + shapes + kinds + unknown
+    differ = [f"{name} is {theirs} in the file and {ours} in the network" for name, theirs, ours in shapes + kinds]
+    return missing + differ + unknown
 
 
 def _chunks(application: Application, inputs: Any) -> tuple[Array, bool]:
