@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
-from penstock.train.data.arrays import check_fit, examples_of, first_of
+from penstock.train.data.arrays import TRIED, check_fit, examples_of
 from penstock.train.data.examples import Examples
+from penstock.train.data.loader import first_batch, first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.fit_records import FitRecords
 from penstock.train.loop import Loop
@@ -135,7 +136,7 @@ def _fit(
 ) -> Fitted:
     total = recipe.total_steps(len(train))
     with numerics(recipe), Watchdog(world) as watchdog:
-        inputs = first_of(train)[0].numpy()
+        inputs = first_inputs(train, TRIED)
         pace = Pace(*mfu_of_one(network, inputs, recipe, world))
         trainer = Trainer(network, recipe, total, world, inputs=inputs)
         records = FitRecords(out, trainer, train)
@@ -189,7 +190,7 @@ def _recipe(
         )
     if validation is None and given.get("metrics"):
         raise TrainError("metrics need validation examples; give validation=(X, y).")
-    labels = loss is None and not first_of(train)[1].is_floating_point()
+    labels = loss is None and not first_batch(train, TRIED).targets.is_floating_point()
     chosen: dict[str, Any] = {}
     if labels and validation is not None:
         chosen["metrics"] = {"accuracy": accuracy}

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import ArraySet, Examples
+from penstock.train.data.loader import first_batch
 
-# n examples, B examples of the check
+# n examples
 
 TRIED = 2
 # The label that cross-entropy ignores.
@@ -62,7 +63,7 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
         TrainError: They are not accepted, or the loss is not one number.
     """
     device = next(network.parameters()).device
-    inputs, targets = (part.to(device) for part in first_of(examples))
+    inputs, targets = (part.to(device) for part in first_batch(examples, TRIED))
     what = f"{inputs.dtype} {list(inputs.shape)}".removeprefix("torch.")
     before = network.training
     network.eval()
@@ -101,14 +102,6 @@ def _check_labels(examples: Examples, outputs: Tensor, loss: Any, name: str) -> 
             f"y of {name} has labels from {labels.min()} to {labels.max()}, and the network gives {classes} scores; "
             f"give labels from 0 to {classes - 1}, or a network with more outputs."
         )
-
-
-def first_of(examples: Examples) -> tuple[Tensor, Tensor]:
-    """Read the first few examples."""
-    count = min(TRIED, len(examples))
-    inputs_B = examples.empty(count)
-    targets_B = examples.read(np.arange(count), np.zeros(count, np.uint64), inputs_B)
-    return torch.from_numpy(inputs_B), torch.from_numpy(np.ascontiguousarray(targets_B))
 
 
 def _array(given: Any, name: str, floating: np.dtype[Any]) -> Array:

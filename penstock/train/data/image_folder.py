@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from PIL import Image
 
 from penstock.core.decode import FORMATS, plain_pixels
 from penstock.core.errors import BadExample, PenstockError, TrainError
@@ -121,8 +122,6 @@ class ImageFolder(Examples):
     def _picture(self, file: Path, draws: list[float]) -> Array:
         if self._decode is not None:
             return self._spec.check(self._decode(file.read_bytes(), SUFFIXES[file.suffix.lower()]))
-        from PIL import Image
-
         with Image.open(file, formats=FORMATS) as image:
             turned = image.getexif().get(0x0112, 1) >= 5
             width, height = (image.height, image.width) if turned else image.size

@@ -14,20 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.errors import BadExample, TrainError
+from penstock.core.errors import BadExample
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
-from penstock.train.data.readers import OnBad
-from penstock.train.data.sampler import BatchIndices, another, one_pass
+from penstock.train.data.readers import OnBad, Piece, read_piece
+from penstock.train.data.sampler import BatchIndices, one_pass
 
-# B examples of a batch, P examples of a piece
+# B examples of a batch
 
 # Workers take pieces of about this size, so that all of them share a batch.
 PIECE_BYTES = 1 << 20
 LEAST_PIECE, LARGEST_PIECE = 8, 1024
 BATCHES_AHEAD = 2
-# With half of the examples damaged, 64 bad draws in a row happen once in 10**19.
-ATTEMPTS = 64
 
 
 class Batch(NamedTuple):
@@ -41,15 +39,20 @@ class Loader(ABC):
     """An iterator over batches that records the time of waits and the examples that cannot be read.
 
     Args:
+        order: The examples of each batch.
+        on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
         notify: Called with a sentence when an example is first found to be damaged.
     """
 
-    def __init__(self, notify: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self, order: Iterator[BatchIndices], on_bad: OnBad = "stop", notify: Callable[[str], object] | None = None
+    ) -> None:
         self.waited_s = 0.0
         """Seconds of waiting for batches."""
         self.bad: dict[str, int] = {}
         """Names of examples that cannot be read, with the number of times each was replaced."""
-        self._notify = notify
+        self._order, self._notify = order, notify
+        self._on_bad: OnBad = on_bad
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -73,7 +76,7 @@ class Loader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, if there are any."""
 
     def _count(self, errors: list[BadExample]) -> None:
         for error in errors:
@@ -106,9 +109,8 @@ class ReadingLoader(Loader):
         device: torch.device | None = None,
         notify: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(notify)
-        self._examples, self._order = examples, order
-        self._on_bad: OnBad = on_bad
+        super().__init__(order, on_bad, notify)
+        self._examples = examples
         self._device = device or torch.device("cpu")
         self._piece = min(max(PIECE_BYTES // max(1, examples.input_nbytes), LEAST_PIECE), LARGEST_PIECE)
         self._pool = ThreadPoolExecutor(workers, "penstock-read") if workers else None
@@ -145,7 +147,7 @@ class ReadingLoader(Loader):
         self._pieces_under_way -= len(parts)
         if self._pool is not None:
             self._read_ahead()
-        targets = torch.from_numpy(np.concatenate([part.targets for part in parts]))
+        targets = torch.from_numpy(np.concatenate([part.targets_P for part in parts]))
         bad = [error for part in parts for error in part.bad]
         return _Ready(Batch(batch.inputs, targets.pin_memory() if self._copies else targets), bad)
 
@@ -165,10 +167,10 @@ class ReadingLoader(Loader):
         inputs = torch.empty((count, *room.shape[1:]), dtype=room.dtype, pin_memory=self._copies is not None)
         inputs_B = inputs.numpy()
         submit = self._pool.submit if self._pool else _run
-        parts: list[Future[_Part]] = []
+        parts: list[Future[Piece]] = []
         for start in range(0, count, self._piece):
             rows = slice(start, start + self._piece)
-            parts.append(submit(_read_piece, self._examples, places.of(rows), inputs_B[rows], self._on_bad))
+            parts.append(submit(read_piece, self._examples, places.of(rows), inputs_B[rows], self._on_bad))
         self._pieces_under_way += len(parts)
         self._under_way.append(_UnderWay(inputs, parts))
 
@@ -178,72 +180,16 @@ class _Ready(NamedTuple):
     bad: list[BadExample]
 
 
-class _Part(NamedTuple):
-    targets: Array
-    bad: list[BadExample]
-
-
 class _UnderWay(NamedTuple):
     inputs: Tensor
-    parts: list[Future[_Part]]
+    parts: list[Future[Piece]]
 
 
-def _run(task: Callable[..., _Part], *given: Any) -> Future[_Part]:
+def _run(task: Callable[..., Piece], *given: Any) -> Future[Piece]:
     """Run a task in this thread, as an executor without workers."""
-    done: Future[_Part] = Future()
+    done: Future[Piece] = Future()
     done.set_result(task(*given))
     return done
-
-
-def _read_piece(examples: Examples, places: BatchIndices, inputs_P: Array, on_bad: OnBad) -> _Part:
-    try:
-        return _Part(examples.read(places.indices_B, places.seeds_B, inputs_P), [])
-    except BadExample:
-        if on_bad == "stop":
-            raise
-    # One by one, so that a bad example does not read the others again.
-    targets: list[Array] = []
-    bad: list[BadExample] = []
-    for row in range(len(inputs_P)):
-        place = places.of(slice(row, row + 1))
-        index_1, attempts_1 = place.indices_B, np.zeros(1, np.int64)
-        while len(targets) == row:
-            try:
-                targets.append(examples.read(index_1, place.seeds_B, inputs_P[row : row + 1]))
-            except BadExample as error:
-                index_1, _ = replaced(index_1, place, error, attempts_1, len(examples))
-                bad.append(error)
-    return _Part(np.concatenate(targets), bad)
-
-
-def replaced(
-    indices_B: Array, places: BatchIndices, error: BadExample, attempts_B: Array, examples: int
-) -> tuple[Array, int]:
-    """Replace the indices of an example that cannot be read, as a function of the places alone.
-
-    Args:
-        indices_B: The indices to read.
-        places: The places of the batch.
-        error: The error of one example.
-        attempts_B: The number of replacements of each place; updated.
-        examples: The number of examples.
-
-    Returns:
-        The new indices, and the number of replacements.
-
-    Raises:
-        TrainError: A place was replaced too often.
-    """
-    indices_B = indices_B.copy()
-    rows = np.flatnonzero(indices_B == error.index)
-    if not len(rows):
-        raise TrainError(f"a BadExample names example {error.index}, which was not requested: {error}") from error
-    for row in rows:
-        if attempts_B[row] == ATTEMPTS:
-            raise TrainError(f"{ATTEMPTS} examples in a row cannot be read, the last one: {error}")
-        indices_B[row] = another(places.seeds_B[row], int(attempts_B[row]), examples)
-        attempts_B[row] += 1
-    return indices_B, len(rows)
 
 
 @final
@@ -279,5 +225,9 @@ def first_inputs(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> A
         count: The number of examples.
         on_bad: As of `ReadingLoader`.
     """
-    order = one_pass(len(examples), min(count, len(examples)))
-    return next(ReadingLoader(examples, order, on_bad=on_bad)).inputs.numpy()
+    return first_batch(examples, count, on_bad=on_bad).inputs.numpy()
+
+
+def first_batch(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> Batch:
+    """Read the first few examples; arguments as of `first_inputs`."""
+    return next(ReadingLoader(examples, one_pass(len(examples), min(count, len(examples))), on_bad=on_bad))

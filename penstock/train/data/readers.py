@@ -1,4 +1,4 @@
-"""Reading of a whole set once, in order, by threads, without torch."""
+"""Reading of examples by threads, without torch: pieces of a batch, and a whole set once, in order."""
 
 import os
 from collections import deque
@@ -9,14 +9,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from penstock.core.errors import BadExample
+from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
-from penstock.train.data.sampler import BatchIndices
+from penstock.train.data.sampler import BatchIndices, another
 
-# P examples of a piece
+# B examples of a batch, P examples of a piece
 
 OnBad = Literal["stop", "skip"]
+# With half of the examples damaged, 64 bad draws in a row happen once in 10**19.
+ATTEMPTS = 64
 
 
 def reading_threads(processes: int = 1) -> int:
@@ -30,13 +32,13 @@ def reading_threads(processes: int = 1) -> int:
 
 
 class Piece(NamedTuple):
-    """Consecutive examples, without those that cannot be read.
+    """Some examples, read.
 
     Args:
         inputs_P: Raw inputs.
         targets_P: Targets.
         indices_P: Indices.
-        bad: The errors of the others.
+        bad: The errors of those that cannot be read.
     """
 
     inputs_P: Array
@@ -47,31 +49,78 @@ class Piece(NamedTuple):
 
 def in_order(examples: Examples, order: Iterator[BatchIndices], workers: int) -> Iterator[Piece]:
     """Read the examples of an order by threads, without those that cannot be read."""
+
+    def read(places: BatchIndices) -> Piece:
+        return read_piece(examples, places, examples.empty(len(places.indices_B)), "leave out")
+
     with ThreadPoolExecutor(max(1, workers), "penstock-read") as pool:
-        under_way = deque(
-            pool.submit(_as_far_as_possible, examples, places) for places in islice(order, 2 * workers + 1)
-        )
+        under_way = deque(pool.submit(read, places) for places in islice(order, 2 * workers + 1))
         while under_way:
             piece = under_way.popleft().result()
-            under_way.extend(pool.submit(_as_far_as_possible, examples, places) for places in islice(order, 1))
+            under_way.extend(pool.submit(read, places) for places in islice(order, 1))
             yield piece
 
 
-def _as_far_as_possible(examples: Examples, places: BatchIndices) -> Piece:
-    inputs_P = examples.empty(len(places.indices_B))
+def read_piece(
+    examples: Examples, places: BatchIndices, inputs_P: Array, on_bad: Literal["stop", "skip", "leave out"]
+) -> Piece:
+    """Read some examples.
+
+    Args:
+        examples: The set.
+        places: The indices and seeds of the examples.
+        inputs_P: The destination of the raw inputs.
+        on_bad: `"stop"` at an example that cannot be read, `"skip"`: read another one in its place, or `"leave out"`.
+    """
     try:
-        targets_P = examples.read(places.indices_B, places.seeds_B, inputs_P)
-        return Piece(inputs_P, targets_P, places.indices_B, [])
+        return Piece(inputs_P, examples.read(places.indices_B, places.seeds_B, inputs_P), places.indices_B, [])
     except BadExample:
-        pass
+        if on_bad == "stop":
+            raise
+    # One by one, so that a bad example does not read the others again.
     good: list[int] = []
     targets: list[Any] = []
     bad: list[BadExample] = []
     for row in range(len(inputs_P)):
-        one = slice(row, row + 1)
-        try:
-            targets.extend(examples.read(places.indices_B[one], places.seeds_B[one], inputs_P[one]))
-            good.append(row)
-        except BadExample as error:
-            bad.append(error)
+        place = places.of(slice(row, row + 1))
+        index_1, attempts_1 = place.indices_B, np.zeros(1, np.int64)
+        while len(index_1):
+            try:
+                targets.extend(examples.read(index_1, place.seeds_B, inputs_P[row : row + 1]))
+                good.append(row)
+                break
+            except BadExample as error:
+                bad.append(error)
+                skips = on_bad == "skip"
+                index_1 = replaced(index_1, place, error, attempts_1, len(examples))[0] if skips else index_1[:0]
     return Piece(inputs_P[good], np.array(targets), places.indices_B[good], bad)
+
+
+def replaced(
+    indices_B: Array, places: BatchIndices, error: BadExample, attempts_B: Array, examples: int
+) -> tuple[Array, int]:
+    """Replace the indices of an example that cannot be read, as a function of the places alone.
+
+    Args:
+        indices_B: The indices to read.
+        places: The places of the batch.
+        error: The error of one example.
+        attempts_B: The number of replacements of each place; updated.
+        examples: The number of examples.
+
+    Returns:
+        The new indices, and the number of replacements.
+
+    Raises:
+        TrainError: A place was replaced too often.
+    """
+    indices_B = indices_B.copy()
+    rows = np.flatnonzero(indices_B == error.index)
+    if not len(rows):
+        raise TrainError(f"a BadExample names example {error.index}, which was not requested: {error}") from error
+    for row in rows:
+        if attempts_B[row] == ATTEMPTS:
+            raise TrainError(f"{ATTEMPTS} examples in a row cannot be read, the last one: {error}")
+        indices_B[row] = another(places.seeds_B[row], int(attempts_B[row]), examples)
+        attempts_B[row] += 1
+    return indices_B, len(rows)

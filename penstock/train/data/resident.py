@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.core.errors import BadExample
 from penstock.train.data.examples import Examples
-from penstock.train.data.loader import Batch, Loader, ReadingLoader, replaced
-from penstock.train.data.readers import OnBad, in_order
+from penstock.train.data.loader import Batch, Loader, ReadingLoader
+from penstock.train.data.readers import OnBad, in_order, replaced
 from penstock.train.data.sampler import BatchIndices, Indices, one_pass
 
 # n examples, B examples of a batch
@@ -88,9 +88,8 @@ class ResidentLoader(Loader):
         on_bad: OnBad = "stop",
         notify: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(notify)
-        self._examples, self._order = examples, order
-        self._on_bad: OnBad = on_bad
+        super().__init__(order, on_bad, notify)
+        self._examples = examples
         self._rows: deque[Tensor] = deque()
 
     def close(self) -> None:

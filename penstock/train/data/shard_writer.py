@@ -1,22 +1,21 @@
 """Writing of shards from any set of examples, to a temporary folder that is renamed at the end."""
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from io import BufferedWriter
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.core.atomic_write import folder_beside
+from penstock.core.atomic_write import folder_beside, sync
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad, Piece, in_order, reading_threads
 from penstock.train.data.sampler import one_pass
-from penstock.train.data.shards import INDEX, TARGETS, ShardFile, ShardIndex
+from penstock.train.data.shards import INDEX, TARGETS, ShardFile, ShardIndex, describe_file
 
 SHARD_BYTES = 1 << 29
 AT_ONCE_BYTES = 1 << 23
@@ -56,21 +55,36 @@ def write_shards(
     if examples.input_dtype.name not in PROTOCOL_DATATYPES:
         raise TrainError(f"the examples are {examples.input_dtype}; shards hold {', '.join(PROTOCOL_DATATYPES)}.")
     left_out: list[BadExample] = []
+    targets: list[Array] = []
+
+    def readable() -> Iterator[Array]:
+        seen = 0
+        for piece in _pieces(examples, workers or reading_threads()):
+            if piece.bad and on_bad == "stop":
+                raise piece.bad[0]
+            left_out.extend(piece.bad)
+            if len(piece.targets_P):
+                targets.append(piece.targets_P)
+            yield piece.inputs_P
+            seen += len(piece.indices_P) + len(piece.bad)
+            if progress is not None:
+                progress(seen)
+
     try:
         with folder_beside(folder) as beside:
-            writer = _Writer(beside, examples, max(1, shard_bytes // max(1, examples.input_nbytes)))
-            seen = 0
-            for piece in _pieces(examples, workers or reading_threads()):
-                if piece.bad and on_bad == "stop":
-                    raise piece.bad[0]
-                left_out += piece.bad
-                writer.add(piece)
-                seen += len(piece.indices_P) + len(piece.bad)
-                if progress is not None:
-                    progress(seen)
-            if not writer.targets:
+            shards = _write_inputs(beside, examples, max(1, shard_bytes // max(1, examples.input_nbytes)), readable())
+            if not targets:
                 raise TrainError(f"none of {len(examples):,} examples can be read; the first: {left_out[0]}")
-            writer.finish(classes)
+            with (beside / TARGETS).open("wb") as file:
+                np.save(file, np.concatenate(targets), allow_pickle=False)
+            index = ShardIndex(
+                dtype=examples.input_dtype.name,
+                shape=examples.input_shape,
+                classes=classes,
+                targets=describe_file(beside / TARGETS, sum(map(len, targets))),
+                shards=tuple(shards),
+            )
+            (beside / INDEX).write_text(json.dumps(index.to_json(), indent=1) + "\n")
             beside.rename(folder)
     except OSError as error:
         raise TrainError(f"{folder} cannot be written ({error.strerror}); free some room or choose another.") from None
@@ -87,72 +101,38 @@ def _pieces(examples: Examples, workers: int) -> Iterator[Piece]:
         ) from error
 
 
-@final
-class _Writer:
-    def __init__(self, folder: Path, examples: Examples, rows: int) -> None:
-        self._folder, self._rows = folder, rows
-        self._dtype, self._shape = examples.input_dtype, examples.input_shape
-        self.targets: list[Array] = []
-        self._shards: list[ShardFile] = []
-        self._open: BufferedWriter | None = None
-        self._count = 0
-
-    def add(self, piece: Piece) -> None:
-        if len(piece.targets_P):
-            self.targets.append(piece.targets_P)
-        inputs_P = piece.inputs_P
-        while len(inputs_P):
-            if self._open is None:
-                self._open = (self._folder / self._name()).open("wb")
-                self._header(self._rows)
-            now = inputs_P[: self._rows - self._count]
-            self._open.write(np.ascontiguousarray(now).data)
-            self._count += len(now)
-            inputs_P = inputs_P[len(now) :]
-            if self._count == self._rows:
-                self._close()
-
-    def finish(self, classes: tuple[str, ...]) -> None:
-        if self._open is not None:
-            self._close()
-        targets = np.concatenate(self.targets)
-        with (self._folder / TARGETS).open("wb") as file:
-            np.save(file, targets, allow_pickle=False)
-        index = ShardIndex(
-            dtype=self._dtype.name,
-            shape=self._shape,
-            classes=classes,
-            targets=_described(self._folder / TARGETS, len(targets)),
-            shards=tuple(self._shards),
-        )
-        (self._folder / INDEX).write_text(json.dumps(index.to_json(), indent=1) + "\n")
-
-    def _name(self) -> str:
-        return f"{len(self._shards):05d}.npy"
-
-    def _header(self, rows: int) -> None:
-        assert self._open is not None
-        fields: dict[str, Any] = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (rows, *self._shape),
-        }
-        np.lib.format.write_array_header_1_0(self._open, fields)
-
-    def _close(self) -> None:
-        assert self._open is not None
-        if self._count < self._rows:
+def _write_inputs(folder: Path, examples: Examples, rows: int, inputs: Iterator[Array]) -> list[ShardFile]:
+    """Write raw inputs to shards of some rows each; the last one may have fewer."""
+    shards: list[ShardFile] = []
+    for number, parts in groupby(_numbered(inputs, rows), key=itemgetter(0)):
+        place, count = folder / f"{number:05d}.npy", 0
+        with place.open("wb") as file:
+            _write_header(file, examples, rows)
+            for _, part in parts:
+                file.write(np.ascontiguousarray(part).data)
+                count += len(part)
             # NumPy's header has room for a first dim of any size.
-            self._open.seek(0)
-            self._header(self._count)
-        self._open.flush()
-        os.fsync(self._open.fileno())
-        self._open.close()
-        self._shards.append(_described(self._folder / self._name(), self._count))
-        self._open, self._count = None, 0
+            file.seek(0)
+            _write_header(file, examples, count)
+        sync(place)
+        shards.append(describe_file(place, count))
+    return shards
 
 
-def _described(file: Path, examples: int) -> ShardFile:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    return ShardFile(file=file.name, examples=examples, bytes=file.stat().st_size, sha256=digest)
+def _numbered(inputs: Iterator[Array], rows: int) -> Iterator[tuple[int, Array]]:
+    """Cut raw inputs at the ends of shards, each part with the number of its shard."""
+    done = 0
+    for inputs_P in inputs:
+        while len(inputs_P):
+            part, inputs_P = np.split(inputs_P, [rows - done % rows])
+            yield done // rows, part
+            done += len(part)
+
+
+def _write_header(file: BinaryIO, examples: Examples, rows: int) -> None:
+    fields: dict[str, Any] = {
+        "descr": np.lib.format.dtype_to_descr(examples.input_dtype),
+        "fortran_order": False,
+        "shape": (rows, *examples.input_shape),
+    }
+    np.lib.format.write_array_header_1_0(file, fields)

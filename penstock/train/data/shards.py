@@ -156,81 +156,66 @@ class _File:
         self._descriptor: int | None = None
         self._start = 0
         # Checked before the first read, so that replacements of bad examples do not depend on timing.
-        self._wrong = self._wrong_size()
+        self._wrong = self.damage(content=False)
 
     def read(self, row: int, into: Array) -> str | None:
         """Read one example; return the damage of the shard, or None."""
-        if self._descriptor is None and self._wrong is None:
+        try:
             with self._lock:
                 if self._descriptor is None and self._wrong is None:
                     self._wrong = self._begin()
-        if self._wrong is not None or self._descriptor is None:
-            return self._wrong
-        # Not mmap: a file that shrinks under a mapping kills the process.
-        room = memoryview(into.data).cast("B")
-        at = self._start + row * len(room)
-        done = 0
-        while done < len(room):
-            try:
-                more = os.preadv(self._descriptor, [room[done:]], at + done)
-            except OSError as error:
-                self._wrong = self._unreadable(error)
-                return self._wrong
-            if more == 0:
-                self._wrong = f"{self.path} was cut short while it was read; write the shards again."
-                return self._wrong
-            done += more
-        return None
-
-    def damage(self) -> str | None:
-        """Describe the damage of the whole file, or return None."""
-        return self._wrong_size() or self._wrong_content()
-
-    def _begin(self) -> str | None:
-        wrong = self._wrong_content() if self._verify else None
-        if wrong is not None:
-            return wrong
-        try:
-            file = self.path.open("rb", buffering=0)
+            if self._wrong is None and self._descriptor is not None:
+                # Not mmap: a file that shrinks under a mapping kills the process.
+                room = memoryview(into.data).cast("B")
+                if os.preadv(self._descriptor, [room], self._start + row * len(room)) < len(room):
+                    self._wrong = f"{self.path} was cut short while it was read; write the shards again."
         except OSError as error:
-            return self._unreadable(error)
-        with file:
-            try:
-                np.lib.format.read_magic(file)
-                shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-                fits = (shape, fortran_order, dtype) == ((self.described.examples, *self._shape), False, self._dtype)
-            except ValueError:
-                fits = False
-            if not fits:
-                return f"{self.path} does not hold what {INDEX} says; write the shards again."
-            self._start = file.tell()
-            descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, descriptor)
-        self._descriptor = descriptor
-        return None
+            self._wrong = self._unreadable(error)
+        return self._wrong
 
-    def _wrong_size(self) -> str | None:
+    def damage(self, *, content: bool = True) -> str | None:
+        """Describe the damage of the whole file, or of its size alone; None if there is none."""
         try:
             size = self.path.stat().st_size
-        except OSError as error:
-            return self._unreadable(error)
-        if size != self.described.bytes:
-            return (
-                f"{self.path} has {size:,} bytes where {self.described.bytes:,} were written; write the shards again."
-            )
-        return None
-
-    def _wrong_content(self) -> str | None:
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if size != self.described.bytes:
+                return (
+                    f"{self.path} has {size:,} bytes where {self.described.bytes:,} were written; write the shards "
+                    f"again."
+                )
+            found = _sha256(self.path) if content else self.described.sha256
         except OSError as error:
             return self._unreadable(error)
         return None if found == self.described.sha256 else f"{self.path} is altered; write the shards again."
 
+    def _begin(self) -> str | None:
+        if self._verify and (wrong := self.damage()) is not None:
+            return wrong
+        file = self.path.open("rb", buffering=0)
+        weakref.finalize(self, file.close)
+        try:
+            np.lib.format.read_magic(file)
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+            fits = (shape, fortran_order, dtype) == ((self.described.examples, *self._shape), False, self._dtype)
+        except ValueError:
+            fits = False
+        if not fits:
+            return f"{self.path} does not hold what {INDEX} says; write the shards again."
+        self._start, self._descriptor = file.tell(), file.fileno()
+        return None
+
     def _unreadable(self, error: OSError) -> str:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         return f"{self.path} {why}; write the shards again."
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb", buffering=0) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def describe_file(file: Path, examples: int) -> ShardFile:
+    """Describe a file as the index does."""
+    return ShardFile(file=file.name, examples=examples, bytes=file.stat().st_size, sha256=_sha256(file))
 
 
 def read_index(folder: Path) -> ShardIndex:
