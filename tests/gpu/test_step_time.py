@@ -10,9 +10,9 @@ from torch import nn
 
 import penstock
 from penstock.train.parallel.world import World
-from penstock.train.profile.profiler import profiled
 from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
 from penstock.train.trainer import Trainer
+from tests.support.profiled import profiled
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ def test_steps_on_a_gpu_add_up(tmp_path: Path, graph: bool) -> None:
     )
     trainer = Trainer(network(), recipe, 99, World(device=torch.device("cuda", 0)), inputs=examples.inputs[:2])
     with trainer.feed(examples, 0, print) as feed:
-        breakdown = profiled(trainer, feed, 10, folder=tmp_path)
+        breakdown = profiled(trainer, feed, 10, tmp_path)
     assert breakdown is not None
     assert trainer.steps.is_captured == graph
     print(breakdown.describe())

@@ -5,7 +5,6 @@ any number of processes.
 """
 
 import gc
-import json
 import re
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, final
+from typing import Any, TypeVar, final
 from weakref import WeakMethod
 
 import torch
@@ -22,6 +21,8 @@ from torch import Tensor
 
 from penstock.core.errors import PeersLost, TrainError
 from penstock.kernels.peer_memory import PeerMemory, why_no_peer_memory
+
+T = TypeVar("T")
 
 TIMEOUT_S = 600.0
 POLL_S = 1.0
@@ -205,23 +206,18 @@ class World:
         """Return rank 0's numbers in every process."""
         return self.sum_on_host(*(value if self.is_rank_zero else 0.0 for value in values))
 
-    def all_gather_texts(self, own: str) -> list[str]:
-        """Gather a text, never an empty one, from each rank."""
+    def all_gather_objects(self, own: T) -> list[T]:
+        """Gather a record from each rank."""
         if self.group is None:
             return [own]
-        encoded = own.encode()
-        sizes = self.sum_on_host(*(len(encoded) if rank == self.rank else 0 for rank in range(self.size)))
-        texts = torch.zeros(self.size, int(max(sizes)), dtype=torch.uint8)
-        texts[self.rank, : len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        texts = self.all_reduce(texts.to(self.device), "the all-gather of texts")
-        return [text[: int(size)].numpy().tobytes().decode() for text, size in zip(texts.cpu(), sizes, strict=True)]
+        found: list[Any] = [None] * self.size
+        with self.operation("the all-gather of records"):
+            dist.all_gather_object(found, own, group=self.group)
+        return found
 
     def sum_counts(self, own: Mapping[str, int]) -> dict[str, int]:
         """Sum counts by name over all processes."""
-        whole: Counter[str] = Counter()
-        for text in self.all_gather_texts(json.dumps(own)):
-            whole.update(json.loads(text))
-        return dict(whole)
+        return dict(sum(self.all_gather_objects(Counter(own)), Counter[str]()))
 
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor], what: str) -> None:

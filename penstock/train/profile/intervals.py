@@ -1,7 +1,9 @@
 """Sets of time intervals in whole nanoseconds, so that parts add up to the whole."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -29,6 +31,13 @@ def union(spans: Iterable[Span]) -> Spans:
 def common(some: Spans, others: Spans) -> Spans:
     """Intersect two sets of spans."""
     return _combined(some, others, lambda inside, inside_other: inside and inside_other)
+
+
+def within(spans: Spans, window: Span) -> Spans:
+    """Cut a set of spans to a window; the spans outside of it are not looked at."""
+    first = bisect_right(spans, window.start_ns, key=attrgetter("end_ns"))
+    last = bisect_left(spans, window.end_ns, key=attrgetter("start_ns"))
+    return [Span(max(span.start_ns, window.start_ns), min(span.end_ns, window.end_ns)) for span in spans[first:last]]
 
 
 def without(some: Spans, others: Spans) -> Spans:

@@ -3,9 +3,8 @@
 It reads the profiler's Chrome trace file, so that the breakdown counts what the trace viewer shows.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from penstock.core.errors import TrainError
@@ -133,19 +132,3 @@ def _span(event: Event) -> Span:
     # Microseconds with three digits behind the point.
     start_ns = round(event["ts"] * 1000)
     return Span(start_ns, start_ns + round(event["dur"] * 1000))
-
-
-def as_text(trace: Trace) -> str:
-    """Encode a trace as one line of JSON."""
-    return json.dumps(asdict(trace), separators=(",", ":"))
-
-
-def from_text(text: str) -> Trace:
-    """Decode a trace of `as_text`."""
-    fields = json.loads(text)
-    return Trace(
-        rank=fields["rank"],
-        steps=tuple(Span(*span) for span in fields["steps"]),
-        work=tuple(Work(**one | {"span": Span(*one["span"])}) for one in fields["work"]),
-        waits=tuple(Span(*span) for span in fields["waits"]),
-    )

@@ -1,10 +1,9 @@
 """Profiling of a few training steps, and the breakdown of their time."""
 
 import json
-import tempfile
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
@@ -15,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from penstock.core.errors import TrainError
 from penstock.train.data.loader import Loader
 from penstock.train.parallel.world import World
-from penstock.train.profile.kernel_trace import ASIDE, BATCH, STEP, as_text, from_text, read_trace
+from penstock.train.profile.kernel_trace import ASIDE, BATCH, STEP, read_trace
 from penstock.train.profile.step_time import StepTimeBreakdown, Trace, breakdown_of
 from penstock.train.profile.timeline import draw_timeline
 from penstock.train.step.cuda_graph import EAGER_STEPS, STEPS_AHEAD
@@ -43,17 +42,14 @@ class Profile:
         world: The processes.
         steps: Number of steps that are counted.
         batch_size: Examples a step, over all processes.
-        folder: The folder of trace.json, of trace-RANK.json of the other processes, step-time.json and timeline.svg;
-            None to write no files.
+        folder: The folder of trace.json, of trace-RANK.json of the other processes, step-time.json and timeline.svg.
         left: Number of steps left in the run; None if unlimited.
 
     Raises:
         TrainError: Fewer steps are left than it takes.
     """
 
-    def __init__(
-        self, world: World, steps: int, batch_size: int, folder: Path | None, *, left: int | None = None
-    ) -> None:
+    def __init__(self, world: World, steps: int, batch_size: int, folder: Path, *, left: int | None = None) -> None:
         if steps < 1:
             raise TrainError(f"{steps} steps are to be profiled; give at least 1.")
         needed = WARM_UP_STEPS + 2 * steps + LEAD_IN_STEPS
@@ -136,17 +132,15 @@ class Profile:
             torch.cuda.synchronize(self._world.device)
 
     def _finish(self) -> StepTimeBreakdown | None:
-        own: dict[str, str] = {}
+        trace: Trace | None = None
         with self._failure_kept():
-            own["trace"] = as_text(self._own_trace())
-        all_own = [
-            json.loads(text) for text in self._world.all_gather_texts(json.dumps({"failed": self._failed} | own))
-        ]
-        self._failed = next((one["failed"] for one in all_own if one["failed"]), None)
+            trace = self._own_trace()
+        of_ranks = self._world.all_gather_objects((trace, self._failed))
+        self._failed = next((failed for _, failed in of_ranks if failed), None)
         breakdown: StepTimeBreakdown | None = None
         if self._world.is_rank_zero and self._failed is None:
             with self._failure_kept():
-                breakdown = self._break_down([from_text(one["trace"]) for one in all_own])
+                breakdown = self._break_down([trace for trace, _ in of_ranks if trace is not None])
         if self._failed is not None:
             raise NoProfile(f"the steps were taken, and no profile was made of them ({self._failed}).")
         return breakdown
@@ -154,18 +148,15 @@ class Profile:
     def _own_trace(self) -> Trace:
         rank = self._world.rank
         self._profiler.stop()
-        with ExitStack() as stack:
-            folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            file = folder / (TRACE_FILE if rank == 0 else f"trace-{rank}.json")
-            # torch ignores a file that it cannot write, and an old one would be read in its place.
-            file.unlink(missing_ok=True)
-            self._profiler.export_chrome_trace(str(file))
-            try:
-                written = json.loads(file.read_bytes())
-            except ValueError:
-                raise TrainError(f"{file} is not whole; see that its disk has room.") from None
-            on_gpu = self._world.device.type == "cuda"
-            return read_trace(written, rank, on_gpu=on_gpu, before=LEAD_IN_STEPS)
+        file = self._folder / (TRACE_FILE if rank == 0 else f"trace-{rank}.json")
+        # torch ignores a file that it cannot write, and an old one would be read in its place.
+        file.unlink(missing_ok=True)
+        self._profiler.export_chrome_trace(str(file))
+        try:
+            written = json.loads(file.read_bytes())
+        except ValueError:
+            raise TrainError(f"{file} is not whole; see that its disk has room.") from None
+        return read_trace(written, rank, on_gpu=self._world.device.type == "cuda", before=LEAD_IN_STEPS)
 
     def _break_down(self, traces: list[Trace]) -> StepTimeBreakdown:
         breakdown = breakdown_of(
@@ -174,33 +165,6 @@ class Profile:
             batch_size=self._batch_size,
             undisturbed_ms=self._undisturbed_ms,
         )
-        if self._folder is not None:
-            (self._folder / BREAKDOWN_FILE).write_text(json.dumps(breakdown.as_json(), indent=2) + "\n")
-            draw_timeline(traces, self._folder / PICTURE_FILE)
+        (self._folder / BREAKDOWN_FILE).write_text(json.dumps(breakdown.as_json(), indent=2) + "\n")
+        draw_timeline(traces, self._folder / PICTURE_FILE)
         return breakdown
-
-
-def profiled(
-    trainer: Trainer, feed: Loader, steps: int, *, first_step: int = 0, folder: Path | None = None
-) -> StepTimeBreakdown | None:
-    """Take real steps and profile some of them. All processes call this.
-
-    Args:
-        trainer: Takes the steps.
-        feed: Yields the batches; `Profile.steps_needed` of them are taken.
-        steps: Number of steps that are counted.
-        first_step: The number of the first step.
-        folder: The folder of trace, breakdown and picture; None to write no files.
-
-    Returns:
-        The breakdown, in the first process; None in the others.
-
-    Raises:
-        NoProfile: The processes did not take the same steps, the profiler sees nothing, or the files cannot be written.
-    """
-    watch = Profile(trainer.world, steps, trainer.recipe.batch_size, folder)
-    breakdown: StepTimeBreakdown | None = None
-    for step in range(first_step, first_step + watch.steps_needed):
-        watch.step(trainer, feed, step)
-        breakdown = watch.taken()
-    return breakdown

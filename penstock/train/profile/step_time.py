@@ -16,7 +16,7 @@ from statistics import median_low
 from typing import Any, Literal
 
 from penstock.core.errors import TrainError
-from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, without
+from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, within, without
 
 MS = 1e6
 # Share of a step above which a part gets a sentence of advice.
@@ -209,21 +209,23 @@ def split(window: Span, activities: ActivitySpans) -> Shares:
     parts = parts_of(window, activities)
     return Shares(
         **{f"{name}_ns": length_ns(spans) for name, spans in parts.items()},
-        overlapped_ns=length_ns(common(parts["compute"], activities.collective)),
+        overlapped_ns=length_ns(common(parts["compute"], within(activities.collective, window))),
     )
 
 
 def parts_of(window: Span, activities: ActivitySpans) -> dict[str, Spans]:
     """Compute the times of each part of `split`; they are disjoint and cover the window."""
-    compute = common(activities.compute, [window])
-    exposed = without(common(activities.collective, [window]), compute)
+    compute, moving, waiting = (
+        within(spans, window) for spans in (activities.compute, activities.moving, activities.waiting)
+    )
+    exposed = without(within(activities.collective, window), compute)
     idle = without(without([window], compute), exposed)
     return {
         "compute": compute,
-        "communication": common(exposed, activities.moving),
-        "imbalance": without(exposed, activities.moving),
-        "input": common(idle, activities.waiting),
-        "launch": without(idle, activities.waiting),
+        "communication": common(exposed, moving),
+        "imbalance": without(exposed, moving),
+        "input": common(idle, waiting),
+        "launch": without(idle, waiting),
     }
 
 

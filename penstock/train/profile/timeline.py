@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.train.profile.intervals import Span, Spans, common, union
+from penstock.train.profile.intervals import Span, Spans, union, within
 from penstock.train.profile.step_time import PARTS, ActivitySpans, Trace, activities_of, parts_of, split, usual_step
 
 COLOURS = {
@@ -80,7 +80,7 @@ def _lanes(trace: Trace, window: Span) -> list[tuple[str, dict[str, Spans]]]:
         if work.span.end_ns > window.start_ns and work.span.start_ns < window.end_ns:
             by_lane.setdefault(work.lane, {}).setdefault(work.kind, []).append(work.span)
     lanes = {
-        lane: {kind: common(union(spans), [window]) for kind, spans in work.items()} for lane, work in by_lane.items()
+        lane: {kind: within(union(spans), window) for kind, spans in work.items()} for lane, work in by_lane.items()
     }
     return sorted(lanes.items(), key=lambda lane: -sum(span.length_ns for spans in lane[1].values() for span in spans))
 
