@@ -25,7 +25,6 @@ from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Data, Loss, Recipe, StepExecution, accuracy
 from penstock.train.report.progress import Progress
-from penstock.train.report.throughput import Pace, mfu_of_one
 from penstock.train.trainer import Trainer
 
 LEARNING_RATE = 1e-3
@@ -137,7 +136,6 @@ def _fit(
     total = recipe.total_steps(len(train))
     with numerics(recipe), Watchdog(world) as watchdog:
         inputs = first_inputs(train, TRIED)
-        pace = Pace(*mfu_of_one(network, inputs, recipe, world))
         trainer = Trainer(network, recipe, total, world, inputs=inputs)
         records = FitRecords(out, trainer, train)
         loop = Loop(
@@ -146,7 +144,6 @@ def _fit(
             validation,
             records.history,
             watchdog,
-            pace,
             checkpoints=None if out is None else out / "checkpoints",
             write=records.write,
             resume_hint="The weights are lost; out=FOLDER keeps them."
@@ -164,7 +161,7 @@ def _fit(
             seconds=records.history.seconds,
             parameter_hash=last_hash,
         )
-        records.finish(metrics=fitted.metrics, parameter_hash=last_hash, rate=pace.whole)
+        records.finish(metrics=fitted.metrics, parameter_hash=last_hash, rate=loop.pace.whole)
     return fitted
 
 

@@ -10,9 +10,8 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.examples import ArraySet, Examples
-from penstock.train.history import History, restore_checkpoint
+from penstock.train.history import History, resume
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import RUN_FILE, read_metrics
 from penstock.train.report.throughput import Rate
@@ -58,13 +57,10 @@ class FitRecords:
         make_folder(out)
         if (out / RUN_FILE).exists():
             self._check(out)
-        checkpoint = newest_checkpoint(out / "checkpoints")
-        if checkpoint is not None:
-            self.history = restore_checkpoint(checkpoint, trainer)
+        self.history = resume(out, trainer)
         identity = {"name": type(trainer.module).__name__, "learned": self._learned}
         self._folder = RunFolder(out, trainer, identity, self.history.step)
         self.lines += read_metrics(out)
-        self._folder.write({"state": "running"})
 
     def write(self, line: dict[str, Any]) -> None:
         """Record the figures of a validation."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint.format import Checkpoint
+from penstock.train.checkpoint.format import Checkpoint, newest_checkpoint
 from penstock.train.checkpoint.lazy_tensors import StoredTensor, read_tensors
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.checkpoint.snapshot import SlicedTensor
@@ -110,6 +111,12 @@ def restore_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> History:
         # A checkpoint holds the sum over the processes, which the first process continues.
         bad_examples=state.get("bad_examples", {}) if world.is_rank_zero else {},
     )
+
+
+def resume(folder: Path, trainer: Trainer) -> History:
+    """Restore a trainer from the newest checkpoint of a run, if there is one. Collective."""
+    checkpoint = newest_checkpoint(folder / "checkpoints", trainer.world)
+    return restore_checkpoint(checkpoint, trainer) if checkpoint else History()
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class Loop:
         validation: Held out to select the best weights; None to keep the last ones.
         history: Progress of the training.
         watchdog: This process's watchdog.
-        pace: Counts examples and time.
         checkpoints: The folder of checkpoints; None for none.
         write: Called with the figures of each validation.
         resume_hint: A sentence for a user who stops the training.
@@ -61,7 +60,6 @@ class Loop:
         validation: Examples | None,
         history: History,
         watchdog: Watchdog,
-        pace: Pace,
         *,
         checkpoints: Path | None,
         write: Callable[[dict[str, Any]], object],
@@ -69,7 +67,8 @@ class Loop:
         profile: Profile | None = None,
     ) -> None:
         check_schedule(trainer.schedule)
-        self.trainer, self.history, self.watchdog, self.pace = trainer, history, watchdog, pace
+        self.trainer, self.history, self.watchdog = trainer, history, watchdog
+        self.pace = Pace(*trainer.mfu_of_one)
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
         self._write, self._resume_hint, self._profile = write, resume_hint, profile
 

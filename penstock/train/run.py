@@ -8,10 +8,9 @@ import numpy as np
 
 from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
-from penstock.train.history import History, restore_checkpoint
+from penstock.train.history import resume
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import TRACED_EXAMPLES
@@ -20,7 +19,6 @@ from penstock.train.parallel.world import World
 from penstock.train.profile.profiler import Profile
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report.progress import Progress
-from penstock.train.report.throughput import Pace, mfu_of_one
 from penstock.train.run_folder import (
     RunFolder,
     check_raw_examples,
@@ -88,41 +86,37 @@ def train(
     check_raw_examples(found, recipe)
     data = recipe.data()
     _check_inputs(found.application, data)
-    total = recipe.total_steps(len(data.train))
     with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
-        module = found.model()
-        pace = Pace(*mfu_of_one(module, inputs, recipe, world))
-        trainer = Trainer(module, recipe, total, world, inputs=inputs)
-        checkpoint = newest_checkpoint(folder / "checkpoints", world)
-        history = restore_checkpoint(checkpoint, trainer) if checkpoint else History()
-        # Close the checkpoint's files.
-        del checkpoint
+        trainer = Trainer(found.model(), recipe, recipe.total_steps(len(data.train)), world, inputs=inputs)
+        history = resume(folder, trainer)
         profile = None
         if profiled_steps is not None:
-            profile = Profile(world, profiled_steps, recipe.batch_size, folder, left=total - history.step)
-        run: RunFolder | None = None
-        if world.is_rank_zero:
-            sources = found.source_sha256()
-            identity = {"application": found.reference, "name": found.application.name, "sources": sources}
-            run = RunFolder(folder, trainer, identity | {"overrides": overrides}, history.step)
-            run.write({"state": "running"})
+            left = trainer.total_steps - history.step
+            profile = Profile(world, profiled_steps, recipe.batch_size, folder, left=left)
+        run = _run_folder(found, folder, trainer, overrides, history.step) if world.is_rank_zero else None
         loop = Loop(
             trainer,
             data.train,
             data.validation,
             history,
             watchdog,
-            pace,
             checkpoints=folder / "checkpoints",
             write=run.log.write if run is not None else lambda line: None,
             resume_hint=f"Go on with: penstock train --resume {folder}",
             profile=profile,
         )
-        quiet = quiet or not world.is_rank_zero
-        progress = Progress(found.application.name, total, history.step, quiet=quiet)
+        shown = world.is_rank_zero and not quiet
+        progress = Progress(found.application.name, trainer.total_steps, history.step, quiet=not shown)
         loop.run(progress)
         return _finished(loop, found, run, folder, data, progress)
+
+
+def _run_folder(
+    found: FoundApplication, folder: Path, trainer: Trainer, overrides: dict[str, Any], from_step: int
+) -> RunFolder:
+    identity = {"application": found.reference, "name": found.application.name, "sources": found.source_sha256()}
+    return RunFolder(folder, trainer, identity | {"overrides": overrides}, from_step)
 
 
 def _finished(

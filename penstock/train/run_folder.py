@@ -39,7 +39,7 @@ RECIPE_FIELDS = (
 
 @final
 class RunFolder:
-    """The folder of a run, in the first process: run.json, metrics and curves.
+    """The folder of a running training, in the first process: run.json, metrics and curves.
 
     Args:
         folder: RUN.
@@ -51,6 +51,7 @@ class RunFolder:
     def __init__(self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int) -> None:
         self._folder, self._fields = folder, {**identity, **described(trainer), "total_steps": trainer.total_steps}
         self.log = Log(folder, from_step=from_step)
+        self.write({"state": "running"})
 
     def write(self, more: dict[str, Any]) -> None:
         """Rewrite run.json."""

@@ -50,6 +50,7 @@ class Trainer:
 
     Attributes:
         notify: Called with a sentence when a step runs in an unexpected way.
+        mfu_of_one: The MFU at one example a second, or None and the reason.
 
     Raises:
         TrainError: The recipe does not fit the network or the processes.
@@ -69,8 +70,7 @@ class Trainer:
         self.recipe = recipe
         self.total_steps = total_steps
         # Counted before the network is placed.
-        counts_step = recipe.execution.compile and world.size > 1
-        example_s = mfu_of_one(module, inputs, recipe, world)[0] if counts_step else None
+        self.mfu_of_one = mfu_of_one(module, inputs, recipe, world)
         self.layout = lay_out(module, recipe, world, torch.from_numpy(inputs))
         self.parallel_model = self.layout.model
         self.module = self.parallel_model.module
@@ -91,11 +91,12 @@ class Trainer:
         )
         self._statistics = RunningStatistics(self.module, world)
         self.ema = None if recipe.ema is None else EMA(self.module, recipe.ema.decay, warm_up=recipe.ema.warm_up)
-        self._network = self._compiled(example_s) if recipe.execution.compile else self.module
+        self._network = self._compiled() if recipe.execution.compile else self.module
         why_eager = self.optimizer_step.capturable.why_eager if recipe.execution.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, world, why_eager, lambda notice: self.notify(notice), self._captured)
 
-    def _compiled(self, example_s: float | None) -> Callable[[Tensor], Tensor]:
+    def _compiled(self) -> Callable[[Tensor], Tensor]:
+        example_s = self.mfu_of_one[0]
         least_s = None if example_s is None else example_s * self.recipe.batch_size
         splits = should_split(self.gradients.all_reduce_bytes, least_s)
         segment_starts = map(self.optimizer_step.weight_of, self.gradients.bucket_boundaries if splits else ())

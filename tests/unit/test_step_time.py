@@ -24,7 +24,6 @@ from penstock.train.profile.step_time import Shares, StepTimeBreakdown, Trace, W
 from penstock.train.profile.timeline import draw_timeline
 from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
 from penstock.train.report.progress import Progress
-from penstock.train.report.throughput import Pace
 from penstock.train.trainer import Trainer
 from tests.support.profiled import profiled
 
@@ -257,7 +256,6 @@ def test_what_cannot_be_profiled_is_said_and_the_training_goes_on(
         None,
         History(),
         Watchdog(trainer.world),
-        Pace(),
         checkpoints=None,
         write=lambda line: None,
         resume_hint="",
