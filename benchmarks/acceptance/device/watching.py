@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
+from timeit import repeat, timeit
 from typing import Any
 
 import av
@@ -61,18 +60,12 @@ def engine_overhead(pack: Path) -> list[float]:
     ratios: list[float] = []
     for _ in range(ROUNDS):
         times_s = [
-            (_seconds(lambda: engine.session.run(names, given)), _seconds(lambda: engine.run(picture)))
+            (timeit(lambda: engine.session.run(names, given), number=1), timeit(lambda: engine.run(picture), number=1))
             for _ in range(RUNS)
         ]
         theirs_s, ours_s = zip(*times_s, strict=True)
         ratios.append(median(ours_s) / median(theirs_s))
     return ratios
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
 
 
 def moving(number: int) -> Array:
@@ -114,9 +107,7 @@ def main() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     engine = PackEngine(read_pack(sys.argv[1]))
     picture = moving(0)
-    for _ in range(WARM_UP):
-        engine.run(picture)
-    alone_s = [_seconds(lambda: engine.run(picture)) for _ in range(RUNS)]
+    alone_s = repeat(lambda: engine.run(picture), number=1, repeat=WARM_UP + RUNS)[WARM_UP:]
     with WatchRun(engine, open_frames(sys.argv[2])) as run:
         seen = [(answer.frame.number, answer.age_s) for answer in run]
     report = run.report()

@@ -2,11 +2,11 @@
 
 import base64
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from timeit import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,13 +166,8 @@ def session_of(pack: Path) -> "InferenceSession":
 
 
 def _native_ms(session: "InferenceSession", pixels_HWC: Array, runs: int) -> list[float]:
-    name = session.get_inputs()[0].name
-    times: list[float] = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        session.run(None, {name: pixels_HWC})
-        times.append(1000 * (time.perf_counter() - began))
-    return times
+    given = {session.get_inputs()[0].name: pixels_HWC}
+    return [1000 * seconds for seconds in repeat(lambda: session.run(None, given), number=1, repeat=runs)]
 
 
 def _numbered(picture_HWC: Array, number: int) -> Array:

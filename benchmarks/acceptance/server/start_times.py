@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from timeit import timeit
 
 import numpy as np
 
@@ -70,6 +71,4 @@ def _compute(url: str) -> tuple[int, int]:
 
 
 def _seconds(code: str) -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
-    return time.perf_counter() - start
+    return timeit(lambda: subprocess.run([sys.executable, "-c", code], check=True), number=1)

@@ -3,12 +3,18 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
 from penstock.core.errors import BenchError
+from penstock.models.alexnet import AlexNet
+from penstock.models.mlp import MLP
+from penstock.models.resnet import ResNet50
+from penstock.models.vgg import VGG16
+from penstock.models.vit import ViT
 from penstock.train.placement import Placement, Placements
 
 Method = Literal["penstock", "ddp", "captured ddp"]
@@ -43,38 +49,17 @@ class BenchModel:
     unit: str = "images"
 
 
-def _picture(name: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        from penstock.models.alexnet import AlexNet
-        from penstock.models.resnet import ResNet50
-        from penstock.models.vgg import VGG16
-        from penstock.models.vit import ViT
-
-        return {"alexnet": AlexNet, "vgg16": VGG16, "resnet50": ResNet50, "vit_b16": ViT}[name]()
-
-    return make
-
-
 def _wide(classes: int) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        from penstock.models.mlp import MLP
-
-        return MLP(inputs=512, hidden=(512, 512), classes=classes, activation="relu")
-
-    return make
+    return partial(MLP, inputs=512, hidden=(512, 512), classes=classes, activation="relu")
 
 
 _PICTURE = (SIDE, SIDE, 3)
 HEAD_CLASSES = 1_400_000
 MODELS: Mapping[str, BenchModel] = {
-    "alexnet": BenchModel(
-        make=_picture("alexnet"), title="AlexNet-OWT", input_shape=_PICTURE, classes=CLASSES, placements=_HYBRID
-    ),
-    "vgg16": BenchModel(
-        make=_picture("vgg16"), title="VGG-16", input_shape=_PICTURE, classes=CLASSES, placements=_VGG_HYBRID
-    ),
-    "resnet50": BenchModel(make=_picture("resnet50"), title="ResNet-50", input_shape=_PICTURE, classes=CLASSES),
-    "vit_b16": BenchModel(make=_picture("vit_b16"), title="ViT-B/16", input_shape=_PICTURE, classes=CLASSES),
+    "alexnet": BenchModel(make=AlexNet, title="AlexNet-OWT", input_shape=_PICTURE, classes=CLASSES, placements=_HYBRID),
+    "vgg16": BenchModel(make=VGG16, title="VGG-16", input_shape=_PICTURE, classes=CLASSES, placements=_VGG_HYBRID),
+    "resnet50": BenchModel(make=ResNet50, title="ResNet-50", input_shape=_PICTURE, classes=CLASSES),
+    "vit_b16": BenchModel(make=ViT, title="ViT-B/16", input_shape=_PICTURE, classes=CLASSES),
     "head_1_4m": BenchModel(
         make=_wide(HEAD_CLASSES),
         title="MLP with 1.4M classes",

@@ -29,7 +29,6 @@ def train(
     from benchmarks.acceptance.report.results import record_result
     from benchmarks.acceptance.train.train_case import METHODS, MODELS, all_cases, read_cases
     from benchmarks.acceptance.train.train_scaling import CaseResult, draw, measurements_of, run_cases
-    from penstock.bench.measurement import own_command
 
     if gpus and processes:
         raise BenchError("--gpus and --processes contradict each other; give one of them.")
@@ -55,7 +54,7 @@ def train(
                 results.append(result)  # noqa: PERF402 - one by one, so that an interruption keeps those before it
     except KeyboardInterrupt:
         typer.echo("Interrupted; measured so far:")
-    lines = measurements_of(results, own_command(), "processes" if processes else "GPUs")
+    lines = measurements_of(results, "processes" if processes else "GPUs")
     for line in lines:
         if line.unit == "ratio":
             typer.echo(f"{line.workload}: {line.median:.3f}")

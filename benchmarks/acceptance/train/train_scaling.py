@@ -130,12 +130,11 @@ def best(
     return max(fitting, key=lambda each: each.rate)
 
 
-def measurements_of(found: Sequence[CaseResult], command: str, where: str) -> list[Measurement]:
+def measurements_of(found: Sequence[CaseResult], where: str) -> list[Measurement]:
     """Return a measurement for each case, the speed-ups over one GPU, and the ratios to the peers.
 
     Args:
         found: All results of one run.
-        command: The command that repeats it.
         where: The device in words, as `"GPUs"`.
     """
     lines: list[Measurement] = []
@@ -148,18 +147,17 @@ def measurements_of(found: Sequence[CaseResult], command: str, where: str) -> li
                 f"{each.case.label}",
                 metric=f"{model.unit} a second",
                 unit=f"{model.unit}/s",
-                command=command,
             )
             lines.append(line)
     keys = dict.fromkeys((each.case.model, each.case.batch, each.processes) for each in found if each.rates)
     for model, batch, processes in keys:
         if processes > 1:
-            lines += _ratios(found, model, batch, processes, command, where)
-    lines += _worst(found, command, where)
+            lines += _ratios(found, model, batch, processes, where)
+    lines += _worst(found, where)
     return lines
 
 
-def _worst(found: Sequence[CaseResult], command: str, where: str) -> list[Measurement]:
+def _worst(found: Sequence[CaseResult], where: str) -> list[Measurement]:
     """The worst ratio to captured DDP, if all networks and batches of the target were measured."""
     max_processes = max((each.processes for each in found), default=1)
     ratios: dict[str, float] = {}
@@ -180,14 +178,11 @@ def _worst(found: Sequence[CaseResult], command: str, where: str) -> list[Measur
             workload=f"{', '.join(ratios)}, {max_processes} {where}; the worst is {name}",
             metric="ratio of examples a second",
             unit="ratio",
-            command=command,
         )
     ]
 
 
-def _ratios(
-    found: Sequence[CaseResult], model: str, batch: int, processes: int, command: str, where: str
-) -> list[Measurement]:
+def _ratios(found: Sequence[CaseResult], model: str, batch: int, processes: int, where: str) -> list[Measurement]:
     lines: list[Measurement] = []
     compared = [("one", 1, batch, None), ("one of weak", 1, batch // processes, None)]
     compared += [(method, processes, batch, method) for method in METHODS[1:]]
@@ -208,7 +203,6 @@ def _ratios(
                 workload=workload,
                 metric="ratio of examples a second",
                 unit="ratio",
-                command=command,
                 peer=Comparison(name=beside, median=theirs.rate, ratio=ours.rate / theirs.rate),
             )
         )

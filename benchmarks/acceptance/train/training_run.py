@@ -23,12 +23,10 @@ class FinishedRun:
     Args:
         bundle: Its bundle's folder.
         fields: Its run.json.
-        cpu_s: User and system seconds of the training.
     """
 
     bundle: Path
     fields: dict[str, Any]
-    cpu_s: float
 
 
 @contextmanager
@@ -57,4 +55,4 @@ def trained(application: str, *options: str, limit_cpu_s: float | None = None) -
             raise BenchError(
                 f"{' '.join(command[2:])} is {fields['state']} after {cpu_s:.0f} CPU seconds; it must finish{limit}."
             )
-        yield FinishedRun(bundle=run / "bundle", fields=fields, cpu_s=cpu_s)
+        yield FinishedRun(bundle=run / "bundle", fields=fields)

@@ -135,7 +135,7 @@ class Profile:
         trace: Trace | None = None
         with self._failure_kept():
             trace = self._own_trace()
-        of_ranks = self._world.all_gather_objects((trace, self._failed))
+        of_ranks: list[tuple[Trace | None, str | None]] = self._world.all_gather_objects((trace, self._failed))
         self._failed = next((failed for _, failed in of_ranks if failed), None)
         breakdown: StepTimeBreakdown | None = None
         if self._world.is_rank_zero and self._failed is None:
