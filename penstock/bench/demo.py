@@ -22,7 +22,7 @@ from rich.table import Table
 
 from penstock.bench.load.generator import Load, LoadResult, measure
 from penstock.bench.load.golden_target import golden_target
-from penstock.bench.server_process import model_stats, running_server
+from penstock.bench.server_process import ServerProcess, running_server
 from penstock.core.errors import BenchError
 
 PORT = 8000
@@ -111,7 +111,7 @@ class LoadDriver:
     budget_ms: float
     console: Console
 
-    def drive(self, url: str, label: str, seconds: float, *, rate: float | None) -> LoadOutcome:
+    def drive(self, server: ServerProcess, label: str, seconds: float, *, rate: float | None) -> LoadOutcome:
         """Put one load on a server, open loop at a rate or closed loop without."""
         load = Load(
             rate=rate,
@@ -120,26 +120,25 @@ class LoadDriver:
             warm_up_s=WARM_UP_S,
             cpus=self.cpus,
         )
-        before = _batches(url)
         text = f"{label}, {seconds:g} s"
         if not self.console.is_terminal:
             self.console.print(text)
         # The load comes from processes of its own, so that the spinner does not disturb it.
         with self.console.status(text):
-            result = measure(golden_target(url, self.bundle), load)
-        rows, batches = (after - earlier for after, earlier in zip(_batches(url), before, strict=True))
-        return LoadOutcome(figures=_figures(result, self.budget_ms), mean_batch=rows / max(batches, 1))
+            server.start_sampling()
+            result = measure(golden_target(server.url, self.bundle), load)
+        return LoadOutcome(figures=_figures(result, self.budget_ms), mean_batch=server.usage().batch_rows)
 
-    def carried_rate(self, url: str) -> float:
+    def carried_rate(self, server: ServerProcess) -> float:
         """Lower the rate from the closed loop's until the server answers nearly all requests within the budget.
 
         Raises:
             BenchError: None of the rates keeps the budget.
         """
-        closed = self.drive(url, "As fast as 64 connections go", TRIAL_S, rate=None)
+        closed = self.drive(server, "As fast as 64 connections go", TRIAL_S, rate=None)
         rate = FIRST_SHARE * closed.figures["answered_a_second"]
         for _ in range(TRIALS):
-            trial = self.drive(url, f"Trying {rate:,.0f} requests/s", TRIAL_S, rate=rate)
+            trial = self.drive(server, f"Trying {rate:,.0f} requests/s", TRIAL_S, rate=rate)
             if trial.figures["share_within"] >= CARRIED:
                 return rate
             rate *= STEP_DOWN
@@ -160,12 +159,6 @@ def _figures(result: LoadResult, budget_ms: float) -> dict[str, float]:
         "checked": result.checked,
         **{name: min(value, sys.float_info.max) for name, value in percentiles.items()},
     }
-
-
-def _batches(url: str) -> tuple[int, int]:
-    """Rows and batches since the server's start."""
-    stats = model_stats(url, "digits")
-    return stats["inference_count"], stats["execution_count"]
 
 
 def show(report: DemoReport, run: Path, console: Console, *, shares_core: bool) -> None:
@@ -226,13 +219,12 @@ def _run_demo(run: Path, epochs: float | None, seconds: float, budget_ms: float,
     options = ["--latency-ms", f"{budget_ms:g}"]
     console.print(f"[bold]2. Serving the bundle on core {min(server_cpus)}, measured from core {min(load_cpus)}")
     with running_server(bundle, [*options, "--port", str(_free_port(PORT))], cpus=server_cpus) as server:
-        url = server.url
         driver = LoadDriver(bundle=bundle, cpus=load_cpus, budget_ms=budget_ms, console=console)
-        rate = driver.carried_rate(url)
-        batching = driver.drive(url, f"Batches by the budget: {rate:,.0f} requests/s", seconds, rate=rate)
+        rate = driver.carried_rate(server)
+        batching = driver.drive(server, f"Batches by the budget: {rate:,.0f} requests/s", seconds, rate=rate)
         console.print("[bold]3. The same server with batches of one")
         with running_server(bundle, [*options, "--max-batch", "1"], cpus=server_cpus) as single_server:
-            single = driver.drive(single_server.url, f"Batches of one: {rate:,.0f} requests/s", seconds, rate=rate)
+            single = driver.drive(single_server, f"Batches of one: {rate:,.0f} requests/s", seconds, rate=rate)
         report = DemoReport(
             accuracy=trained["metrics"]["test_accuracy"],
             training_s=trained["seconds"],
@@ -245,7 +237,7 @@ def _run_demo(run: Path, epochs: float | None, seconds: float, budget_ms: float,
         (run / "demo.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
         show(report, run, console, shares_core=server_cpus == load_cpus)
         if console.is_terminal:
-            console.print(f"Page:    [bold]{url}/[/]  Draw a digit. Ctrl-C ends the server.")
+            console.print(f"Page:    [bold]{server.url}/[/]  Draw a digit. Ctrl-C ends the server.")
             signal.pause()
         console.print(f"Page:    run 'penstock serve {bundle}' and open the address that it prints", soft_wrap=True)
 

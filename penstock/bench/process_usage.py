@@ -57,8 +57,8 @@ def read_usage(process: int) -> ProcessUsage | None:
 
 
 def client_ports(process: int, server_port: int) -> frozenset[int]:
-    """Return the client ports of the connections that a process has accepted."""
-    held = {os.readlink(entry) for entry in _descriptors(process)}
+    """Return the client ports of the connections that a stopped process has accepted."""
+    held = {os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()}
     ports: set[int] = set()
     for _ in range(READS):
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -66,10 +66,3 @@ def client_ports(process: int, server_port: int) -> frozenset[int]:
             if fields[1].endswith(f":{server_port:04X}") and f"socket:[{fields[9]}]" in held:
                 ports.add(int(fields[2].rpartition(":")[2], 16))
     return frozenset(ports)
-
-
-def _descriptors(process: int) -> list[Path]:
-    try:
-        return [entry for entry in Path(f"/proc/{process}/fd").iterdir() if entry.is_symlink()]
-    except OSError:
-        return []

@@ -63,6 +63,7 @@ def streams(
         record: Append the measurement to this file of JSON lines.
     """
     import shlex
+    from dataclasses import replace
 
     from penstock.bench.load.generator import parse_cores
     from penstock.bench.measurement import append
@@ -97,10 +98,10 @@ def streams(
         say=typer.echo,
     )
     if find:
-        values = benchmark.find_max(repeat, (count or [64])[0], naive=naive)
+        line = benchmark.find_max(repeat, (count or [64])[0], naive=naive)
     else:
-        values = benchmark.measure_at(count or [], repeat, sameness)
+        line = benchmark.measure_at(count or [], repeat, sameness)
     if plot is not None:
         typer.echo(f"Curve: {benchmark.draw(plot)}")
     if record is not None:
-        append(benchmark.measurement(values, id), record)
+        append(replace(line, id=id), record)

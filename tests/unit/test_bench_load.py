@@ -79,6 +79,20 @@ def test_one_pause_of_the_machine_does_not_make_a_rate_too_high(monkeypatch: pyt
     assert len({trial.load.seed for trial in trials}) == len(trials)
 
 
+def test_an_answer_is_wrong_if_it_differs_is_nan_or_has_another_length() -> None:
+    answers = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    target = replace(NOWHERE, answers=answers, tolerance=0.1, preamble_nbytes=1)
+
+    def body(output: np.ndarray) -> bytes:
+        return b"!" + output.tobytes()
+
+    right = [(which, body(answers[which] + 0.05)) for which in (2, 0)]
+    assert target.count_wrong(right) == 0
+    assert target.count_wrong([*right, (1, body(answers[2])), (1, body(answers[1] * np.nan)), (1, b"!")]) == 3
+    assert target.count_wrong([(1, b"!")]) == 1
+    assert NOWHERE.count_wrong([(0, b"anything")]) == target.count_wrong([]) == 0
+
+
 def test_a_load_out_of_range_is_refused() -> None:
     with pytest.raises(BenchError, match="seconds 0; it must be above 0"):
         replace(LOAD, seconds=0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from benchmarks.acceptance.report.results import ROOT
@@ -54,9 +53,13 @@ def simulate(files: list[Path], say: Callable[[str], None]) -> list[SimulatedPoi
     """
     points: list[SimulatedPoint] = []
     for machine in MACHINES:
-        for name, make in _traces(machine, files):
+        rates = [load * machine.capacity for load in LOADS]
+        traces = {kind: [generated(kind, rate, REQUESTS / rate, SEED) for rate in rates] for kind in KINDS}
+        for file in (*sorted(SHIPPED.glob("*.csv")), *files):
+            traces[file.stem] = [recorded(file, rate) for rate in rates]
+        for name, at_rates in traces.items():
             say(f"{machine.name}: {name}")
-            points += [_point(machine, make(load), load) for load in LOADS]
+            points += [_point(machine, trace, load) for trace, load in zip(at_rates, LOADS, strict=True)]
     return points
 
 
@@ -121,15 +124,3 @@ def _point(machine: SimulatedMachine, trace: ArrivalTrace, load: float) -> Simul
         kept={name: in_time(trace, policy(trace, machine, SEED)) for name, policy in POLICIES.items()},
         optimum=optimum(trace, machine) if agreeable else None,
     )
-
-
-def _traces(machine: SimulatedMachine, files: list[Path]) -> list[tuple[str, Callable[[float], ArrivalTrace]]]:
-    def generate(kind: str, load: float) -> ArrivalTrace:
-        rate = load * machine.capacity
-        return generated(kind, rate, REQUESTS / rate, SEED)
-
-    def read(file: Path, load: float) -> ArrivalTrace:
-        return recorded(file, load * machine.capacity)
-
-    files = [*sorted(SHIPPED.glob("*.csv")), *files]
-    return [(kind, partial(generate, kind)) for kind in KINDS] + [(file.stem, partial(read, file)) for file in files]

@@ -6,7 +6,6 @@ Batch times are those of the cost curve with noise that the policies do not know
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +42,6 @@ class ArrivalTrace:
         """Deadlines, `[n]`, in seconds."""
         return self.arrival_s + self.budget_s
 
-    @property
-    def seconds(self) -> float:
-        """Time of the last deadline."""
-        return float(self.deadline_s.max())
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedMachine:
@@ -75,12 +69,8 @@ class SimulatedMachine:
         return self.max_batch / self.batch_s(self.max_batch)
 
 
-class Policy(Protocol):
-    """Serves a trace on a machine and returns the time of each answer, infinity for none."""
-
-    def __call__(self, trace: ArrivalTrace, machine: SimulatedMachine, seed: int) -> Floats:
-        """`[n]`, in seconds."""
-        ...
+# Serves a trace on a machine with a seed, and returns the time of each answer in seconds, `[n]`, infinity for none.
+Policy = Callable[[ArrivalTrace, SimulatedMachine, int], Floats]
 
 
 class _NoisyMachine:
@@ -196,7 +186,7 @@ def optimum(trace: ArrivalTrace, machine: SimulatedMachine) -> int:
     return count
 
 
-POLICIES: dict[str, Callable[[ArrivalTrace, SimulatedMachine, int], Floats]] = {
+POLICIES: dict[str, Policy] = {
     "penstock": penstock_policy,
     "fixed delay, tuned to the trace": tuned_fixed_delay,
     "batch when idle": batch_when_idle,

@@ -16,6 +16,7 @@ from penstock.serve.table.slots import OK, SlotTable, TableLayout
 
 ROWS = 4096
 RUNS = 200
+BUDGET_NS = 10**12
 INPUT = TensorSpec(dtype="uint8", shape=(28, 28), meaning="784 bytes")
 OUTPUT = TensorSpec(dtype="float32", shape=(10,), meaning="ten numbers", name="output")
 
@@ -35,14 +36,18 @@ class _FirstPixel(Executor):
         return StepOutput(output_B=self._answer[:rows])
 
 
+def engine_and_writer(executor: Executor, layout: TableLayout, costs: Costs) -> tuple[Engine, TableWriter]:
+    """Return both sides of a private table, with a budget that no row misses."""
+    table = SlotTable.private(layout)
+    engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=time.monotonic_ns, costs=costs)
+    return engine, TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
+
+
 @final
 class _TickBench:
     def __init__(self) -> None:
-        self.table = SlotTable.private(TableLayout(slots=ROWS, chunks=1, input=INPUT, output=OUTPUT))
-        costs = Costs([1, ROWS], [1.0, 2.0])
-        clock_ns = time.monotonic_ns
-        self.engine = Engine(_FirstPixel(), self.table, budget_ns=10**12, clock_ns=clock_ns, costs=costs)
-        self.frontend = TableWriter(self.table, budget_ns=10**12, wake=lambda: None)
+        layout = TableLayout(slots=ROWS, chunks=1, input=INPUT, output=OUTPUT)
+        self.engine, self.frontend = engine_and_writer(_FirstPixel(), layout, Costs([1, ROWS], [1.0, 2.0]))
         self.wrong = 0
 
     def fill(self, rows: int) -> None:

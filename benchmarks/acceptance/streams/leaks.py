@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.acceptance.server.tick import BUDGET_NS, engine_and_writer
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn import GRU, CausalConv1d, Lookahead, SequenceBatchNorm, Sequential
 from penstock.runtime.streaming_executor import StreamingExecutor
-from penstock.serve.engine.engine import Engine
-from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
+from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import LAST, OK, SOFT_DEADLINE, SlotTable, TableLayout
+from penstock.serve.table.slots import LAST, OK, SOFT_DEADLINE, TableLayout
 
 # T frames of a signal, U frames that come of it
 
@@ -27,7 +27,6 @@ LONGEST = 3 * FRAMES
 # Share of streams that are cancelled midway.
 CANCELLED = 0.2
 NEAR = 1e-5
-BUDGET_NS = 10**12
 INPUT = TensorSpec(dtype="float32", shape=(FRAMES, FEATURES), meaning="frames")
 OUTPUT = TensorSpec(dtype="float32", shape=(FRAMES + 2, 2), meaning="scores", name="scores")
 
@@ -58,11 +57,9 @@ class LeakCheck:
             CausalConv1d(FEATURES, 8, 3), SequenceBatchNorm(8), GRU(8, 8), Lookahead(8, 2), nn.Linear(8, 2)
         ).eval()
         self._rng = np.random.default_rng(seed)
-        table = SlotTable.private(TableLayout(slots=SLOTS, chunks=CHUNKS, input=INPUT, output=OUTPUT))
+        layout = TableLayout(slots=SLOTS, chunks=CHUNKS, input=INPUT, output=OUTPUT)
         executor = kind(module, INPUT, OUTPUT, slots=SLOTS, max_rows=SLOTS)
-        costs = Costs([1, SLOTS], [1e5, 2e5])
-        self._engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=time.monotonic_ns, costs=costs)
-        self._frontend = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
+        self._engine, self._frontend = engine_and_writer(executor, layout, Costs([1, SLOTS], [1e5, 2e5]))
         lengths = self._rng.integers(1, LONGEST + 1, SIGNALS)
         self._signals = [self._rng.normal(size=(n, FEATURES)).astype(np.float32) for n in lengths]
         with torch.no_grad():

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import torch
 
+from benchmarks.acceptance.server.tick import BUDGET_NS, engine_and_writer
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array, TensorSpec
 from penstock.models.speech import SpeechNet
@@ -13,13 +14,12 @@ from penstock.runtime.streaming_executor import StatefulNetwork
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import FIRST, OK, SOFT_DEADLINE, SlotTable, TableLayout
+from penstock.serve.table.slots import FIRST, OK, SOFT_DEADLINE, TableLayout
 
 CHUNK = TensorSpec(dtype="int16", shape=(1280,), meaning="80 ms of sound at 16 kHz: 2,560 bytes", name="sound")
 SCORES = TensorSpec(dtype="float32", shape=(4, 32), meaning="scores", name="scores")
 CHUNKS = 4
 RUNS = 30
-BUDGET_NS = 10**12
 
 
 def overhead_ms(rows: int, repetitions: int = 5) -> list[float]:
@@ -38,12 +38,10 @@ def overhead_ms(rows: int, repetitions: int = 5) -> list[float]:
 def _overhead_ms(rows: int) -> float:
     torch.manual_seed(0)
     module = SpeechNet()
-    table = SlotTable.private(TableLayout(slots=rows, chunks=CHUNKS, input=CHUNK, output=SCORES))
+    layout = TableLayout(slots=rows, chunks=CHUNKS, input=CHUNK, output=SCORES)
     executor = CudaGraphExecutor(module, CHUNK, SCORES, slots=rows, max_rows=rows, dtype=torch.bfloat16)
     # Costs that never split a batch.
-    costs = Costs([1, rows], [1e5, 1e7])
-    engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=time.monotonic_ns, costs=costs)
-    frontend = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
+    engine, frontend = engine_and_writer(executor, layout, Costs([1, rows], [1e5, 1e7]))
     answered = 0
 
     def done(status: int, output: Array, last: bool) -> None:

@@ -21,13 +21,6 @@ def digits_train_seconds() -> list[float]:
     return [run["seconds"] for run in _digits_runs()]
 
 
-def hog_error_ratio() -> list[float]:
-    """Return the error of HOG over that of the learned embedding."""
-    from benchmarks.acceptance.train.features import learned_vs_hog
-
-    return learned_vs_hog(SEEDS)
-
-
 def images_accuracy() -> list[float]:
     """Return the share of held-out views whose top label is right, by the served bundle."""
     return [_with_seed("images", seed, TRAIN_S * IMAGE_CORES, held_out_accuracy) for seed in SEEDS]

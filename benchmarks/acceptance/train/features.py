@@ -5,14 +5,13 @@ regularisation are chosen by cross-validation on the training part; so is the cl
 network is trained on the training part only.
 """
 
-import tempfile
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.acceptance.report.results import ROOT
+from benchmarks.acceptance.train.training_run import SEEDS, trained
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 
@@ -23,11 +22,8 @@ FOLDS = 3
 PICTURE = ROOT / "docs" / "assets" / "features.png"
 
 
-def learned_vs_hog(seeds: tuple[int, ...]) -> list[float]:
+def learned_vs_hog() -> list[float]:
     """Train the digits network with each seed, compare its embedding with HOG, and draw the comparison.
-
-    Args:
-        seeds: Seeds of the network.
 
     Returns:
         HOG's errors on the held-out third over the embedding's, for each seed; no error counts as half of one.
@@ -43,7 +39,7 @@ def learned_vs_hog(seeds: tuple[int, ...]) -> list[float]:
     hog_errors = _errors(hog, labels, train, held_out)
     if not hog_errors:
         raise BenchError("HOG makes no error on this split; there is no ratio.")
-    embeddings = [_embedded(images, seed) for seed in seeds]
+    embeddings = [_embedded(images, seed) for seed in SEEDS]
     learned_errors = [_errors(embedding, labels, train, held_out) for embedding in embeddings]
     _draw(hog[held_out], embeddings[0][held_out], labels[held_out], hog_errors, learned_errors)
     return [hog_errors / max(errors, 0.5) for errors in learned_errors]
@@ -89,19 +85,12 @@ def _classifier(strength: float) -> Any:
 
 
 def _embedded(images: Array, seed: int) -> Array:
-    from dataclasses import replace
-
     import torch
 
     from penstock import load
-    from penstock.core.application import find_application
-    from penstock.train.run import train
 
-    found = find_application("digits")
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        train(found, run, replace(found.recipe(), seed=seed), overrides={"seed": seed}, quiet=True)
-        module: Any = load(run / "bundle").module
+    with trained("digits", "--seed", str(seed)) as run:
+        module: Any = load(run.bundle).module
     with torch.inference_mode():
         return module.embed(torch.from_numpy(images)).numpy()
 

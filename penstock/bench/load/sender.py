@@ -4,7 +4,7 @@ import math
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +51,18 @@ class Target:
     answers: Array | None
     tolerance: float
     preamble_nbytes: int = 0
+
+    def count_wrong(self, given: Sequence[tuple[int, bytes]]) -> int:
+        """Return how many bodies differ from the expected answer to the request whose index stands before each."""
+        if self.answers is None or not given:
+            return 0
+        start, nbytes = self.preamble_nbytes, self.preamble_nbytes + self.answers[0].nbytes
+        whole = [(which, body[start:]) for which, body in given if len(body) == nbytes]
+        outputs = np.frombuffer(b"".join(output for _, output in whole), self.answers.dtype)
+        golden = self.answers.reshape(len(self.answers), -1)[[which for which, _ in whole]]
+        # NaN counts as a difference.
+        right = (np.abs(outputs.reshape(golden.shape).astype(np.float64) - golden) <= self.tolerance).all(1)
+        return len(given) - int(right.sum())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,38 +263,23 @@ class Sender(SocketLoop):
         job = self.job
         counted = [entry for entry in self.finished if job.measured_from_s <= entry[0] < job.end_s]
         due, done = (np.array([entry[place] for entry in counted], np.float64) for place in (0, 1))
-        status = np.array([entry[3] for entry in counted], np.int64)
-        checked, wrong = self._checked([entry for entry in counted if entry[3] == 200 and entry[4]])
+        statuses = np.array([entry[3] for entry in counted], np.int64)
+        kept = [(which, body) for _, _, which, status, body in counted if status == 200 and body]
         if job.due_s is not None:
             offered = int(np.count_nonzero(job.due_s >= job.measured_from_s))
         else:
             offered = len(counted) + self.broken
-        refused = int(np.isin(status, REFUSED).sum())
-        right = status == 200
+        refused = int(np.isin(statuses, REFUSED).sum())
+        right = statuses == 200
         return SenderResult(
             latency_s=(done - due)[right],
             offered=offered,
             refused=refused,
             failed=int((~right).sum()) - refused,
-            wrong=wrong,
+            wrong=job.target.count_wrong(kept),
             lost=offered - len(counted),
-            checked=checked,
+            checked=len(kept) if job.target.answers is not None else 0,
         )
-
-    def _checked(self, entries: list[tuple[float, float, int, int, bytes]]) -> tuple[int, int]:
-        answers = self.job.target.answers
-        if answers is None or not entries:
-            return 0, 0
-        start = self.job.target.preamble_nbytes
-        nbytes = start + answers[0].nbytes
-        short = sum(len(entry[4]) != nbytes for entry in entries)
-        whole = [entry for entry in entries if len(entry[4]) == nbytes]
-        given = np.frombuffer(b"".join(entry[4][start:] for entry in whole), answers.dtype)
-        given = given.reshape(len(whole), answers[0].size)
-        golden = answers.reshape(len(answers), -1)[[entry[2] for entry in whole]]
-        # NaN counts as a difference.
-        same = (np.abs(given.astype(np.float64) - golden) <= self.job.target.tolerance).all(1)
-        return len(entries), short + int((~same).sum())
 
 
 class SenderConnection(PolledSocket):

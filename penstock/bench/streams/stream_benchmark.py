@@ -24,23 +24,6 @@ from penstock.core.errors import BenchError
 MAX_STREAMS = 40_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkedValues:
-    """Repetitions of one figure.
-
-    Args:
-        values: The repetitions.
-        metric: The meaning of a value.
-        unit: Its unit.
-        peer: The system that it is compared with.
-    """
-
-    values: list[float]
-    metric: str
-    unit: str
-    peer: Comparison | None = None
-
-
 @final
 @dataclass(kw_only=True, slots=True)
 class StreamBenchmark:
@@ -74,7 +57,7 @@ class StreamBenchmark:
     say: Callable[[str], None]
     results: list[StreamLoadResult] = field(default_factory=list[StreamLoadResult])
 
-    def measure_at(self, counts: list[int], repeat: int, sameness: bool = False) -> BenchmarkedValues:
+    def measure_at(self, counts: list[int], repeat: int, sameness: bool = False) -> Measurement:
         """Measure the latency at given numbers of streams; return that of the last number."""
         values: list[float] = []
         with self._server() as server:
@@ -85,11 +68,10 @@ class StreamBenchmark:
                         raise BenchError(f"not every stream was carried: {describe(trial)}")
                 values.append(trials[-1].difference if sameness else trials[-1].percentile_ms(self.percentile))
         if sameness:
-            metric = f"largest difference from offline at {counts[-1]:,} streams"
-            return BenchmarkedValues(values=values, metric=metric, unit="abs")
-        return BenchmarkedValues(values=values, metric=f"p{self.percentile:g} at {counts[-1]:,} streams", unit="ms")
+            return self._measurement(values, f"largest difference from offline at {counts[-1]:,} streams", "abs")
+        return self._measurement(values, f"p{self.percentile:g} at {counts[-1]:,} streams", "ms")
 
-    def find_max(self, repeat: int, first: int, *, naive: bool) -> BenchmarkedValues:
+    def find_max(self, repeat: int, first: int, *, naive: bool) -> Measurement:
         """Search the most streams that keep the budget; with `naive`, over those of one stream a step."""
         ours: list[float] = []
         theirs: list[float] = []
@@ -102,7 +84,7 @@ class StreamBenchmark:
                     theirs.append(self._find_max(server, max(1, first // 4)))
         metric = f"streams with p{self.percentile:g} within {self.within_ms:g} ms"
         if not naive:
-            return BenchmarkedValues(values=ours, metric=metric, unit="streams")
+            return self._measurement(ours, metric, "streams")
         ratios = [our / max(their, 1.0) for our, their in zip(ours, theirs, strict=True)]
         peer = Comparison(
             name="the same server with one stream a step",
@@ -110,7 +92,7 @@ class StreamBenchmark:
             ratio=float(np.median(ratios)),
         )
         self.say(f"{metric}: {ours} and {theirs}")
-        return BenchmarkedValues(values=ratios, metric=f"{metric}, over one stream a step", unit="ratio", peer=peer)
+        return self._measurement(ratios, f"{metric}, over one stream a step", "ratio", peer)
 
     def draw(self, file: Path) -> Path:
         """Draw the latency over the number of streams."""
@@ -135,18 +117,14 @@ class StreamBenchmark:
         figure.savefig(file)
         return file
 
-    def measurement(self, found: BenchmarkedValues, id: str | None) -> Measurement:
-        """Describe some values as a measurement."""
+    def _measurement(self, values: list[float], metric: str, unit: str, peer: Comparison | None = None) -> Measurement:
         protocol = {"websocket": "WebSockets", "grpc": "gRPC"}[self.workload.protocol]
         chunks = f"chunks of {self.workload.period_s * 1e3:g} ms over {protocol} in real time"
         server = "another server" if self.url else f"server {' '.join(self.options)}"
         workload = f"{self.workload.model}, {chunks}, {server}"
-        device = _gpu_name()
-        if device and "cuda" in self.options:
+        if "cuda" in self.options and (device := _gpu_name()):
             workload += f" on one {device}"
-        return make_measurement(
-            found.values, id=id, workload=workload, metric=found.metric, unit=found.unit, peer=found.peer
-        )
+        return make_measurement(values, workload=workload, metric=metric, unit=unit, peer=peer)
 
     def _find_max(self, server: ServerProcess, first: int) -> float:
         best = find_max_streams(
