@@ -22,6 +22,10 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?")
 _ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\sA-Z@]+")
 
 
+def _choice(option: str, value: str, *known: str) -> tuple[bool, str]:
+    return value in known, f"{option} is {value!r}; it must be {', '.join(known[:-1])} or {known[-1]}."
+
+
 def _check(*rules: tuple[Any, str]) -> None:
     for holds, problem in rules:
         if not holds:
@@ -203,14 +207,8 @@ class ExecutionSettings:
                 len(self.devices) <= MAX_ENGINES,
                 f"--device names {len(self.devices)} devices; it must be {MAX_ENGINES} at most.",
             ),
-            (
-                self.executor in ("auto", "onnx", "torch"),
-                f"--executor is {self.executor!r}; it must be auto, onnx or torch.",
-            ),
-            (
-                self.precision in ("fp32", "bf16", "fp16"),
-                f"--precision is {self.precision!r}; it must be fp32, bf16 or fp16.",
-            ),
+            _choice("--executor", self.executor, "auto", "onnx", "torch"),
+            _choice("--precision", self.precision, "fp32", "bf16", "fp16"),
             (
                 {*self.devices} <= {"auto", "cpu"} or self.executor == "auto",
                 f"--executor {self.executor} is for a CPU, and --device is {self.device}; leave one of them out.",
@@ -243,7 +241,7 @@ class TelemetrySettings:
 
     def __post_init__(self) -> None:
         _check(
-            (self.log_format in ("text", "json"), f"--log-format is {self.log_format!r}; it must be text or json."),
+            _choice("--log-format", self.log_format, "text", "json"),
             (
                 self.otlp_endpoint is None or self.otlp_endpoint.startswith(("http://", "https://")),
                 f"--otlp-endpoint is {self.otlp_endpoint!r}; it must be a URL, such as http://127.0.0.1:4318.",

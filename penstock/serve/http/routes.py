@@ -262,7 +262,7 @@ class Routes:
         return (next(iter(models.values())) if models else {}) | {"models": models}
 
     def _metrics(self, request: Request, answer: Answer) -> None:
-        answer(Response(200, metrics.exposition(list(self.models)), metrics.CONTENT_TYPE))
+        answer(Response(200, metrics.exposition(self.models), metrics.CONTENT_TYPE))
 
 
 def described(served: ServedModel) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -118,15 +117,13 @@ def model_statistics(served: ServedModel) -> dict[str, Any]:
 
 def exposition(applications: Iterable[ServedModel]) -> bytes:
     """Prometheus's text of every application's metrics."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_TableCollector(list(applications)))
-    return generate_latest(registry)
+    return generate_latest(_TableCollector(applications))
 
 
 @final
 class _TableCollector(Collector):
-    def __init__(self, applications: list[ServedModel]) -> None:
-        self._applications = applications
+    def __init__(self, applications: Iterable[ServedModel]) -> None:
+        self._applications = list(applications)
 
     def collect(self) -> Iterable[Metric]:
         """Collect every metric.
