@@ -10,26 +10,12 @@ from functools import partial
 from typing import final
 
 from penstock.core.errors import InvalidInput, Overloaded, PenstockError, RequestError, UnknownRoute
+from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
-from penstock.serve.messages import (
-    RESTART_S,
-    ChangeModel,
-    CommandDone,
-    CommandFailed,
-    Drain,
-    DropEngine,
-    Message,
-    ModelLoaded,
-    ModelState,
-    ReleaseListener,
-    RetireTable,
-    StartListening,
-    TableRetired,
-    TakeOverListener,
-)
+from penstock.serve.messages import Message
 from penstock.serve.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -78,7 +64,7 @@ class FrontendProcess:
         """Have the supervisor load or unload a model."""
         token = next(self._tokens)
         future = self._changes[token] = asyncio.get_running_loop().create_future()
-        self._channel.send(ChangeModel(token=token, name=name, unload=unload))
+        self._channel.send(messages.ChangeModel(token=token, name=name, unload=unload))
         try:
             await future
         finally:
@@ -103,30 +89,30 @@ class FrontendProcess:
     def _receive(self, message: Message, descriptors: list[int]) -> None:
         front = self._front
         match message:
-            case ModelLoaded():
+            case messages.ModelLoaded():
                 self._attach(message, descriptors[0])
-            case RetireTable(key=key):
+            case messages.RetireTable(key=key):
                 self._tasks.start(self._retire(key))
-            case DropEngine(engine=engine):
+            case messages.DropEngine(engine=engine):
                 front.lose_engine(engine)
-            case ModelState():
+            case messages.ModelState():
                 front.models.set_state(message)
-            case StartListening():
+            case messages.StartListening():
                 self._tasks.start(front.listen())
-            case TakeOverListener(index=index):
+            case messages.TakeOverListener(index=index):
                 front.http.accept_from(index, socket.socket(fileno=descriptors[0]))
-            case ReleaseListener(index=index):
+            case messages.ReleaseListener(index=index):
                 front.http.release(index)
-            case Drain():
+            case messages.Drain():
                 self._tasks.start(self._drain())
-            case CommandDone(key=token):
+            case messages.CommandDone(key=token):
                 self._changes[token].set_result(None)
-            case CommandFailed(key=token):
+            case messages.CommandFailed(key=token):
                 self._changes[token].set_exception(_request_error(message))
             case _:
                 raise AssertionError(message)
 
-    def _attach(self, loaded: ModelLoaded, descriptor: int) -> None:
+    def _attach(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
         key = loaded.command.key
         try:
             self._front.attach(loaded, descriptor)
@@ -134,26 +120,26 @@ class FrontendProcess:
             # Attaching imports the application, which may raise anything; the other models go on.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be attached", loaded.command.bundle)
-            self._channel.send(CommandFailed(key=key, error=str(error)))
+            self._channel.send(messages.CommandFailed(key=key, error=str(error)))
         else:
-            self._channel.send(CommandDone(key=key))
+            self._channel.send(messages.CommandDone(key=key))
         finally:
             os.close(descriptor)
 
     async def _retire(self, key: int) -> None:
         await self._front.retire(key)
-        self._channel.send(TableRetired(key=key))
+        self._channel.send(messages.TableRetired(key=key))
 
     async def _drain(self) -> None:
         await self._front.drain(lambda: False)
         self._drained.set()
 
 
-def _request_error(failed: CommandFailed) -> RequestError:
+def _request_error(failed: messages.CommandFailed) -> RequestError:
     match failed.status:
         case UnknownRoute.status:
             return UnknownRoute(failed.error)
         case Overloaded.status:
-            return Overloaded(failed.error, RESTART_S)
+            return Overloaded(failed.error, messages.RESTART_S)
         case _:
             return InvalidInput(failed.error)

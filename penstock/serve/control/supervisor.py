@@ -17,31 +17,13 @@ from functools import partial
 from typing import final
 
 from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
+from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.lifecycle import announce, on_stop_signal
 from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository, TableMemory
 from penstock.serve.http.listener import BACKLOG
-from penstock.serve.messages import (
-    RESTARTING,
-    ChangeModel,
-    CommandDone,
-    CommandFailed,
-    Drain,
-    DropEngine,
-    Heartbeat,
-    LoadModel,
-    Message,
-    ModelLoaded,
-    ModelState,
-    ReleaseListener,
-    RetireTable,
-    StartFailed,
-    StartListening,
-    TableRetired,
-    TakeOverListener,
-    UnloadModel,
-)
+from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -124,7 +106,7 @@ class _Supervisor:
             # Connections that arrive before the front-ends accept stay in the backlog.
             listener.listen(BACKLOG)
         for child in self._frontends:
-            child.send(StartListening())
+            child.send(messages.StartListening())
         names = (loaded.command.name for loaded, _ in self._repository.loaded)
         announce(names, self._sockets[0], self._settings.network)
 
@@ -135,7 +117,7 @@ class _Supervisor:
         for child in (*self._engines, *self._frontends):
             child.keep_running = False
         for child in self._frontends:
-            child.send(Drain())
+            child.send(messages.Drain())
         hurry = asyncio.create_task(self._second_signal())
         await _wait_exits(self._frontends, hurry, self._settings.limits.drain_timeout_s + FRONTEND_GRACE_S)
         for engine in self._engines:
@@ -156,10 +138,10 @@ class _Supervisor:
         # The first start waits for all engines; later, an engine that never becomes ready must not block a load.
         return tuple(child.index for child in self._engines if child.alive and (child.ready or child.starts == 1))
 
-    async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
+    async def load(self, command: messages.LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         child = self._engines[engine]
         if not child.alive:
-            raise EngineLost(f"{RESTARTING}.")
+            raise EngineLost(f"{messages.RESTARTING}.")
         starts = child.starts
         loaded, descriptors = await self._command(child, command, command.key)
         assert isinstance(loaded, ModelLoaded), loaded
@@ -173,7 +155,7 @@ class _Supervisor:
         self._attached.discard(key)
         if key in self._tables:
             loaded, memory = self._tables.pop(key)
-            self._engines[loaded.engine].send(UnloadModel(key=key))
+            self._engines[loaded.engine].send(messages.UnloadModel(key=key))
             os.close(memory)
 
     async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
@@ -188,10 +170,10 @@ class _Supervisor:
 
     async def retire(self, key: int) -> None:
         self._attached.discard(key)
-        retire = RetireTable(key=key)
+        retire = messages.RetireTable(key=key)
         await asyncio.gather(*(self._command(child, retire, key) for child in self._frontends if child.alive))
 
-    def publish_state(self, state: ModelState) -> None:
+    def publish_state(self, state: messages.ModelState) -> None:
         for child in self._frontends:
             child.send(state)
 
@@ -206,29 +188,34 @@ class _Supervisor:
 
     def _receive(self, child: ChildProcess, message: Message, descriptors: list[int]) -> None:
         match message:
-            case Heartbeat():
+            case messages.Heartbeat():
                 first_after_restart = not child.ready and child.starts > 1
                 child.record_heartbeat()
                 self._arrange_takeovers()
                 if first_after_restart and child in self._engines:
                     self._tasks.start(self._repository.restore(child.index))
             case ModelLoaded(command=command):
-                self._resolve(child, LoadModel, command.key, message, descriptors)
-            case CommandDone(key=key):
+                self._resolve(child, messages.LoadModel, command.key, message, descriptors)
+            case messages.CommandDone(key=key):
                 self._resolve(child, ModelLoaded, key, message, [])
-            case TableRetired(key=key):
-                self._resolve(child, RetireTable, key, message, [])
-            case CommandFailed(key=key, error=error):
+            case messages.TableRetired(key=key):
+                self._resolve(child, messages.RetireTable, key, message, [])
+            case messages.CommandFailed(key=key, error=error):
                 self._fail_command(child, key, error)
-            case ChangeModel():
+            case messages.ChangeModel():
                 self._tasks.start(self._change(child, message))
-            case StartFailed(error=error):
+            case messages.StartFailed(error=error):
                 child.start_error = error
             case _:
                 raise AssertionError(message)
 
     def _resolve(
-        self, child: ChildProcess, kind: type[Message], key: int, reply: Message, descriptors: list[int]
+        self,
+        child: ChildProcess,
+        kind: type[Message],
+        key: int,
+        reply: Message,
+        descriptors: list[int],
     ) -> None:
         future = self._pending.pop((child, kind, key), None)
         if future is not None and not future.done():
@@ -238,22 +225,22 @@ class _Supervisor:
                 os.close(descriptor)
 
     def _fail_command(self, child: ChildProcess, key: int, error: str) -> None:
-        kind = LoadModel if child in self._engines else ModelLoaded
+        kind = messages.LoadModel if child in self._engines else ModelLoaded
         future = self._pending.pop((child, kind, key), None)
         if future is None or future.done():
             log.error("%s does not serve a model: %s", child.name, error)
         else:
-            prefix = f"{child.name}: " if len(self._engines) > 1 and kind is LoadModel else ""
+            prefix = f"{child.name}: " if len(self._engines) > 1 and kind is messages.LoadModel else ""
             future.set_exception(ServeError(prefix + error))
 
-    async def _change(self, child: ChildProcess, change: ChangeModel) -> None:
+    async def _change(self, child: ChildProcess, change: messages.ChangeModel) -> None:
         starts = child.starts
-        reply: Message = CommandDone(key=change.token)
+        reply: Message = messages.CommandDone(key=change.token)
         try:
             await self._repository.change(change.name, change.unload)
         except (PenstockError, OSError) as error:
             status = error.status if isinstance(error, RequestError) else RequestError.status
-            reply = CommandFailed(key=change.token, error=str(error), status=status)
+            reply = messages.CommandFailed(key=change.token, error=str(error), status=status)
         # A process that was restarted meanwhile has no such token.
         if child.starts == starts:
             child.send(reply)
@@ -261,14 +248,14 @@ class _Supervisor:
     def _frontend_exited(self, child: ChildProcess) -> None:
         # Its commands count as done: the next process starts with all tables.
         for key, future in self._take_pending(child):
-            future.set_result((CommandDone(key=key), []))
+            future.set_result((messages.CommandDone(key=key), []))
         self._fail_start(child)
         self._takeovers = {index: other for index, other in self._takeovers.items() if other is not child}
         self._arrange_takeovers()
 
     def _engine_exited(self, child: ChildProcess) -> None:
         for frontend in self._frontends:
-            frontend.send(DropEngine(engine=child.index))
+            frontend.send(messages.DropEngine(engine=child.index))
         for _, future in self._take_pending(child):
             future.set_exception(EngineLost("the engine's process ended while it loaded; its log says why."))
         for key, (loaded, memory) in list(self._tables.items()):
@@ -297,10 +284,10 @@ class _Supervisor:
         for index, child in enumerate(self._frontends):
             acting = self._takeovers.get(index)
             if child.ready and acting is not None:
-                acting.send(ReleaseListener(index=index))
+                acting.send(messages.ReleaseListener(index=index))
                 del self._takeovers[index]
             elif not child.ready and acting is None:
-                ready[0].send(TakeOverListener(index=index), (self._sockets[index].fileno(),))
+                ready[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
                 self._takeovers[index] = ready[0]
 
     def _frontend_restarted(self, child: ChildProcess) -> None:
@@ -310,7 +297,7 @@ class _Supervisor:
         for key, (loaded, memory) in self._tables.items():
             if key in self._attached:
                 child.send(loaded, (memory,))
-        child.send(StartListening())
+        child.send(messages.StartListening())
 
     def _signalled(self) -> None:
         self._signals += 1

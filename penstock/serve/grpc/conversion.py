@@ -20,17 +20,8 @@ from penstock.core.errors import (
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.grpc import oip_v2_pb2 as pb
-from penstock.serve.oip.inference import (
-    Count,
-    Infer,
-    check_input,
-    check_output,
-    chunks_of,
-    place_of,
-    priority_of,
-    rows_of,
-    timeout_ns_of,
-)
+from penstock.serve.oip import inference
+from penstock.serve.oip.inference import Infer
 
 # gRPC status of each error: the entry of its class, or of the nearest class above it.
 STATUS: dict[type[RequestError], StatusCode] = {
@@ -77,7 +68,7 @@ def parse_infer(
     output: TensorSpec,
     max_rows: int,
     left_s: float | None = None,
-    count: Count = rows_of,
+    count: inference.Count = inference.rows_of,
 ) -> Infer:
     """Read an inference request.
 
@@ -98,9 +89,9 @@ def parse_infer(
         raise InvalidInput(f"The request has {len(request.inputs)} inputs; it must have exactly one, {input.name!r}.")
     tensor = request.inputs[0]
     rows, batched = count(tensor.name, tensor.datatype, tuple(tensor.shape), input, max_rows)
-    check_input(_values(tensor.parameters))
+    inference.check_input(_values(tensor.parameters))
     for wanted in request.outputs:
-        check_output(wanted.name, _values(wanted.parameters), output)
+        inference.check_output(wanted.name, _values(wanted.parameters), output)
     return Infer(
         id=request.id or None,
         chunks=_chunks(request, tensor, rows, input),
@@ -108,9 +99,9 @@ def parse_infer(
         # The response has the form of the request; raw if the protocol has no other form for the dtype.
         binary=bool(request.raw_input_contents) or output.dtype not in CONTENTS,
         wanted=True,
-        budget_ns=_shorter(timeout_ns_of(parameters), left_s),
-        priority=priority_of(parameters),
-        place=place_of(parameters),
+        budget_ns=_shorter(inference.timeout_ns_of(parameters), left_s),
+        priority=inference.priority_of(parameters),
+        place=inference.place_of(parameters),
     )
 
 
@@ -140,7 +131,7 @@ def _chunks(
                 f"raw_input_contents has {' + '.join(f'{len(part):,}' for part in raw)} bytes; {rows} x "
                 f"{spec.describe()} is one entry of {expected:,}."
             )
-        return chunks_of(raw[0], rows, spec)
+        return inference.chunks_of(raw[0], rows, spec)
     if spec.dtype not in CONTENTS:
         raise InvalidInput(f"{spec.protocol_datatype} has no typed contents; send its bytes in raw_input_contents.")
     field, wide = CONTENTS[spec.dtype]

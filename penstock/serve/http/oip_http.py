@@ -16,20 +16,8 @@ from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.http.plain import json_of
-from penstock.serve.oip.inference import (
-    Count,
-    Infer,
-    check_input,
-    check_output,
-    chunks_of,
-    frames_of,
-    place_of,
-    priority_of,
-    rows_of,
-    submit,
-    terms_of,
-    timeout_ns_of,
-)
+from penstock.serve.oip import inference
+from penstock.serve.oip.inference import Infer
 from penstock.serve.registry.served_model import ServedModel
 
 HEAD_LENGTH = "inference-header-content-length"
@@ -61,7 +49,7 @@ class OipCall:
             RequestError: The request is malformed, does not fit the model, or is rejected.
         """
         served = self._served
-        infer = parse_infer(request, *terms_of(served))
+        infer = parse_infer(request, *inference.terms_of(served))
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
@@ -69,7 +57,7 @@ class OipCall:
             else:
                 answer(infer_response(infer, result, served.name, served.version, served.application.output))
 
-        return submit(
+        return inference.submit(
             served,
             infer,
             finished,
@@ -81,7 +69,7 @@ class OipCall:
 
 
 def parse_infer(
-    request: Request, input: TensorSpec, output: TensorSpec, max_rows: int, count: Count = rows_of
+    request: Request, input: TensorSpec, output: TensorSpec, max_rows: int, count: inference.Count = inference.rows_of
 ) -> Infer:
     """Read an inference request.
 
@@ -104,7 +92,7 @@ def parse_infer(
     tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
     shape = _shape(tensor.get("shape"))
     rows, batched = count(tensor.get("name"), tensor.get("datatype"), shape, input, max_rows)
-    if batched and count is frames_of:
+    if batched and count is inference.frames_of:
         tensor = tensor | _of_the_only(tensor.get("data"))
     wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
     return Infer(
@@ -113,9 +101,9 @@ def parse_infer(
         batched=batched,
         binary=binary,
         wanted=wanted,
-        budget_ns=timeout_ns_of(parameters),
-        priority=priority_of(parameters),
-        place=place_of(parameters),
+        budget_ns=inference.timeout_ns_of(parameters),
+        priority=inference.priority_of(parameters),
+        place=inference.place_of(parameters),
     )
 
 
@@ -159,7 +147,7 @@ def _id(value: Any) -> str | None:
 
 def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
     parameters = _dictionary(tensor.get("parameters", {}), "inputs[0].parameters")
-    check_input(parameters)
+    inference.check_input(parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         if len(tail):
@@ -175,7 +163,7 @@ def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: in
             f"binary_data_size is {shown(size)} and {len(tail):,} bytes follow the head; "
             f"{rows} x {spec.describe()} has {expected:,}."
         )
-    return chunks_of(tail, rows, spec)
+    return inference.chunks_of(tail, rows, spec)
 
 
 def _of_the_only(data: Any) -> dict[str, Any]:
@@ -193,7 +181,7 @@ def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
     for entry in cast(list[Any], outputs):
         tensor = _dictionary(entry, "outputs[0]")
         parameters = _dictionary(tensor.get("parameters", {}), "outputs[0].parameters")
-        check_output(tensor.get("name"), parameters, spec)
+        inference.check_output(tensor.get("name"), parameters, spec)
         wanted, binary = True, bool(parameters.get("binary_data", binary))
     return wanted or not outputs, binary
 

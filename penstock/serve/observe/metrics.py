@@ -13,34 +13,26 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from penstock.serve.registry.served_model import Replica, ServedModel
-from penstock.serve.table.slots import (
-    ANSWERED,
-    BATCH_EDGES,
-    BROKEN,
-    CHUNKS,
-    INVALID,
-    REFUSED,
-    RESULTS,
-    STREAMS,
-    STREAMS_ABORTED,
-    STREAMS_OPEN,
-    STREAMS_REFUSED,
-    TIME_EDGES_NS,
-    TOO_LATE,
-)
+from penstock.serve.table import slots
 
 Counts = npt.NDArray[np.int64]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = {"answered": ANSWERED, "refused": REFUSED, "expired": TOO_LATE, "failed": BROKEN, "invalid": INVALID}
+OUTCOMES = {
+    "answered": slots.ANSWERED,
+    "refused": slots.REFUSED,
+    "expired": slots.TOO_LATE,
+    "failed": slots.BROKEN,
+    "invalid": slots.INVALID,
+}
 # Counts of live streams, in the order of the output; all but the first are counters.
 STREAM_COUNTS = {
-    "open": (STREAMS_OPEN, "Live streams that are open."),
-    "opened": (STREAMS, "Live streams that were admitted."),
-    "refused": (STREAMS_REFUSED, "Live streams refused by admission control."),
-    "aborted": (STREAMS_ABORTED, "Live streams that were aborted."),
-    "chunks": (CHUNKS, "Input chunks of live streams."),
-    "results": (RESULTS, "Results of live streams."),
+    "open": (slots.STREAMS_OPEN, "Live streams that are open."),
+    "opened": (slots.STREAMS, "Live streams that were admitted."),
+    "refused": (slots.STREAMS_REFUSED, "Live streams refused by admission control."),
+    "aborted": (slots.STREAMS_ABORTED, "Live streams that were aborted."),
+    "chunks": (slots.CHUNKS, "Input chunks of live streams."),
+    "results": (slots.RESULTS, "Results of live streams."),
 }
 # Every fourth edge, a factor of two, is fine enough for Prometheus.
 _EDGE_STEP = 4
@@ -48,7 +40,7 @@ _EDGE_STEP = 4
 
 def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
     """Collect the counts for the page, cumulative since the start: of all engines together, then of each."""
-    upper_ms = [*(TIME_EDGES_NS / 1e6).round(4).tolist(), None]
+    upper_ms = [*(slots.TIME_EDGES_NS / 1e6).round(4).tolist(), None]
     engines = [_of_engine(replica) for replica in served.replicas]
 
     def counts(column: str) -> list[int]:
@@ -60,7 +52,7 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
         "slots": {key: sum(engine["slots"][key] for engine in engines) for key in ("total", "in_use")},
         **{outcome: served.total(column) for outcome, column in OUTCOMES.items()},
         **({} if served.streams is None else {"streams": _streams(served)}),
-        "batch": {"upper": [*BATCH_EDGES.tolist(), None], "counts": counts("batch_counts")},
+        "batch": {"upper": [*slots.BATCH_EDGES.tolist(), None], "counts": counts("batch_counts")},
         "latency": {"upper_ms": upper_ms, "counts": counts("latency_counts")},
         "queue": {"upper_ms": upper_ms, "counts": counts("queue_counts")},
         "compute": {"upper_ms": upper_ms, "counts": counts("compute_counts")},
@@ -106,7 +98,7 @@ def model_statistics(served: ServedModel) -> dict[str, Any]:
         "execution_count": int(_summed(served, "batch_counts").sum()),
         "inference_stats": {
             "success": entry(latency_ns),
-            "fail": {"count": served.total(BROKEN), "ns": 0},
+            "fail": {"count": served.total(slots.BROKEN), "ns": 0},
             "queue": entry(queue_ns),
             "compute_input": nothing,
             "compute_infer": entry(compute_ns),
@@ -155,29 +147,30 @@ class _TableCollector(Collector):
     def _of_engines(self) -> list[Metric]:
         each = ["app", "engine"]
         misses = CounterMetricFamily("penstock_deadline_misses", "Answered, but after the deadline.", labels=each)
-        slots = GaugeMetricFamily("penstock_slots_in_use", "Slots in use.", labels=each)
+        in_use = GaugeMetricFamily("penstock_slots_in_use", "Slots in use.", labels=each)
         total = GaugeMetricFamily("penstock_slots", "All slots.", labels=each)
         streams = GaugeMetricFamily("penstock_streams_open", STREAM_COUNTS["open"][1], labels=each)
         batch = HistogramMetricFamily("penstock_batch_rows", "Rows of each batch.", labels=each)
         queue = HistogramMetricFamily("penstock_queue_seconds", "Time from arrival to its batch.", labels=each)
         compute = HistogramMetricFamily("penstock_compute_seconds", "Time of the batch of each request.", labels=each)
         latency = HistogramMetricFamily("penstock_latency_seconds", "Time from arrival to the result.", labels=each)
+        edges_s = (slots.TIME_EDGES_NS / 1e9).tolist()
         for app, replica in [(served.name, replica) for served in self._applications for replica in served.replicas]:
             name, table = [app, str(replica.engine)], replica.table
             misses.add_metric(name, int(table.outcomes[4]))
-            slots.add_metric(name, int(table.held.sum()))
+            in_use.add_metric(name, int(table.held.sum()))
             total.add_metric(name, table.slots)
             if replica.streams is not None:
                 streams.add_metric(name, replica.streams.open_everywhere)
             rows, queue_ns, compute_ns, latency_ns = table.sums.tolist()
-            batch.add_metric(name, _buckets(BATCH_EDGES.tolist(), table.batch_counts, 1), rows)
+            batch.add_metric(name, _buckets(slots.BATCH_EDGES.tolist(), table.batch_counts, 1), rows)
             for family, column, sum_ns in (
                 (queue, table.queue_counts, queue_ns),
                 (compute, table.compute_counts, compute_ns),
                 (latency, table.latency_counts, latency_ns),
             ):
-                family.add_metric(name, _buckets((TIME_EDGES_NS / 1e9).tolist(), column, _EDGE_STEP), sum_ns / 1e9)
-        return [misses, slots, total, batch, queue, compute, latency, *([streams] if streams.samples else [])]
+                family.add_metric(name, _buckets(edges_s, column, _EDGE_STEP), sum_ns / 1e9)
+        return [misses, in_use, total, batch, queue, compute, latency, *([streams] if streams.samples else [])]
 
 
 def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, float]]:

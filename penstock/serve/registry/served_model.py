@@ -18,20 +18,7 @@ from penstock.serve.messages import RESTART_S
 from penstock.serve.streams.sequences import Finished, Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
-from penstock.serve.table.slots import (
-    BROKEN,
-    ENGINE_LOST,
-    EXPIRED,
-    FAILED,
-    INVALID,
-    OFFERED,
-    OK,
-    ONE_ENGINE_LOST,
-    REFUSED,
-    STREAMS_OPEN,
-    TOO_LATE,
-    SlotTable,
-)
+from penstock.serve.table import slots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,7 +36,7 @@ class Replica:
     engine: int
     device: str
     writer: TableWriter
-    table: SlotTable
+    table: slots.SlotTable
     streams: Streams | None
 
 
@@ -125,11 +112,11 @@ class ServedModel:
     def lose(self, replica: Replica) -> None:
         """Fail all requests of a replica whose engine is gone, and submit nothing more to it."""
         self.engine_lost = not self.remove_replica(replica)
-        replica.writer.fail(ENGINE_LOST if self.engine_lost else ONE_ENGINE_LOST)
+        replica.writer.fail(slots.ENGINE_LOST if self.engine_lost else slots.ONE_ENGINE_LOST)
         if not self.engine_lost:
             # Its counts would be missing in the sum.
             for column, count in enumerate(replica.writer.counts):
-                self.counts[column] += count if column != STREAMS_OPEN else 0
+                self.counts[column] += count if column != slots.STREAMS_OPEN else 0
 
     def cached_rejection(self, arrival_ns: int) -> Overloaded | None:
         """Return the error of a request with the default budget, if one with no less time was just rejected.
@@ -139,8 +126,8 @@ class ServedModel:
         now_ns = self.now_ns()
         error = self.writer.cached_rejection(now_ns, arrival_ns + self.budget_ns - now_ns)
         if error is not None:
-            self.counts[OFFERED] += 1
-            self.counts[REFUSED] += 1
+            self.counts[slots.OFFERED] += 1
+            self.counts[slots.REFUSED] += 1
         return error
 
     def submit(
@@ -193,17 +180,17 @@ class ServedModel:
             left_ns = arrival_ns + (budget_ns or self.budget_ns) - self.now_ns()
             writer = writer.choose(left_ns, budget_ns, rows=len(chunks), low_priority=low_priority)
         outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
-        left, failure = len(chunks), OK
+        left, failure = len(chunks), slots.OK
 
         def finish_one(index: int, status: int, output: Array, last: bool) -> None:
             nonlocal left, failure
             left -= 1
-            if status == OK:
+            if status == slots.OK:
                 outputs[index] = output.reshape(self._shape)
             else:
                 failure = failure or status
             if left == 0:
-                finished(self.error_of(failure, budget_ns) if failure != OK else outputs)
+                finished(self.error_of(failure, budget_ns) if failure != slots.OK else outputs)
 
         handles: list[SlotHandle] = []
         try:
@@ -259,13 +246,13 @@ class ServedModel:
 
 def status_error(status: int, budget_ns: int) -> RequestError:
     """Make the error for the status of a result of a request with this budget."""
-    if status == EXPIRED:
+    if status == slots.EXPIRED:
         return TooLate(f"Deadline of {budget_ns / 1e6:g} ms exceeded; come back later.", 1.0)
-    if status == ENGINE_LOST:
+    if status == slots.ENGINE_LOST:
         return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
-    if status == ONE_ENGINE_LOST:
+    if status == slots.ONE_ENGINE_LOST:
         return Overloaded("The engine that it was on stopped; send it again.", 1.0)
-    if status == FAILED:
+    if status == slots.FAILED:
         return ComputeFailed("The application's network failed on this input; the server's log says how.")
     return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")
 
@@ -273,7 +260,7 @@ def status_error(status: int, budget_ns: int) -> RequestError:
 def column_of(error: RequestError) -> int:
     """Return the counter column of a request without a result, by its error."""
     if isinstance(error, TooLate):
-        return TOO_LATE
+        return slots.TOO_LATE
     if error.status in (503, 504):
-        return REFUSED
-    return BROKEN if error.status >= 500 else INVALID
+        return slots.REFUSED
+    return slots.BROKEN if error.status >= 500 else slots.INVALID

@@ -16,13 +16,7 @@ from penstock.core.errors import (
     UnsupportedContent,
 )
 from penstock.serve.exchange.peer import Peer
-from penstock.serve.websocket.frames import (
-    CLOSE,
-    MAX_REASON_BYTES,
-    FrameReader,
-    close_frame,
-    shortened,
-)
+from penstock.serve.websocket import frames
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +47,9 @@ def code_of(error: RequestError) -> int:
 def reason_of(error: RequestError) -> str:
     """The reason of a close; the retry time at its end is never cut."""
     if not isinstance(error, Overloaded):
-        return shortened(str(error), MAX_REASON_BYTES)
+        return frames.shortened(str(error), frames.MAX_REASON_BYTES)
     retry = f" Retry after {max(1, round(error.retry_after_s))} s."
-    return shortened(str(error), MAX_REASON_BYTES - len(retry)) + retry
+    return frames.shortened(str(error), frames.MAX_REASON_BYTES - len(retry)) + retry
 
 
 @final
@@ -74,13 +68,13 @@ class RejectedConnection(asyncio.Protocol):
     ) -> None:
         self._transport = transport
         self._peers = peers
-        self._reader = FrameReader(MAX_REJECTED_BYTES)
+        self._reader = frames.FrameReader(MAX_REJECTED_BYTES)
         self._received_bytes = 0
         self._closed_s = clock_s()
         code, reason = code_of(error), reason_of(error)
         log.info("a page gets no stream: %d %s", code, reason)
         peers.add(self)
-        transport.write(close_frame(code, reason))
+        transport.write(frames.close_frame(code, reason))
 
     def data_received(self, data: bytes) -> None:
         """Wait for the client's close, and drop everything else.
@@ -95,7 +89,7 @@ class RejectedConnection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (message := self._reader.next()) is not None:
-                if message[0] == CLOSE:
+                if message[0] == frames.CLOSE:
                     self._transport.close()
                     return
         except RequestError:
