@@ -68,7 +68,7 @@ class _SingleProcess:
         start_ns = time.monotonic_ns()
         writer.collect()
         # Replies are written in the engine's own time here, so a batch takes that much longer.
-        self._loader.engines[key].observe_handling((time.monotonic_ns() - start_ns) / rows)
+        self._loader.engines[key].costs.observe_handling((time.monotonic_ns() - start_ns) / rows)
         writer.refresh(self._batch_loop.reading_share)
         return rows
 

@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable
 from functools import partial
-from typing import final
+from typing import Any, final
 
 from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
 from penstock.serve import messages
@@ -59,7 +59,8 @@ class _Supervisor:
         self._repository = ModelRepository(settings.models, self)
         self._stop = asyncio.Event()
         self._start_error = ""
-        self._signals = 0
+        # Set by the second signal.
+        self._hurry = asyncio.Event()
         # Commands without a reply, by child, type and key.
         self._pending: dict[tuple[ChildProcess, type[Message], int], asyncio.Future[Reply]] = {}
         self._tasks = BackgroundTasks()
@@ -118,15 +119,11 @@ class _Supervisor:
             child.keep_running = False
         for child in self._frontends:
             child.send(messages.Drain())
-        hurry = asyncio.create_task(self._second_signal())
+        hurry = asyncio.create_task(self._hurry.wait())
         await _wait_exits(self._frontends, hurry, self._settings.limits.drain_timeout_s + FRONTEND_GRACE_S)
         for engine in self._engines:
             engine.close()
         await _wait_exits(self._engines, hurry, ENGINE_GRACE_S)
-
-    async def _second_signal(self) -> None:
-        while self._signals < 2:
-            await asyncio.sleep(0.02)
 
     def kill(self) -> None:
         for child in (*self._frontends, *self._engines):
@@ -300,11 +297,10 @@ class _Supervisor:
         child.send(messages.StartListening())
 
     def _signalled(self) -> None:
-        self._signals += 1
-        self._stop.set()
+        (self._hurry if self._stop.is_set() else self._stop).set()
 
 
-async def _wait_exits(children: list[ChildProcess], hurry: asyncio.Task[None], timeout_s: float) -> None:
+async def _wait_exits(children: list[ChildProcess], hurry: asyncio.Task[Any], timeout_s: float) -> None:
     exits = asyncio.gather(*(child.wait_exit() for child in children))
     await asyncio.wait((exits, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 

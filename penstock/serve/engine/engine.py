@@ -17,18 +17,9 @@ from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.faults import begin_isolated
 from penstock.serve.engine.scheduler import Columns, Rows, Schedule, schedule, urgency
+from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import (
-    BATCH_EDGES,
-    CANCELLED_NS,
-    EXPIRED,
-    FAILED,
-    LAST,
-    NOT_FINITE,
-    OK,
-    TIME_EDGES_NS,
-    SlotTable,
-)
+from penstock.serve.table.slots import SlotTable
 
 # B rows of the batch
 
@@ -106,20 +97,19 @@ class Engine:
         self._clock_ns = clock_ns
         self._traced = traced
         self._columns = Columns.of(table)
-        slots, chunks = table.slots, table.chunks
-        self._input = table.input.reshape(slots * chunks, *table.layout.input.shape)
-        self._output = table.output.reshape(slots * chunks, *table.layout.output.shape)
+        self._input = table.input.reshape(-1, *table.layout.input.shape)
+        self._output = table.output.reshape(-1, *table.layout.output.shape)
         self._flat = {
             column.name: getattr(table, column.name).reshape(-1)
             for column in table.layout.columns()
-            if column.shape == (slots, chunks)
+            if column.shape == table.flags.shape
         }
         self._adopted = executor.adopt(self._input, self._output)
         # Read after `adopt`, which may lower the executor's limit.
         self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         rows = 0 if self._adopted else self._max_rows
         self._gathered = np.zeros((rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
-        self._generation = np.zeros(slots, np.int64)
+        self._generation = np.zeros(table.slots, np.int64)
         self._checks_finite = table.layout.output.takes_nan
         output = table.layout.output
         self._frame_size = output.size // output.shape[0] if output.shape else 1
@@ -207,10 +197,6 @@ class Engine:
         self._table.other_tables_ns[0] = work_ns
         self._table.other_tables_share[0] = int(share * 1000)
 
-    def observe_handling(self, ns: float) -> None:
-        """Update the costs with the time to read and answer one row, where the engine's process does that."""
-        self._costs.observe_handling(ns)
-
     def _run(self, rows_B: Rows) -> None:
         batches = [rows_B, *self._chunks_ahead(rows_B)]
         if not self._adopted:
@@ -251,7 +237,7 @@ class Engine:
             chunk_B=self._gather(from_B),
             length_B=flat["length"][from_B] * (1 - busy_B),
             fresh_B=fresh_B,
-            last_B=flat["flags"][from_B] & LAST != 0,
+            last_B=flat["flags"][from_B] & slots.LAST != 0,
             from_B=from_B if self._adopted else None,
             to_B=to_B if self._adopted else None,
         )
@@ -273,15 +259,15 @@ class Engine:
         end_ns = self._clock_ns()
         if not self._adopted:
             self._output[to_B] = result.output_B
-        status_B = np.full(rows_B.size, OK, np.int64)
+        status_B = np.full(rows_B.size, slots.OK, np.int64)
         if self._checks_finite:
             finite_B = _finite(result) if result.finite_B is None else result.finite_B
-            status_B[~finite_B] = NOT_FINITE
+            status_B[~finite_B] = slots.NOT_FINITE
         if batch.failed_B is not None:
-            status_B[batch.failed_B] = FAILED
+            status_B[batch.failed_B] = slots.FAILED
         frames_B = self._output[0].size if result.length_B is None else result.length_B * self._frame_size
         flat["output_length"][to_B] = frames_B
-        still_busy_B = np.zeros_like(batch.busy_B) if result.busy_B is None else result.busy_B & (status_B == OK)
+        still_busy_B = np.zeros_like(batch.busy_B) if result.busy_B is None else result.busy_B & (status_B == slots.OK)
         flat["status"][to_B] = status_B
         if self._traced:
             flat["queue_ns"][to_B] = batch.start_ns - flat["arrival_ns"][from_B]
@@ -298,9 +284,9 @@ class Engine:
         table, rows = self._table, chosen.expire
         put = rows * table.chunks + table.produced[rows] % table.chunks
         self._flat["output_length"][put] = 0
-        self._flat["status"][put] = EXPIRED
+        self._flat["status"][put] = slots.EXPIRED
         self._flat["batch_rows"][put] = 0
-        table.outcomes[EXPIRED] += rows.size
+        table.outcomes[slots.EXPIRED] += rows.size
         self._publish(rows, 1 - table.busy[rows], np.zeros(rows.size, np.int64))
 
     def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
@@ -322,16 +308,16 @@ class Engine:
         table = self._table
         queue_B, latency_B = start_ns - arrival_ns_B, end_ns - arrival_ns_B
         compute_ns = end_ns - start_ns
-        table.batch_counts[np.searchsorted(BATCH_EDGES, rows)] += 1
-        table.compute_counts[np.searchsorted(TIME_EDGES_NS, compute_ns)] += rows
+        table.batch_counts[np.searchsorted(slots.BATCH_EDGES, rows)] += 1
+        table.compute_counts[np.searchsorted(slots.TIME_EDGES_NS, compute_ns)] += rows
         for counts, times_B in ((table.queue_counts, queue_B), (table.latency_counts, latency_B)):
-            counts += np.bincount(np.searchsorted(TIME_EDGES_NS, times_B), minlength=counts.size)
+            counts += np.bincount(np.searchsorted(slots.TIME_EDGES_NS, times_B), minlength=counts.size)
         table.sums += (rows, queue_B.sum(), compute_ns * rows, latency_B.sum())
         table.outcomes[:4] += np.bincount(status_B, minlength=4)
         late = np.count_nonzero(end_ns > deadline_ns_B)
         if late:
             # A row that was cancelled while it ran misses no deadline.
-            table.outcomes[4] += late - np.count_nonzero(deadline_ns_B == CANCELLED_NS)
+            table.outcomes[4] += late - np.count_nonzero(deadline_ns_B == slots.CANCELLED_NS)
 
     def _measured_ns(self, rows: int) -> npt.NDArray[np.int64]:
         spec = self._table.layout.input

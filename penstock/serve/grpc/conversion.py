@@ -6,17 +6,8 @@ from typing import Any
 import numpy as np
 from grpc import StatusCode
 
-from penstock.core.errors import (
-    DeadlineImpossible,
-    Forbidden,
-    InvalidInput,
-    Overloaded,
-    RequestError,
-    TooLarge,
-    TooLate,
-    Unauthorized,
-    UnknownRoute,
-)
+from penstock.core import errors
+from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.grpc import oip_v2_pb2 as pb
@@ -27,13 +18,13 @@ from penstock.serve.oip.inference import Infer
 STATUS: dict[type[RequestError], StatusCode] = {
     RequestError: StatusCode.INTERNAL,
     InvalidInput: StatusCode.INVALID_ARGUMENT,
-    TooLarge: StatusCode.INVALID_ARGUMENT,
-    Unauthorized: StatusCode.UNAUTHENTICATED,
-    Forbidden: StatusCode.PERMISSION_DENIED,
-    UnknownRoute: StatusCode.NOT_FOUND,
-    Overloaded: StatusCode.RESOURCE_EXHAUSTED,
-    TooLate: StatusCode.DEADLINE_EXCEEDED,
-    DeadlineImpossible: StatusCode.DEADLINE_EXCEEDED,
+    errors.TooLarge: StatusCode.INVALID_ARGUMENT,
+    errors.Unauthorized: StatusCode.UNAUTHENTICATED,
+    errors.Forbidden: StatusCode.PERMISSION_DENIED,
+    errors.UnknownRoute: StatusCode.NOT_FOUND,
+    errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooLate: StatusCode.DEADLINE_EXCEEDED,
+    errors.DeadlineImpossible: StatusCode.DEADLINE_EXCEEDED,
 }
 
 # Field of InferTensorContents that holds a dtype's numbers, and the field's own dtype.
@@ -59,7 +50,7 @@ def status_of(error: RequestError) -> StatusCode:
 
 def retry_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:
     """The trailing metadata of an error: `retry-after-ms` if a retry helps."""
-    return (("retry-after-ms", f"{error.retry_after_s * 1e3:.0f}"),) if isinstance(error, Overloaded) else ()
+    return (("retry-after-ms", f"{error.retry_after_s * 1e3:.0f}"),) if isinstance(error, errors.Overloaded) else ()
 
 
 def parse_infer(

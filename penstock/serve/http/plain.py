@@ -13,7 +13,6 @@ from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
-from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.slots import ANSWERED, BROKEN, OK
 
@@ -54,7 +53,7 @@ class PlainCall:
         """
         served, body = self.served, request.body
         if served.decode_pool is not None and _is_decoded(served.application, self.content_type, body):
-            return _PreparedCall(self, served.decode_pool, request, answer).cancel
+            return self._prepare(served.decode_pool, body, request.arrival_ns, answer)
         chunk = body if len(body) == self._raw_bytes else chunk_of(served, self.content_type, body)
         # `partial` is the cheapest callback.
         done = partial(self.finish, answer)
@@ -74,39 +73,32 @@ class PlainCall:
         else:
             answer(_reply(served, output))
 
-
-@final
-class _PreparedCall:
-    """A request whose body is decoded and prepared in a thread before its chunk is submitted."""
-
-    def __init__(self, call: PlainCall, pool: DecodePool, request: Request, answer: Answer) -> None:
-        served = call.served
+    def _prepare(self, pool: DecodePool, body: bytes, arrival_ns: int, answer: Answer) -> Cancel:
+        """Have the body decoded and prepared in a thread, and submit its chunk then."""
+        served, handle = self.served, None
         served.reject_lost()
-        self._call = call
-        self._answer = answer
-        self._slot: SlotHandle | None = None
-        self._arrival_ns = request.arrival_ns
-        budget_ns = served.budget_ns if call.budget_ns is None else call.budget_ns
-        self._job = DecodeJob(request.body, call.content_type, self._arrival_ns, budget_ns, self._submit)
-        pool.submit(self._job)
 
-    def cancel(self) -> None:
-        self._job.cancel()
-        if self._slot is not None:
-            self._slot.writer.cancel(self._slot)
+        def submit(chunk: Array | RequestError, own_ns: int) -> None:
+            nonlocal handle
+            try:
+                if isinstance(chunk, RequestError):
+                    raise chunk
+                # The time spent on this body alone depends on its size, so it does not count against the budget.
+                done, start_ns = partial(self.finish, answer), arrival_ns + own_ns
+                handle = served.submit(chunk, done, start_ns, self.budget_ns, self.low_priority)
+            except RequestError as error:
+                served.count_rejection(error)
+                answer(rejected(error))
 
-    def _submit(self, chunk: Array | RequestError, own_ns: int) -> None:
-        call = self._call
-        try:
-            if isinstance(chunk, RequestError):
-                raise chunk
-            # The time spent on this body alone depends on its size, so it does not count against the budget.
-            arrival_ns = self._arrival_ns + own_ns
-            done = partial(call.finish, self._answer)
-            self._slot = call.served.submit(chunk, done, arrival_ns, call.budget_ns, call.low_priority)
-        except RequestError as error:
-            call.served.count_rejection(error)
-            self._answer(rejected(error))
+        def cancel() -> None:
+            job.cancel()
+            if handle is not None:
+                handle.writer.cancel(handle)
+
+        budget_ns = served.budget_ns if self.budget_ns is None else self.budget_ns
+        job = DecodeJob(body, self.content_type, arrival_ns, budget_ns, submit)
+        pool.submit(job)
+        return cancel
 
 
 def content_type_of(head: Head) -> str:

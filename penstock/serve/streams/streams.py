@@ -10,14 +10,9 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.streams.session import Session
+from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import (
-    STREAMS,
-    STREAMS_ABORTED,
-    STREAMS_OPEN,
-    STREAMS_REFUSED,
-    SlotTable,
-)
+from penstock.serve.table.slots import SlotTable
 
 # Retry time before any stream has ended, and its limits afterwards.
 RETRY_S, SOONEST_S, LATEST_S = 5.0, 1.0, 60.0
@@ -69,7 +64,7 @@ class Streams:
         self.counts = self.writer.counts
         self._chunk_s = self.live.chunk_s(self.application.input)
         # An earlier front-end process may have left a count there.
-        self.counts[STREAMS_OPEN] = 0
+        self.counts[slots.STREAMS_OPEN] = 0
 
     def __contains__(self, stream: Member) -> bool:
         return stream in self._open
@@ -77,7 +72,7 @@ class Streams:
     @property
     def open_everywhere(self) -> int:
         """Number of open streams of all front-ends."""
-        return int(self.table.counts[:, STREAMS_OPEN].sum())
+        return int(self.table.counts[:, slots.STREAMS_OPEN].sum())
 
     @property
     def carried_everywhere(self) -> int:
@@ -113,11 +108,11 @@ class Streams:
             self.admit(budget_ns, newcomers=1)
             stream = make(self)
         except Overloaded as error:
-            self.counts[STREAMS_REFUSED] += 1
+            self.counts[slots.STREAMS_REFUSED] += 1
             raise Overloaded(str(error), self.retry_after_s) from None
         self._open.add(stream)
-        self.counts[STREAMS] += 1
-        self.counts[STREAMS_OPEN] += 1
+        self.counts[slots.STREAMS] += 1
+        self.counts[slots.STREAMS_OPEN] += 1
         return stream
 
     def reject_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
@@ -137,7 +132,7 @@ class Streams:
             if busy and self.writer.next_slot is None:
                 raise Overloaded("All slots are in use; come back later.", self.retry_after_s)
         except Overloaded:
-            self.counts[STREAMS_REFUSED] += 1
+            self.counts[slots.STREAMS_REFUSED] += 1
             raise
 
     def admit(self, budget_ns: int, *, newcomers: int) -> None:
@@ -183,8 +178,8 @@ class Streams:
         if stream not in self._open:
             return
         self._open.discard(stream)
-        self.counts[STREAMS_OPEN] -= 1
-        self.counts[STREAMS_ABORTED] += aborted
+        self.counts[slots.STREAMS_OPEN] -= 1
+        self.counts[slots.STREAMS_ABORTED] += aborted
         now_ns = self.now_ns()
         if self._ended_ns:
             last_s = (now_ns - self._ended_ns) / 1e9

@@ -7,14 +7,8 @@ from typing import final
 
 from websockets.frames import CloseCode
 
-from penstock.core.errors import (
-    DeadlineImpossible,
-    InvalidInput,
-    Overloaded,
-    RequestError,
-    TooLarge,
-    UnsupportedContent,
-)
+from penstock.core import errors
+from penstock.core.errors import RequestError
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.websocket import frames
 
@@ -30,11 +24,11 @@ LINGER_S = 2.0
 MAX_REJECTED_BYTES = 4_096
 
 _CODES: tuple[tuple[type[RequestError], int], ...] = (
-    (TooLarge, CloseCode.MESSAGE_TOO_BIG),
-    (UnsupportedContent, CloseCode.UNSUPPORTED_DATA),
-    (DeadlineImpossible, CloseCode.POLICY_VIOLATION),
-    (InvalidInput, CloseCode.INVALID_DATA),
-    (Overloaded, CloseCode.TRY_AGAIN_LATER),
+    (errors.TooLarge, CloseCode.MESSAGE_TOO_BIG),
+    (errors.UnsupportedContent, CloseCode.UNSUPPORTED_DATA),
+    (errors.DeadlineImpossible, CloseCode.POLICY_VIOLATION),
+    (errors.InvalidInput, CloseCode.INVALID_DATA),
+    (errors.Overloaded, CloseCode.TRY_AGAIN_LATER),
 )
 
 
@@ -46,7 +40,7 @@ def code_of(error: RequestError) -> int:
 
 def reason_of(error: RequestError) -> str:
     """The reason of a close; the retry time at its end is never cut."""
-    if not isinstance(error, Overloaded):
+    if not isinstance(error, errors.Overloaded):
         return frames.shortened(str(error), frames.MAX_REASON_BYTES)
     retry = f" Retry after {max(1, round(error.retry_after_s))} s."
     return frames.shortened(str(error), frames.MAX_REASON_BYTES - len(retry)) + retry

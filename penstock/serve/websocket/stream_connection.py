@@ -16,18 +16,9 @@ from penstock.serve.streams.session import FLOWING, OVER, STARTING
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.slots import OK
+from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import IDLE, LINGER_S, code_of, reason_of
-from penstock.serve.websocket.frames import (
-    BINARY,
-    CLOSE,
-    PING,
-    PONG,
-    TEXT,
-    FrameReader,
-    close_code,
-    close_frame,
-    frame,
-)
+from penstock.serve.websocket.frames import BINARY, TEXT, frame
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +47,7 @@ class StreamConnection(asyncio.Protocol):
         self._budget_ns = streams.budget_ns
         self._feed = SlotFeed(streams.writer, self._on_result, drained=self._on_room)
         self._put = self._feed.put
-        self._reader = FrameReader(self._session.max_message_bytes)
+        self._reader = frames.FrameReader(self._session.max_message_bytes)
         self._transport: asyncio.Transport | None = None
         self._peers: set[Peer] = set()
         self._clock_s = clock_s
@@ -238,7 +229,7 @@ class StreamConnection(asyncio.Protocol):
         if message is None:
             return False
         opcode, payload = message
-        if opcode >= CLOSE:
+        if opcode >= frames.CLOSE:
             self._control(opcode, payload)
         elif not self._closing:
             try:
@@ -252,11 +243,11 @@ class StreamConnection(asyncio.Protocol):
         return True
 
     def _control(self, opcode: int, payload: bytes) -> None:
-        if opcode == PING:
-            self._write(frame(PONG, payload))
-        elif opcode == CLOSE:
+        if opcode == frames.PING:
+            self._write(frame(frames.PONG, payload))
+        elif opcode == frames.CLOSE:
             try:
-                self._end(close_code(payload), "")
+                self._end(frames.close_code(payload), "")
             except InvalidInput as error:
                 self._end(CloseCode.PROTOCOL_ERROR, str(error))
             self._closed_by_client = True
@@ -271,7 +262,7 @@ class StreamConnection(asyncio.Protocol):
             return
         self._closing = True
         log.info("stream %s of %s ends with %d %s", self._name, self._streams.name, code, reason)
-        self._transport.write(close_frame(code, reason))
+        self._transport.write(frames.close_frame(code, reason))
         self._moved_s = self._clock_s()
         self._leave(aborted=aborted)
         # What came and what still comes is dropped until the client closes too.
