@@ -10,7 +10,9 @@ what it read.
 """
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import final
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,7 @@ FOLLOW = 0.1
 
 
 @final
+@dataclass(eq=False, slots=True)
 class BatchLoop:
     """Owner of a process's batches: nothing else runs them.
 
@@ -30,25 +33,20 @@ class BatchLoop:
         max_read_ns: Reading time after which a batch is overdue.
     """
 
-    def __init__(
-        self,
-        work: Callable[[], int],
-        *,
-        call_soon: Callable[[Callable[[], None]], object],
-        clock_ns: Callable[[], int],
-        max_read_ns: int = 1 << 62,
-    ) -> None:
-        self._work = work
-        self._call_soon = call_soon
-        self._clock_ns = clock_ns
-        self.max_read_ns = max_read_ns
-        self._scheduled = self._running = False
-        # Start of the poll that is being read, start of the poll before it, and when reading began or was resumed.
-        self._poll_ns: int | None = None
-        self._previous_poll_ns: int | None = None
-        self._reading_ns = 0
-        # Moving averages of the time spent reading and running.
-        self._read_ns = self._run_ns = 0.0
+    work: Callable[[], int]
+    _: KW_ONLY
+    call_soon: Callable[[Callable[[], None]], object]
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    max_read_ns: int = 1 << 62
+    _scheduled: bool = field(init=False, default=False)
+    _running: bool = field(init=False, default=False)
+    # Start of the poll that is being read, start of the poll before it, and when reading began or was resumed.
+    _poll_ns: int | None = field(init=False, default=None)
+    _previous_poll_ns: int | None = field(init=False, default=None)
+    _reading_ns: int = field(init=False, default=0)
+    # Moving averages of the time spent reading and running.
+    _read_ns: float = field(init=False, default=0.0)
+    _run_ns: float = field(init=False, default=0.0)
 
     @property
     def reading_share(self) -> float:
@@ -60,8 +58,8 @@ class BatchLoop:
         if not self._scheduled:
             self._scheduled = True
             if self._poll_ns is None:
-                self._poll_ns = self._reading_ns = self._clock_ns()
-            self._call_soon(self._iterate)
+                self._poll_ns = self._reading_ns = self.clock_ns()
+            self.call_soon(self._iterate)
 
     def run_if_overdue(self, now_ns: int) -> bool:
         """Run batches now if this poll has been read for longer than `max_read_ns`, for about as long.
@@ -94,12 +92,12 @@ class BatchLoop:
 
     def _run(self, min_ns: int = 0) -> int:
         self._running = True
-        start_ns = now_ns = self._clock_ns()
+        start_ns = now_ns = self.clock_ns()
         done = 0
         try:
-            while (count := self._work()) > 0:
+            while (count := self.work()) > 0:
                 done += count
-                now_ns = self._clock_ns()
+                now_ns = self.clock_ns()
                 if now_ns - start_ns >= min_ns:
                     break
         except Exception:
@@ -109,5 +107,5 @@ class BatchLoop:
             self._running = False
             self._read_ns += FOLLOW * (start_ns - self._reading_ns - self._read_ns)
             self._run_ns += FOLLOW * (now_ns - start_ns - self._run_ns)
-            self._reading_ns = self._clock_ns()
+            self._reading_ns = self.clock_ns()
         return done

@@ -5,7 +5,6 @@ import itertools
 import logging
 import os
 import socket
-import time
 from functools import partial
 from typing import final
 
@@ -41,12 +40,8 @@ class FrontendProcess:
         self._own = own
         # The eventfds of the engines that have new rows.
         self._to_wake: set[int] = set()
-        self._batch_loop = BatchLoop(
-            self._work,
-            call_soon=loop.call_soon,
-            clock_ns=time.monotonic_ns,
-            max_read_ns=settings.batching.max_read_ns,
-        )
+        max_read_ns = settings.batching.max_read_ns
+        self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
         wakes = [partial(self._wake_engine, engine) for engine in engines]
         self._front = FrontEnd(settings, listener, self._change, index=index, wakes=wakes, batch_loop=self._batch_loop)
         self._changes: dict[int, asyncio.Future[None]] = {}

@@ -30,12 +30,8 @@ class _SingleProcess:
         self._settings = settings
         self._listener = listener
         self._loader = ModelLoader(settings, shared=False)
-        self._batch_loop = BatchLoop(
-            self._work,
-            call_soon=loop.call_soon,
-            clock_ns=time.monotonic_ns,
-            max_read_ns=settings.batching.max_read_ns,
-        )
+        max_read_ns = settings.batching.max_read_ns
+        self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
         self._repository = ModelRepository(settings.models, self)
         self._front = FrontEnd(
             settings,

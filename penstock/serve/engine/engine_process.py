@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import socket
-import time
 from typing import final
 
 import numpy as np
@@ -37,7 +36,7 @@ class EngineProcess:
         self._frontends = frontends
         self._loader = ModelLoader(settings, shared=True, index=index)
         self._tables: dict[int, SlotTable] = {}
-        self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, clock_ns=time.monotonic_ns)
+        self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon)
         self._end = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._channel = Channel(end, self._receive, self._end.set)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import final
 
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.spec import Array
@@ -12,14 +11,21 @@ from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.conversion import infer_response, parse_infer
 from penstock.serve.oip.inference import submit, terms_of
 from penstock.serve.registry.model_registry import ModelRegistry
-from penstock.serve.registry.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
+Done = Callable[[pb.ModelInferResponse | RequestError], object]
 
-@final
-class GrpcInference:
-    """One inference request.
+
+def submit_call(
+    models: ModelRegistry,
+    batch_loop: BatchLoop,
+    request: pb.ModelInferRequest,
+    left_s: float | None,
+    owner: str,
+    done: Done,
+) -> Callable[[], None] | None:
+    """Submit an inference request.
 
     Args:
         models: The models of the server.
@@ -27,58 +33,37 @@ class GrpcInference:
         request: The message.
         left_s: Seconds until the deadline of the RPC; None if it has none.
         owner: Owner of the client's key.
-        done: Called once with the response or the error, unless the request is cancelled.
+        done: Called once with the response or the error, at once if it is rejected.
+
+    Returns:
+        A function that cancels the request; None if it was rejected.
     """
-
-    def __init__(
-        self,
-        models: ModelRegistry,
-        batch_loop: BatchLoop,
-        request: pb.ModelInferRequest,
-        left_s: float | None,
-        owner: str,
-        done: Callable[[pb.ModelInferResponse | RequestError], object],
-    ) -> None:
-        self._models, self._request, self._left_s, self._owner, self._done = models, request, left_s, owner, done
-        self._batch_loop = batch_loop
-        self._cancel: Callable[[], None] | None = None
-
-    def submit(self) -> None:
-        """Submit the request; call `done` at once if it is rejected."""
-        now_ns = time.monotonic_ns()
-        self._batch_loop.run_if_overdue(now_ns)
-        try:
-            served = self._models.named(self._request.model_name, self._request.model_version)
-        except RequestError as error:
-            self._done(error)
-            return
-        try:
-            self._ask(served, self._batch_loop.arrival_ns(now_ns))
-        except RequestError as error:
-            served.count_rejection(error)
-            self._done(error)
-        except Exception:
-            log.exception("a request of %r failed", served.name)
-            self._done(internal_error())
-
-    def cancel(self) -> None:
-        """Cancel the request: the client is gone."""
-        if self._cancel is not None:
-            self._cancel()
-
-    def _ask(self, served: ServedModel, arrival_ns: int) -> None:
-        row, output, max_rows, count = terms_of(served)
-        infer = parse_infer(self._request, row, output, max_rows, self._left_s, count)
+    now_ns = time.monotonic_ns()
+    batch_loop.run_if_overdue(now_ns)
+    try:
+        served = models.named(request.model_name, request.model_version)
+    except RequestError as error:
+        done(error)
+        return None
+    row, output, max_rows, count = terms_of(served)
+    try:
+        infer = parse_infer(request, row, output, max_rows, left_s, count)
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
-                self._done(result)
+                done(result)
             else:
-                self._done(infer_response(infer, result, served.name, served.version, output))
+                done(infer_response(infer, result, served.name, served.version, output))
 
-        self._cancel = submit(
-            served, infer, finished, arrival_ns=arrival_ns, owner=self._owner, budget_ns=infer.budget_ns
-        )
+        arrival_ns = batch_loop.arrival_ns(now_ns)
+        return submit(served, infer, finished, arrival_ns=arrival_ns, owner=owner, budget_ns=infer.budget_ns)
+    except RequestError as error:
+        served.count_rejection(error)
+        done(error)
+    except Exception:
+        log.exception("a request of %r failed", served.name)
+        done(internal_error())
+    return None
 
 
 def internal_error() -> ComputeFailed:

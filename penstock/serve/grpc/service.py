@@ -6,6 +6,7 @@ gRPC may run in another loop than the models: everything that touches a model ru
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from operator import methodcaller
 from typing import Any, NoReturn, TypeVar, final
@@ -17,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from penstock.core.errors import InvalidInput, RequestError, ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.grpc import oip_v2_pb2 as pb
-from penstock.serve.grpc.call import GrpcInference, internal_error
+from penstock.serve.grpc.call import internal_error, submit_call
 from penstock.serve.grpc.conversion import retry_metadata, status_of
 from penstock.serve.observe.metrics import model_statistics
 from penstock.serve.oip.metadata import model_config, model_metadata
@@ -234,20 +235,23 @@ class GrpcServer:
             else:
                 answer.set_result(result)
 
-        inference = GrpcInference(
-            self._models,
-            self._batch_loop,
-            request,
-            left_s,
-            owner,
-            lambda result: loop.call_soon_threadsafe(resolve, result),
-        )
-        self._home.call_soon_threadsafe(inference.submit)
+        cancel_rows: Callable[[], None] | None = None
+
+        def submit() -> None:
+            nonlocal cancel_rows
+            done = partial(loop.call_soon_threadsafe, resolve)
+            cancel_rows = submit_call(self._models, self._batch_loop, request, left_s, owner, done)
+
+        def cancel() -> None:
+            if cancel_rows is not None:
+                cancel_rows()
+
+        self._home.call_soon_threadsafe(submit)
         try:
             return await answer
         except asyncio.CancelledError:
             # The client is gone: its rows need not run.
-            self._home.call_soon_threadsafe(inference.cancel)
+            self._home.call_soon_threadsafe(cancel)
             raise
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from penstock.core.errors import RequestError
@@ -16,35 +17,35 @@ CLIENT_GONE = 499  # nginx logs the same for a client that closed before its ans
 
 
 @final
+@dataclass(eq=False)
 class RequestLog:
     """Writes a line for each request as it is answered.
 
     Args:
-        handle: Answers requests.
-        reject: Answers requests that cannot be read to their end.
+        handler: Answers requests.
+        rejecter: Answers requests that cannot be read to their end.
         access: Finds client names by their keys.
         clock_s: A monotonic clock in seconds.
     """
 
-    def __init__(
-        self, handle: Handler, reject: Rejecter, access: Access, clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._handle = handle
-        self._reject = reject
-        self._access = access
-        self._clock_s = clock_s
+    handler: Handler
+    rejecter: Rejecter
+    access: Access
+    clock_s: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         # Independent of --verbose.
         log.setLevel(logging.INFO)
 
     def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Answer a request, and log it then."""
-        head, start_s = request.head, self._clock_s()
+        head, start_s = request.head, self.clock_s()
 
         def answered(response: Response) -> None:
             self._write(head, response, start_s)
             answer(response)
 
-        cancel = self._handle(request, answered)
+        cancel = self.handler(request, answered)
 
         def left() -> None:
             self._write(head, Response(CLIENT_GONE), start_s)
@@ -55,13 +56,13 @@ class RequestLog:
 
     def reject(self, error: RequestError, head: Head) -> Response:
         """Answer a request that cannot be read to its end, and log it."""
-        response = self._reject(error, head)
-        self._write(head, response, self._clock_s())
+        response = self.rejecter(error, head)
+        self._write(head, response, self.clock_s())
         return response
 
     def _write(self, head: Head, response: Response, start_s: float) -> None:
-        milliseconds = round((self._clock_s() - start_s) * 1e3, 3)
-        client = self._access.client(head)
+        milliseconds = round((self.clock_s() - start_s) * 1e3, 3)
+        client = self.access.client(head)
         error = None if response.error is None else str(response.error)
         fields = {
             "method": head.method,

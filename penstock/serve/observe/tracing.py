@@ -38,13 +38,14 @@ _PARENTS = TraceContextTextMapPropagator()
 
 
 @final
+@dataclass(eq=False)
 class Traces:
     """Records spans of sampled requests.
 
     A `traceparent` header decides whether its request is sampled; of the others, a share is.
 
     Args:
-        handle: Answers requests.
+        handler: Answers requests.
         provider: Makes the spans and sends them.
         models: The served models.
         share: Share of requests that are sampled, from 0 to 1.
@@ -52,44 +53,37 @@ class Traces:
         random: Returns numbers in [0, 1).
     """
 
-    def __init__(
-        self,
-        handle: Handler,
-        provider: TracerProvider,
-        models: Iterable[ServedModel],
-        share: float,
-        scheme: str,
-        random: Callable[[], float] = random.random,
-    ) -> None:
-        self._handle = handle
-        self._provider = provider
-        self._tracer = provider.get_tracer("penstock", version("penstock"))
-        self._models = models
-        self._share = share
-        self._scheme = scheme
-        self._random = random
+    handler: Handler
+    provider: TracerProvider
+    models: Iterable[ServedModel]
+    share: float
+    scheme: str
+    random: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        self._tracer = self.provider.get_tracer("penstock", version("penstock"))
 
     def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Answer a request, with or without a span."""
         parent = request.head.headers.get("traceparent")
-        if parent is None and self._random() >= self._share:
-            return self._handle(request, answer)
+        if parent is None and self.random() >= self.share:
+            return self.handler(request, answer)
         context = _PARENTS.extract(request.head.headers) if parent is not None else None
         caller = get_current_span(context).get_span_context()
-        if parent is not None and not (caller.trace_flags.sampled if caller.is_valid else self._random() < self._share):
-            return self._handle(request, answer)
+        if parent is not None and not (caller.trace_flags.sampled if caller.is_valid else self.random() < self.share):
+            return self.handler(request, answer)
         return self._traced(request, answer, context)
 
     def shut_down(self) -> None:
         """Send the remaining spans, for at most `FLUSH_S`."""
-        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending = threading.Thread(target=self.provider.shutdown, daemon=True)
         ending.start()
         ending.join(FLUSH_S)
 
     def _traced(self, request: Request, answer: Answer, context: Context | None) -> Callable[[], None]:
         head = request.head
         route, model = route_of(head.path)
-        attributes = _attributes(request, route, self._scheme)
+        attributes = _attributes(request, route, self.scheme)
         if model:
             attributes["penstock.model"] = model
         span = self._tracer.start_span(
@@ -104,8 +98,8 @@ class Traces:
             _end(span, response, bool(model))
             answer(response)
 
-        coming = _Place.next(self._models, model) if route.endswith(("/infer", "/apps/{name}")) else []
-        cancel = self._handle(request, answered)
+        coming = _Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}")) else []
+        cancel = self.handler(request, answered)
         place = next(filter(_Place.taken, coming), None)
 
         def left() -> None:
