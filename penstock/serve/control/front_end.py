@@ -15,7 +15,7 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.response import Handlers
-from penstock.serve.grpc.thread import GrpcThread
+from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
@@ -156,11 +156,12 @@ class FrontEnd:
         from penstock.serve.grpc.service import GrpcServer
 
         home = asyncio.get_running_loop()
-        self._grpc_body_bytes = self._max_body_bytes()
+        self._grpc_body_bytes = self.models.max_body_bytes
         certificate, key = self._settings.network.tls_certificate, self._settings.network.tls_key
         tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
-        thread = GrpcThread(
-            lambda: GrpcServer(
+
+        async def serve() -> Stop:
+            server = GrpcServer(
                 self.models,
                 batch_loop=self._batch_loop,
                 host=self._settings.network.host,
@@ -170,7 +171,10 @@ class FrontEnd:
                 tls=tls,
                 home=home,
             )
-        )
+            await server.start()
+            return server.stop
+
+        thread = GrpcThread(serve)
         await thread.start()
         self._grpc = thread
 
@@ -203,9 +207,6 @@ class FrontEnd:
             await asyncio.sleep(SWEEP_S)
             self.attachments.sweep()
             self.http.sweep()
-
-    def _max_body_bytes(self) -> int:
-        return max((served.application.max_body_bytes for served in self.models), default=0)
 
 
 def check_telemetry(telemetry: TelemetrySettings) -> None:

@@ -6,28 +6,16 @@ after the other: in the same loop, a batch would hold hardly more than one reque
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Protocol, final
+from typing import Any, final
 
 import uvloop
 
 from penstock.core.errors import ServeError
 
-
-class ThreadedServer(Protocol):
-    """The server in the thread, see `GrpcServer`; this file does not need the packages of penstock[grpc]."""
-
-    port: int
-
-    async def start(self) -> None:
-        """Accept calls."""
-        ...
-
-    async def stop(self, grace_s: float | None) -> None:
-        """Reject new calls, and answer the accepted ones."""
-        ...
-
+# `stop` of a server that accepts calls, see `GrpcServer`; this file does not need the packages of penstock[grpc].
+Stop = Callable[[float | None], Coroutine[Any, Any, None]]
 
 # Time for cancelled calls to end by themselves.
 CUT_OFF_S = 0.5
@@ -38,30 +26,29 @@ class GrpcThread:
     """Runs a gRPC server beside the running loop of the models.
 
     Args:
-        make: Makes the server, called in the new thread's loop; its `home` is the running loop.
+        serve: Makes and starts the server in the new thread's loop; its `home` is the running loop.
     """
 
-    def __init__(self, make: Callable[[], ThreadedServer]) -> None:
-        self._make = make
-        self._started: Future[tuple[ThreadedServer, asyncio.AbstractEventLoop]] = Future()
+    def __init__(self, serve: Callable[[], Coroutine[Any, Any, Stop]]) -> None:
+        self._serve = serve
+        self._started: Future[tuple[Stop, asyncio.AbstractEventLoop]] = Future()
         self._over = asyncio.Event()
         self._home = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
 
-    async def start(self) -> int:
-        """Accept calls, and return the port.
+    async def start(self) -> None:
+        """Accept calls.
 
         Raises:
             ServeError: The port is taken.
         """
         self._thread.start()
-        server, _ = await asyncio.wrap_future(self._started)
-        return server.port
+        await asyncio.wrap_future(self._started)
 
     async def drain(self, grace_s: float) -> None:
         """Reject new calls, answer the accepted ones, and cancel those that are left after so many seconds."""
-        server, loop = self._started.result()
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(server.stop(grace_s), loop))
+        stop, loop = self._started.result()
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop(grace_s), loop))
 
     async def close(self) -> None:
         """Cancel the remaining calls and end the thread; a running `drain` ends too."""
@@ -76,9 +63,8 @@ class GrpcThread:
 
     async def _live(self) -> None:
         try:
-            server = self._make()
-            await server.start()
-            self._started.set_result((server, asyncio.get_running_loop()))
+            stop = await self._serve()
+            self._started.set_result((stop, asyncio.get_running_loop()))
         except ServeError as error:
             self._started.set_exception(error)
             return
@@ -86,7 +72,7 @@ class GrpcThread:
             # The thread logs any other error itself; `start` must not wait for ever.
             self._started.cancel()
         await self._over.wait()
-        await server.stop(None)
+        await stop(None)
         calls = asyncio.all_tasks() - {asyncio.current_task()}
         if calls:
             # grpc has cancelled them already; a second cancel logs a traceback for each.

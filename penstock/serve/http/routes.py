@@ -157,7 +157,7 @@ class Routes:
     def _limit_of(self, route: _Route) -> int:
         if route.max_body_bytes is not None:
             return route.max_body_bytes
-        return MAX_HEAD_BYTES + max((served.application.max_body_bytes for served in self.models), default=0)
+        return MAX_HEAD_BYTES + self.models.max_body_bytes
 
     def _decompress(self, route: _Route, request: Request, answer: Answer) -> Cancel | None:
         # The same limit as for the compressed body.

@@ -41,6 +41,11 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._served.values()))
 
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body that any model takes."""
+        return max((served.application.max_body_bytes for served in self), default=0)
+
     def put(self, served: ServedModel) -> None:
         """Serve a model under its name, instead of the model that had the name before."""
         self._served[served.name] = served
