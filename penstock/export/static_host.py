@@ -1,12 +1,12 @@
 """A static file host on localhost, for a look at a pack before it is deployed."""
 
-import hashlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from mimetypes import MimeTypes
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 from urllib.parse import unquote
@@ -15,19 +15,7 @@ from penstock.core.errors import PackError
 from penstock.core.pack import DESCRIPTION, INDEX, SIGNATURE, WEB, Pack
 
 LOCALHOST = "127.0.0.1"
-TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".jpg": "image/jpeg",
-    ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".png": "image/png",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".wasm": "application/wasm",
-    ".webmanifest": "application/manifest+json",
-}
+UTF8_TEXT = {".css": "css", ".html": "html", ".js": "javascript", ".mjs": "javascript", ".txt": "plain"}
 # Browsers allow more than one thread only in pages that are isolated by these headers.
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 HEADERS = {
@@ -141,16 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._host = host
         super().__init__(*arguments)
 
-    def do_GET(self) -> None:
-        self._respond(body=True)
-
-    def do_HEAD(self) -> None:
-        self._respond(body=False)
-
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
 
-    def _respond(self, *, body: bool) -> None:
+    def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
         if path in ("/", f"/{WEB}"):
             self._send(HTTPStatus.FOUND, {"Location": f"/{WEB}/"}, b"")
@@ -161,24 +143,28 @@ class _Handler(BaseHTTPRequestHandler):
         except (OSError, ValueError):
             content = None
         if content is None:
-            text = b"This is no part of the pack.\n"
-            self._send(HTTPStatus.NOT_FOUND, {"Content-Type": TYPES[".txt"]}, text, body=body)
+            self._send(HTTPStatus.NOT_FOUND, {"Content-Type": _type_of("404.txt")}, b"This is no part of the pack.\n")
             return
-        tag = f'"{hashlib.sha256(content).hexdigest()}"'
-        if self.headers.get("If-None-Match") == tag:
-            self._send(HTTPStatus.NOT_MODIFIED, {"ETag": tag}, b"")
-            return
-        kind = TYPES.get(Path(name).suffix, "application/octet-stream")
-        self._send(HTTPStatus.OK, {"Content-Type": kind, "ETag": tag}, content, body=body)
-        if body:
+        self._send(HTTPStatus.OK, {"Content-Type": _type_of(name)}, content)
+        if self.command == "GET":
             self._host.on_sent(self.path, len(content))
 
-    def _send(self, status: HTTPStatus, headers: dict[str, str], content: bytes, *, body: bool = True) -> None:
+    do_HEAD = do_GET
+
+    def _send(self, status: HTTPStatus, headers: dict[str, str], content: bytes) -> None:
         self.send_response(status)
         # Closed, so that a host that is stopped answers nothing more.
         common = {"Connection": "close", "Content-Length": str(len(content))}
         for header in (headers | common | dict(self._host.headers)).items():
             self.send_header(*header)
         self.end_headers()
-        if body:
+        if self.command == "GET":
             self.wfile.write(content)
+
+
+def _type_of(name: str) -> str:
+    suffix = PurePosixPath(name).suffix
+    if suffix in UTF8_TEXT:
+        return f"text/{UTF8_TEXT[suffix]}; charset=utf-8"
+    # Python's own table, which does not depend on the machine.
+    return MimeTypes().guess_type(name)[0] or "application/octet-stream"
