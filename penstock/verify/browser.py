@@ -17,42 +17,21 @@ from penstock.verify.verify_inputs import Example
 
 INSTALL_S = 60
 
-# The app's own engine for inputs that the app takes; for others, of a fixed size, the runtime below it.
 OPEN = """async () => {
   await navigator.serviceWorker.ready;
-  const description = await (await fetch("../pack.json")).json();
-  const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  globalThis.bytes = bytes;
-  if (description.kind === "live" || description.input.shape.includes(null)) {
-    const { Engine } = await import("./engine.js");
-    globalThis.engine = new Engine(description);
-    await engine.open();
-    return;
-  }
-  const ort = await import("./vendor/ort.wasm.min.mjs");
-  ort.env.wasm.numThreads = 1;
-  ort.env.wasm.wasmPaths = new URL("./vendor/", location).href;
-  const model = await (await fetch("../" + description.models.fp32.file)).arrayBuffer();
-  const session = await ort.InferenceSession.create(new Uint8Array(model), { executionProviders: ["wasm"] });
-  globalThis.run = async (values, shape) => {
-    const { name, dtype } = description.input;
-    const outputs = await session.run({ [name]: new ort.Tensor(dtype, values, shape) });
-    return Array.from(outputs[description.outputs[0].name].data);
-  };
+  const { Engine } = await import("./engine.js");
+  globalThis.bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  globalThis.engine = new Engine(await (await fetch("../pack.json")).json());
+  await engine.open();
 }"""
-PIXELS = """async ([text, height, width]) => {
-  const data = new Uint8ClampedArray(bytes(text).buffer);
-  const { outputs } = await engine.pixels({ data, height, width });
-  const { outputs: [{ name }] } = engine.description;
-  return Array.from(outputs[name]);
+ARRAY = """async ([text, shape]) => {
+  const { outputs } = await engine.array(bytes(text), shape);
+  return Array.from(outputs[engine.description.outputs[0].name]);
 }"""
 SOUND = """async ([text, length, last]) => {
   const { rows, values } = await engine.sound(new Int16Array(bytes(text).buffer), length, last);
   return [rows, Array.from(values)];
 }"""
-FIXED = """async ([text, kind, shape]) => run(new globalThis[kind](bytes(text).buffer), shape)"""
-# JavaScript's typed arrays; others are named as NumPy's dtypes, Float32Array.
-KINDS = {"bool": "Uint8Array", "int64": "BigInt64Array", "uint64": "BigUint64Array"}
 
 
 @final
@@ -66,8 +45,9 @@ class BrowserBackend(Backend):
         PackError: No browser can be started, or the app does not open in it.
     """
 
+    name = "web app"
+
     def __init__(self, pack: Pack) -> None:
-        self.name = "web app" if pack.varies or pack.live is not None else "WASM in a browser"
         self._pack = pack
         self._open = ExitStack()
         self._page: Any = None
@@ -105,11 +85,8 @@ class BrowserBackend(Backend):
         raw, outputs = example.raw, self._pack.outputs[0]
         if self._pack.live is not None:
             return self._run_signal(raw, self._pack.live.chunk)
-        if self._pack.varies:
-            numbers = self._page.evaluate(PIXELS, [_base64(raw), *raw.shape[:2]])
-        else:
-            kind = KINDS.get(raw.dtype.name, f"{raw.dtype.name.capitalize()}Array")
-            numbers = self._page.evaluate(FIXED, [_base64(raw), kind, [1, *raw.shape]])
+        shape = raw.shape if self._pack.varies else (1, *raw.shape)
+        numbers = self._page.evaluate(ARRAY, [_base64(raw), shape])
         return np.array(numbers, outputs.dtype).reshape(outputs.shape)
 
     def _run_signal(self, signal_T: Array, chunk: int) -> Array:

@@ -34,6 +34,11 @@ export class Engine {
     return this.#request({ method: "pixels", data, width, height });
   }
 
+  /** Run the network on the bytes of an array of its input's type, of a shape as the graph has it. */
+  array(bytes, shape) {
+    return this.#request({ method: "array", bytes, shape });
+  }
+
   /** Run the network on the next chunk of a stream: `{ rows, values, ms }`. */
   sound(samples, length, last) {
     return this.#request({ method: "sound", samples, length, last });

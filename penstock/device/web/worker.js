@@ -7,7 +7,7 @@ let session = null;
 let states = null; // state of a live network's stream
 let context = null; // of the canvas whose pixels are read
 
-const methods = { open, picture, pixels, sound, reset };
+const methods = { open, picture, pixels, array, sound, reset };
 
 self.onmessage = async ({ data: { id, method, ...rest } }) => {
   try {
@@ -62,7 +62,16 @@ function fit(bitmap) {
 
 /** Run the network on RGBA pixels, row by row. */
 async function pixels({ data, width, height }) {
-  const input = tensorOf(data, width, height);
+  return run(tensorOf(data, width, height));
+}
+
+/** Run the network on the bytes of an array of its input's type. */
+async function array({ bytes, shape }) {
+  const { dtype } = pack.input;
+  return run(new ort.Tensor(dtype, new ARRAYS[dtype](bytes.buffer), shape));
+}
+
+async function run(input) {
   const began = performance.now();
   const outputs = await session.run({ [pack.input.name]: input });
   return { outputs: read(outputs), ms: performance.now() - began };
@@ -116,10 +125,14 @@ const ARRAYS = {
   bool: Uint8Array,
   float32: Float32Array,
   float64: Float64Array,
+  int8: Int8Array,
   int16: Int16Array,
   int32: Int32Array,
   int64: BigInt64Array,
   uint8: Uint8Array,
+  uint16: Uint16Array,
+  uint32: Uint32Array,
+  uint64: BigUint64Array,
 };
 
 /** A state tensor before a stream's first chunk. */
