@@ -51,10 +51,8 @@ from penstock.device.source import DecodeFailures
 THUMBNAIL = 160
 # Pictures are read and decoded while the network runs on another.
 READERS, READ_AHEAD = 2, 4
-# Pictures lost at most when a run is interrupted.
-JOURNAL_EVERY = 32
-# The files of a journal: SHA-256 of the pictures, their vectors, and the network.
-PARTS = ("part.txt", "part.f32", "made-by")
+# Finished vectors: PARTS/SHA-256 of the network/SHA-256 of the picture.
+PARTS = "parts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,46 +74,22 @@ class IndexReport:
 
 @final
 class _Journal:
-    """Finished pictures: their hashes and as many vectors, in a folder beside the index."""
+    """Finished pictures, in a folder beside the index: a file for each vector, and the thumbnails."""
 
     def __init__(self, folder: Path, model: dict[str, Any]) -> None:
         self.folder = folder
-        self.vectors: dict[str, Vector] = {}
-        self._dim: int = model["dim"]
-        self._names, self._numbers, mark = (folder / name for name in PARTS)
-        text = json.dumps(model)
-        if mark.exists() and mark.read_text() != text:
-            # The vectors of another network cannot be used.
-            shutil.rmtree(folder / "thumbs", ignore_errors=True)
-            for name in PARTS:
-                (folder / name).unlink(missing_ok=True)
-        (folder / "thumbs").mkdir(exist_ok=True)
-        mark.write_text(text)
-        self._new: list[tuple[str, Vector]] = []
-        self._read()
-
-    def _read(self) -> None:
-        names = self._names.read_text().splitlines() if self._names.exists() else []
-        numbers = np.fromfile(self._numbers, np.float32) if self._numbers.exists() else np.zeros(0, np.float32)
-        # Vectors are written before names, so a vector that was cut short has no name.
-        whole = min(len(names), len(numbers) // self._dim)
-        rows = numbers[: whole * self._dim].reshape(whole, self._dim)
-        self.vectors.update(zip(names, rows, strict=False))
-        self._numbers.write_bytes(rows.tobytes())
-        self._names.write_text("".join(f"{name}\n" for name in names[:whole]))
+        self._parts = folder / PARTS / model["model"]
+        for made in (self._parts, folder / "thumbs"):
+            made.mkdir(parents=True, exist_ok=True)
+        found = {file.name: np.fromfile(file, np.float32) for file in self._parts.iterdir()}
+        # Without those that an interruption cut short.
+        self.vectors: dict[str, Vector] = {
+            name: part_D for name, part_D in found.items() if len(part_D) == model["dim"]
+        }
 
     def add(self, sha256: str, vector: Vector) -> None:
+        vector.tofile(self._parts / sha256)
         self.vectors[sha256] = vector
-        self._new.append((sha256, vector))
-        if len(self._new) >= JOURNAL_EVERY:
-            self.flush()
-
-    def flush(self) -> None:
-        with self._numbers.open("ab") as sink:
-            sink.write(b"".join(vector.tobytes() for _, vector in self._new))
-        with self._names.open("a") as sink:
-            sink.write("".join(f"{sha256}\n" for sha256, _ in self._new))
-        self._new.clear()
 
 
 def index_folder(
@@ -146,7 +120,6 @@ def index_folder(
             journal = _Journal(beside, model)
             _reuse(journal, place, model)
             items, failures, computed = _embed(engine, pictures, files, journal, on_progress)
-            journal.flush()
             if not items:
                 shutil.rmtree(beside)
                 raise SourceError(
@@ -233,7 +206,7 @@ def _reuse(journal: _Journal, place: Path, model: dict[str, Any]) -> None:
         thumbnail = place / thumbnail_of(item.sha256)
         if item.sha256 not in journal.vectors and thumbnail.exists():
             shutil.copyfile(thumbnail, journal.folder / thumbnail_of(item.sha256))
-            journal.add(item.sha256, np.array(vector))
+            journal.vectors[item.sha256] = vector
 
 
 def _read_ahead(
@@ -270,8 +243,7 @@ def _publish(journal: _Journal, items: list[IndexItem], model: dict[str, Any], p
     for file in (folder / "thumbs").iterdir():
         if f"thumbs/{file.name}" not in used:
             file.unlink()
-    for name in PARTS:
-        (folder / name).unlink()
+    shutil.rmtree(folder / PARTS)
     sha256 = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
     described = {"schema_version": SCHEMA_VERSION, **model, "sha256": sha256}
     write_through(folder / DESCRIPTION, json.dumps(described, indent=1, sort_keys=True).encode())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError, SourceError
-from penstock.device.index import JOURNAL_EVERY, index_folder
+from penstock.device.index import index_folder
 from penstock.device.pack_engine import PackEngine
 from penstock.device.picture_folder import read_picture
 from penstock.device.search import IndexItem, PictureIndex, embedding_of, read_index, search
@@ -113,19 +113,20 @@ class Interrupted(PackEngine):  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def test_an_interrupted_index_goes_on_where_it_was(engine: PackEngine, tmp_path: Path) -> None:
-    for number in range(2 * JOURNAL_EVERY):
+    for number in range(64):
         (tmp_path / "p").mkdir(exist_ok=True)
         save(plain((number, 40, 90), 4, 4)[:, :, :3], tmp_path / "p" / f"{number:03}.png")
     stops = Interrupted(engine.pack)
-    stops.left = JOURNAL_EVERY + 5
+    stops.left = 37
     with pytest.raises(PowerCut):
         index_folder(stops, tmp_path / "p", tmp_path / "index")
     assert not (tmp_path / "index").exists()
-    # A last vector that was cut when the power went.
-    with (tmp_path / "index-part" / "part.f32").open("ab") as sink:
-        sink.write(b"12345")
+    # A vector that was cut when the power went.
+    parts = list((tmp_path / "index-part" / "parts").glob("*/*"))
+    assert len(parts) == 37
+    os.truncate(parts[0], 5)
     made = index_folder(engine, tmp_path / "p", tmp_path / "index")
-    assert (made.count, made.computed) == (2 * JOURNAL_EVERY, JOURNAL_EVERY)
+    assert (made.count, made.computed) == (64, 28)
     assert not (tmp_path / "index-part").exists()
     index = read_index(tmp_path / "index")
     for name in ("000.png", "040.png", "063.png"):
