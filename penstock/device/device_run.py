@@ -87,14 +87,12 @@ class DeviceRun(ABC, Generic[T, R]):
 
     def report(self) -> RunReport:
         """Statistics until now."""
-        seconds = self.seconds
         p50, p95 = 1e3 * np.percentile(self._ages_s, (50, 95)) if self._ages_s else (None, None)
         return RunReport(
             answered=self._answered,
             dropped=self._inbox.dropped,
             broken=self._source.failures.count,
-            seconds=seconds,
-            per_second=self._answered / seconds if seconds > 0 else 0.0,
+            seconds=self.seconds,
             age_p50_ms=None if p50 is None else float(p50),
             age_p95_ms=None if p95 is None else float(p95),
             model_p50_ms=1e3 * float(np.median(self._models_s)) if self._models_s else 0.0,

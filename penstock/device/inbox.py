@@ -15,18 +15,14 @@ class Inbox(Generic[T]):
 
     Args:
         capacity: Items that may wait; the oldest is dropped for a new one.
-        max_age_s: An item that waited longer is dropped instead of being taken.
 
     Attributes:
-        offered: Items that arrived.
-        dropped: Items that were replaced or grew too old.
+        dropped: Items that were replaced.
     """
 
-    def __init__(self, *, capacity: int = 1, max_age_s: float = float("inf")) -> None:
-        self.offered = 0
+    def __init__(self, *, capacity: int = 1) -> None:
         self.dropped = 0
         self._capacity = capacity
-        self._max_age_s = max_age_s
         self._waiting: deque[T] = deque()
 
     def __len__(self) -> int:
@@ -34,20 +30,14 @@ class Inbox(Generic[T]):
 
     def offer(self, item: T) -> None:
         """Add an item."""
-        self.offered += 1
         self._waiting.append(item)
         if len(self._waiting) > self._capacity:
             self._waiting.popleft()
             self.dropped += 1
 
-    def take(self, now_s: float) -> T | None:
-        """Remove and return the oldest item that is young enough; None if there is none."""
-        while self._waiting:
-            item = self._waiting.popleft()
-            if now_s - item.captured_s <= self._max_age_s:
-                return item
-            self.dropped += 1
-        return None
+    def take(self) -> T | None:
+        """Remove and return the oldest item; None if there is none."""
+        return self._waiting.popleft() if self._waiting else None
 
 
 @final

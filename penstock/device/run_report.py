@@ -9,10 +9,9 @@ class RunReport:
 
     Args:
         answered: Frames, pictures or chunks that the network processed.
-        dropped: Items that were replaced by later ones, or grew too old.
+        dropped: Items that were replaced by later ones.
         broken: Items that could not be decoded.
         seconds: Length of the run.
-        per_second: Answers per second.
         age_p50_ms: Median time from when an item was due or arrived until its answer; None where nothing is played in
             real time.
         age_p95_ms: The 95th percentile.
@@ -25,7 +24,6 @@ class RunReport:
     dropped: int
     broken: int
     seconds: float
-    per_second: float
     age_p50_ms: float | None
     age_p95_ms: float | None
     model_p50_ms: float
@@ -36,7 +34,7 @@ class RunReport:
         """The rows of a table."""
         rows = {
             unit: f"{self.answered:,} answered, {self.dropped:,} dropped, {self.broken:,} broken",
-            f"{unit} per second": f"{self.per_second:.1f} in {self.seconds:.1f} s",
+            f"{unit} per second": f"{self.answered / self.seconds:.1f} in {self.seconds:.1f} s",
             "network": f"{self.model_p50_ms:.2f} ms (p50)",
             "CPU time": f"{self.cpu_ms:.2f} ms per answer",
         }

@@ -67,7 +67,7 @@ class SourceReader(Generic[T]):
     def _next(self) -> T | None:
         while True:
             with self._changed:
-                item = self._inbox.take(self._clock())
+                item = self._inbox.take()
                 if item is not None:
                     return item
                 if self._ended:

@@ -15,9 +15,6 @@ from penstock.device.pack_engine import PackEngine
 from penstock.device.smoothing import Smoothed, smooth, smoothed_answer
 from penstock.device.source import Frame, FrameSource
 
-# An older frame is dropped.
-MAX_AGE_S = 1.0
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameResult:
@@ -91,7 +88,7 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
         self._smoothed: Smoothed | None = None
         super().__init__(
             source,
-            Inbox(max_age_s=MAX_AGE_S),
+            Inbox(),
             real_time=not (source.independent or (every_frame and source.recorded)),
             stall_timeout_s=stall_timeout_s,
             clock=clock,

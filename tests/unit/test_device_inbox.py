@@ -17,13 +17,13 @@ def ages(*, frame_s: float, model_s: float, frames: int = 200) -> tuple[list[flo
     for number in range(frames):
         now_s = number * frame_s
         # What waited when the network became free before this frame came.
-        while free_s <= now_s and (piece := inbox.take(max(free_s, 0.0))):
+        while free_s <= now_s and (piece := inbox.take()):
             started_s = max(free_s, piece.captured_s)
             free_s = started_s + model_s
             found.append(free_s - piece.captured_s)
         inbox.offer(item_at(number, now_s))
         if free_s <= now_s:
-            piece = inbox.take(now_s)
+            piece = inbox.take()
             assert piece is not None
             free_s = now_s + model_s
             found.append(model_s)
@@ -35,30 +35,23 @@ def test_no_answer_is_older_than_the_network_and_one_frame(model_s: float) -> No
     found, inbox = ages(frame_s=1 / 30, model_s=model_s)
     assert max(found) <= model_s + 1 / 30 + 1e-9
     waiting = len(inbox)
-    assert len(found) + inbox.dropped + waiting == inbox.offered == 200
+    assert len(found) + inbox.dropped + waiting == 200
 
 
 def test_the_latest_frame_wins() -> None:
     inbox: Inbox[SourceItem] = Inbox()
     for number in range(4):
         inbox.offer(item_at(number, float(number)))
-    assert inbox.take(4.0) == item_at(3, 3.0)
-    assert inbox.take(4.0) is None
-    assert (inbox.offered, inbox.dropped) == (4, 3)
-
-
-def test_what_is_too_old_is_not_looked_at() -> None:
-    inbox: Inbox[SourceItem] = Inbox(max_age_s=1.0)
-    inbox.offer(item_at(0, 0.0))
-    assert inbox.take(1.01) is None
-    assert inbox.dropped == 1
+    assert inbox.take() == item_at(3, 3.0)
+    assert inbox.take() is None
+    assert inbox.dropped == 3
 
 
 def test_sound_keeps_its_order_and_lets_the_oldest_go() -> None:
     inbox: Inbox[SourceItem] = Inbox(capacity=3)
     for number in range(5):
         inbox.offer(item_at(number, 0.0))
-    taken = [inbox.take(0.0) for _ in range(4)]
+    taken = [inbox.take() for _ in range(4)]
     assert [piece.number for piece in taken if piece] == [2, 3, 4]
     assert inbox.dropped == 2
 
