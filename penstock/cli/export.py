@@ -81,11 +81,7 @@ def export(
 @contextmanager
 def _sigterm_exits() -> Generator[None]:
     """Make SIGTERM raise SystemExit, so that partial files are removed and the exporter process ends."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:

@@ -25,9 +25,9 @@ class GraphReport:
     input: RawSpec
     input_name: str
     outputs: tuple[TensorSpec, ...]
-    live: PackLive | None
-    prepare_nodes: tuple[str, ...]
-    difference: float
+    live: PackLive | None = None
+    prepare_nodes: tuple[str, ...] = ()
+    difference: float = 0.0
 
     def network(self, graph: Path) -> PackedNetwork:
         """Open the graph, or another one of the same inputs and outputs."""

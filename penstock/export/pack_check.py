@@ -1,56 +1,28 @@
 """Check that a pack's graph agrees with its bundle."""
 
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penstock.core.errors import GoldenMismatch, PackError, one_line
 from penstock.core.onnx_session import onnx_errors
-from penstock.core.pack import PackLive
 from penstock.core.spec import Array
 from penstock.export.graph_report import GraphReport
-from penstock.export.pack_session import packed_session
-from penstock.nn.streaming import State, Step, Streaming, leaves, map_state
+from penstock.nn.streaming import Streaming
 from penstock.runtime.load import Predictor
+from penstock.runtime.onnx_step import ExportedStep
 from penstock.runtime.prepare_session import random_raws
 from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.streaming_onnx import check_equivalent
 from penstock.runtime.whole_signals import run_in_chunks
 
-# N examples, B batch (of one), T frames of a chunk
+# N examples
 
 BLENDS = 8
 OTHER_SIZES = 6
 ALIKE_SLOTS = 3
-
-
-@final
-class PackedStep:
-    """A network's `step`, computed by a pack's graph for one row.
-
-    Args:
-        session: ONNX Runtime session of the graph.
-        live: Its inputs and outputs.
-        input: Name of the chunk's input.
-    """
-
-    def __init__(self, session: Any, live: PackLive, input: str) -> None:
-        self._session = session
-        self._live = live
-        self._input = input
-
-    def __call__(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor) -> Step:
-        """See `Streaming.step`; B is 1."""
-        named = zip(self._live.states, leaves(state), strict=True)
-        feeds = {self._input: chunk_BT, self._live.length: length_B, self._live.last: last_B}
-        feeds |= {leaf.input: value for leaf, value in named}
-        given = {name: np.ascontiguousarray(value.numpy()) for name, value in feeds.items()}
-        output_BU, frames_B, *after = map(torch.from_numpy, self._session.run(None, given))
-        left = iter(after)
-        return Step(output_BU, frames_B, map_state(lambda _: next(left), state))
 
 
 def check_oneshot(predictor: Predictor, report: GraphReport, file: Path) -> float:
@@ -92,7 +64,7 @@ def _others(predictor: Predictor) -> list[Array]:
     return random_raws(predictor.preparing.raw, OTHER_SIZES)
 
 
-def check_live(predictor: Predictor, network: Streaming, file: Path, live: PackLive) -> float:
+def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
     """Compare a live graph with its bundle on the golden signals, in several chunkings; return the largest difference.
 
     Streams that begin, pause and end at random are stepped by both as well.
@@ -101,17 +73,18 @@ def check_live(predictor: Predictor, network: Streaming, file: Path, live: PackL
         PackError: The difference exceeds the bundle's tolerance.
     """
     application, golden = predictor.application, predictor.files.golden
-    step = PackedStep(packed_session(file), live, application.input.name)
-    made, trusted = (
-        StreamingExecutor(network, application.input, application.output, slots=ALIKE_SLOTS, max_rows=1, run=run)
-        for run in (step, None)
-    )
+    chunk = application.input.shape[0]
     try:
+        step = ExportedStep(file, network.initial_state(1), threads=1, chunk=application.input.name)
+        made, trusted = (
+            StreamingExecutor(network, application.input, application.output, slots=ALIKE_SLOTS, max_rows=1, run=run)
+            for run in (step, None)
+        )
         differences = [_agree(run_in_chunks(made, golden.inputs), golden.outputs, golden.tolerance)]
         # A few signals in other chunks, which must not change the outputs.
         differences += [
             _agree(run_in_chunks(made, golden.inputs[:2], frames), golden.outputs[:2], golden.tolerance)
-            for frames in {max(1, live.chunk // 2), max(1, live.chunk * 2 // 3), max(1, live.chunk - 1)}
+            for frames in {max(1, chunk // 2), max(1, chunk * 2 // 3), max(1, chunk - 1)}
         ]
         check_equivalent(made, trusted, golden, ALIKE_SLOTS)
     except GoldenMismatch as error:

@@ -25,7 +25,7 @@ from penstock.export.pack_check import check_live, check_oneshot
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor, as_streaming
-from penstock.runtime.onnx_export import load_named_bundle, step_program, strip_notes
+from penstock.runtime.onnx_export import exported_program, load_named_bundle, step_program, strip_notes
 from penstock.runtime.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 from penstock.runtime.prepare_session import RAW
 from penstock.runtime.torch_executor import served_function
@@ -73,24 +73,10 @@ def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
     outputs = [application.output, *map(_embedding, answers[1:])]
     # A name that cannot clash with those of `prepare`.
     name = given.name if prepare is None else CHUNK
-    program: Any = torch.onnx.export(
-        network,
-        (chunk_B,),
-        input_names=[name],
-        output_names=[output.name for output in outputs],
-        dynamo=True,
-        verbose=False,
-    )
+    program = exported_program(network, (chunk_B,), [name], [output.name for output in outputs])
     inputs = {name: (given.dtype, (1, *given.shape))}
     _save(program, file, inputs, {output.name: (output.dtype, (1, *output.shape)) for output in outputs})
-    report = GraphReport(
-        input=_raw(given),
-        input_name=name,
-        outputs=tuple(outputs),
-        live=None,
-        prepare_nodes=(),
-        difference=0.0,
-    )
+    report = GraphReport(input=_raw(given), input_name=name, outputs=tuple(outputs))
     if prepare is not None:
         raw = application.prepare
         assert raw is not None
@@ -125,8 +111,7 @@ def _write_live(predictor: Predictor, file: Path) -> GraphReport:
         input_name=given.name,
         outputs=(made,),
         live=live,
-        prepare_nodes=(),
-        difference=check_live(predictor, network, file, live),
+        difference=check_live(predictor, network, file),
     )
 
 

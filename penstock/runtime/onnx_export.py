@@ -81,7 +81,7 @@ def export_graph(predictor: Predictor, file: Path) -> None:
         return
     names = [application.input.name], [application.output.name]
     chunk_B = torch.from_numpy(predictor.files.golden.inputs[[0] * EXAMPLES].copy())
-    _exported(network, (chunk_B,), *names, ({0: BATCH},)).save(file)
+    exported_program(network, (chunk_B,), *names, ({0: BATCH},)).save(file)
 
 
 def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
@@ -114,7 +114,7 @@ def step_program(network: Streaming, input: TensorSpec, rows: int | None = None)
     state = [leaf.clone() for leaf in leaves(network.initial_state(given))]
     length_B = torch.full((given,), input.shape[0])
     batch = {0: BATCH}
-    return _exported(
+    return exported_program(
         _FlatStep(network),
         (_zeros(input, given), length_B, length_B == 0, state),
         [CHUNK, LENGTH, LAST, *map(state_name, range(len(state)))],
@@ -125,7 +125,7 @@ def step_program(network: Streaming, input: TensorSpec, rows: int | None = None)
 
 def _export_steady_step(network: Streaming, input: TensorSpec, counts: dict[int, int], given: int, file: Path) -> None:
     others = {at: leaf.clone() for at, leaf in enumerate(leaves(network.initial_state(EXAMPLES))) if at not in counts}
-    program = _exported(
+    program = exported_program(
         _SteadyStep(network, input.shape[0], counts),
         (_zeros(input, EXAMPLES), list(others.values())),
         [CHUNK, *map(state_name, others)],
@@ -157,9 +157,18 @@ def _zeros(input: TensorSpec, batch: int) -> Tensor:
     return torch.zeros(batch, *input.shape, dtype=getattr(torch, input.dtype))
 
 
-def _exported(
-    module: nn.Module, given: tuple[Any, ...], inputs: list[str], outputs: list[str] | None, dynamic: Any
+def exported_program(
+    module: nn.Module, given: tuple[Any, ...], inputs: list[str], outputs: list[str] | None, dynamic: Any = None
 ) -> Any:
+    """Run torch's exporter on a module in evaluation mode.
+
+    Args:
+        module: The module.
+        given: Example arguments.
+        inputs: Names of the graph's inputs.
+        outputs: Names of its outputs.
+        dynamic: Dimensions of any size, as `dynamic_shapes` of `torch.onnx.export`.
+    """
     program = torch.onnx.export(
         module.eval(),
         given,

@@ -78,15 +78,16 @@ class ExportedStep:
         graph: The exported step; the graph of steady batches lies beside it.
         state: A state of the network, of any batch.
         threads: CPU threads for one step.
+        chunk: Name of the chunk's input.
 
     Raises:
         BundleError: It is not the graph of this network.
     """
 
-    def __init__(self, graph: Path, state: State, *, threads: int) -> None:
+    def __init__(self, graph: Path, state: State, *, threads: int, chunk: str = CHUNK) -> None:
         self._session: Any = open_graph(graph, threads)
         count = len(leaves(state))
-        self._names = [CHUNK, LENGTH, LAST, *map(state_name, range(count))]
+        self._names = [chunk, LENGTH, LAST, *map(state_name, range(count))]
         self._taken = {given.name for given in self._session.get_inputs()}
         if not self._taken <= set(self._names) or len(self._session.get_outputs()) != 2 + count:
             raise BundleError(f"the exported graph {graph} is not a step of this network; delete it.")
