@@ -225,18 +225,11 @@ def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
 
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
-    from penstock.runtime.load import check_streamed, load_weights, make_network
+    from penstock.runtime.load import make_predictor
     from penstock.runtime.prepare_session import open_prepare
-    from penstock.runtime.torch_executor import TorchExecutor
 
-    network = make_network(found)
-    load_weights(network, files.weights)
-    application = found.application
     open_prepare(files)
-    difference = files.golden.check(TorchExecutor(network, application.input, application.output).predict)
-    if application.live is None:
-        return difference
-    return max(difference, check_streamed(application, network, files.golden))
+    return make_predictor(files, found).difference
 
 
 def _show(files: "BundleFiles", report: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def _serve(pack: "Pack", port: int) -> None:
     with pack_host(pack, port) as host:
         typer.echo(f"Open {host.page} in a browser on this machine; Ctrl-C ends it.")
         typer.echo(ON_A_PHONE.format(port=host.port))
-        host.wait()
+        signal.pause()
 
 
 def _validation(found: "FoundApplication") -> "Validation | None":

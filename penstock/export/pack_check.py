@@ -75,7 +75,7 @@ def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
     application, golden = predictor.application, predictor.files.golden
     chunk = application.input.shape[0]
     try:
-        step = ExportedStep(file, network.initial_state(1), threads=1, chunk=application.input.name)
+        step = ExportedStep(file, network.initial_state(1), threads=1, chunk=application.input.name, any_batch=False)
         made, trusted = (
             StreamingExecutor(network, application.input, application.output, slots=ALIKE_SLOTS, max_rows=1, run=run)
             for run in (step, None)

@@ -68,7 +68,6 @@ class StaticHost:
         self.headers = headers
         self.port = port
         self._server: ThreadingHTTPServer | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
@@ -96,8 +95,7 @@ class StaticHost:
                 f"port {self.port} is not available ({error.strerror}); choose another one with --port."
             ) from None
         self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
         """Stop answering; `start` resumes on the same port."""
@@ -105,11 +103,6 @@ class StaticHost:
             self._server.shutdown()
             self._server.server_close()
         self._server = None
-
-    def wait(self) -> None:
-        """Block until the host is stopped."""
-        if self._thread is not None:
-            self._thread.join()
 
     def on_sent(self, path: str, size: int) -> None:
         """Called with the request path and size in bytes of each file sent."""

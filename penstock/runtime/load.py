@@ -80,6 +80,7 @@ class Predictor:
         module: The network, in evaluation mode.
         executor: Runs the network in batches.
         preparing: Prepares one raw array; None where the application has no `prepare`.
+        difference: Largest difference from the recorded answers to the golden examples.
     """
 
     application: Application
@@ -87,6 +88,7 @@ class Predictor:
     module: nn.Module
     executor: TorchExecutor
     preparing: TorchPrepare | None = None
+    difference: float = 0.0
 
     def predict(self, inputs: Any) -> Array:
         """Predict the outputs for raw inputs.
@@ -189,13 +191,20 @@ def make_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
     load_weights(module, files.weights)
     application = found.application
     executor = TorchExecutor(module, application.input, application.output)
-    files.golden.check(executor.predict)
+    difference = files.golden.check(executor.predict)
     if application.live is not None:
-        check_streamed(application, module, files.golden)
+        difference = max(difference, check_streamed(application, module, files.golden))
     preparing = make_prepare(found)
     if preparing is not None:
         files.golden.check_prepared(preparing)
-    return Predictor(application=application, files=files, module=module, executor=executor, preparing=preparing)
+    return Predictor(
+        application=application,
+        files=files,
+        module=module,
+        executor=executor,
+        preparing=preparing,
+        difference=difference,
+    )
 
 
 def streaming_executor(

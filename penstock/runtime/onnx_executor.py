@@ -52,12 +52,13 @@ def steady_graph(graph: Path) -> Path:
     return graph.with_suffix(".steady")
 
 
-def open_graph(graph: Path, threads: int) -> Any:
+def open_graph(graph: Path, threads: int, *, any_batch: bool = True) -> Any:
     """Open an exported graph.
 
     Args:
         graph: An ONNX file; the first dimension of every input is the batch.
         threads: CPU threads for one run.
+        any_batch: Whether it must take a batch of any size.
 
     Raises:
         BundleError: It cannot be loaded, or does not take a batch of any size.
@@ -66,6 +67,6 @@ def open_graph(graph: Path, threads: int) -> Any:
         session = onnx_session(graph, threads=threads)
     except onnx_errors() as error:
         raise BundleError(f"the exported graph {graph} cannot be loaded ({error}); delete it.") from None
-    if any(isinstance(given.shape[0], int) for given in session.get_inputs()):
+    if any_batch and any(isinstance(given.shape[0], int) for given in session.get_inputs()):
         raise BundleError(f"the exported graph {graph} does not take a batch of any size; delete it.")
     return session

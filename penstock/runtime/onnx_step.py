@@ -79,13 +79,14 @@ class ExportedStep:
         state: A state of the network, of any batch.
         threads: CPU threads for one step.
         chunk: Name of the chunk's input.
+        any_batch: Whether the graph must take a batch of any size.
 
     Raises:
         BundleError: It is not the graph of this network.
     """
 
-    def __init__(self, graph: Path, state: State, *, threads: int, chunk: str = CHUNK) -> None:
-        self._session: Any = open_graph(graph, threads)
+    def __init__(self, graph: Path, state: State, *, threads: int, chunk: str = CHUNK, any_batch: bool = True) -> None:
+        self._session: Any = open_graph(graph, threads, any_batch=any_batch)
         count = len(leaves(state))
         self._names = [chunk, LENGTH, LAST, *map(state_name, range(count))]
         self._taken = {given.name for given in self._session.get_inputs()}

@@ -331,9 +331,8 @@ def networks_of(bundle: Path) -> tuple[Predictor, Streaming]:
 
 
 def test_a_live_graph_that_answers_otherwise_is_refused(gestures: Pack, gestures_bundle: Path, tmp_path: Path) -> None:
-    assert gestures.live is not None
     predictor, streaming = networks_of(gestures_bundle)
-    assert check_live(predictor, streaming, gestures.model(), gestures.live) <= 1e-5
+    assert check_live(predictor, streaming, gestures.model()) <= 1e-5
     model = onnx.load(gestures.model())
     for entry in model.graph.initializer:
         values = onnx.numpy_helper.to_array(entry)
@@ -341,7 +340,7 @@ def test_a_live_graph_that_answers_otherwise_is_refused(gestures: Pack, gestures
             entry.CopyFrom(onnx.numpy_helper.from_array((values * 1.01).astype(np.float32), entry.name))
     onnx.save(model, tmp_path / MODEL)
     with pytest.raises(PackError, match="disagrees with the bundle"):
-        check_live(predictor, streaming, tmp_path / MODEL, gestures.live)
+        check_live(predictor, streaming, tmp_path / MODEL)
 
 
 @pytest.mark.parametrize("moves", [(1, 3), (2, 4)])
