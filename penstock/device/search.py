@@ -10,8 +10,6 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-from usearch.index import MetricKind
-from usearch.index import search as exact_search
 
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError
 from penstock.core.spec import Array
@@ -26,9 +24,7 @@ DESCRIPTION, VECTORS, ITEMS = "index.json", "vectors.npy", "items.json"
 FILES = (VECTORS, ITEMS)
 EMBEDDING = "embedding"
 TOP = 5
-# usearch returns so many more than requested, because equals are ordered here.
-EXTRA = 27
-# usearch sums in another order than NumPy; cosines closer than this may change places.
+# Cosines in float32 that are closer than this may change places in float64.
 ROUNDING = 1e-5
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -123,18 +119,14 @@ class PictureIndex:
             vector_D: An embedding of unit length.
             count: Number of results.
         """
-        total = len(self.items)
-        count, requested = min(count, total), count + EXTRA
-        while True:
-            requested = min(requested, total)
-            near = exact_search(self.vectors_ND, vector_D, requested, MetricKind.IP, exact=True)
-            keys = np.sort(np.asarray(near.keys, np.int64))
-            cosines = self.vectors_ND[keys].astype(np.float64) @ vector_D.astype(np.float64)
-            order = np.argsort(-cosines, kind="stable")
-            # Pictures that usearch left out are no better than the worst one returned.
-            if requested == total or cosines[order[count - 1]] > cosines[order[-1]] + ROUNDING:
-                return [SearchResult(item=self.items[keys[i]], similarity=float(cosines[i])) for i in order[:count]]
-            requested *= 4
+        rough_N = self.vectors_ND @ vector_D
+        count = min(count, len(rough_N))
+        least = np.partition(rough_N, -count)[-count] - ROUNDING
+        near = np.flatnonzero(rough_N >= least)
+        # Not by BLAS, which may sum equal rows in another order.
+        cosines = (self.vectors_ND[near].astype(np.float64) * vector_D).sum(1)
+        order = np.argsort(-cosines, kind="stable")[:count]
+        return [SearchResult(item=self.items[near[i]], similarity=float(cosines[i])) for i in order]
 
 
 def read_index(folder: Path) -> PictureIndex:
