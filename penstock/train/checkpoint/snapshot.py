@@ -56,11 +56,8 @@ class SlicedTensor:
 
     def nbytes(self, rank: int) -> int:
         """Count the bytes of a process's slice."""
-        size = self.own.element_size()
-        if self.slices is None:
-            return size * self.own.numel()
-        dim = self.slices.dim
-        return size * self.slices.sizes[rank] * math.prod((*self.own.shape[:dim], *self.own.shape[dim + 1 :]))
+        whole = self.own.element_size() * math.prod(self.shape)
+        return whole if self.slices is None else whole // sum(self.slices.sizes) * self.slices.sizes[rank]
 
 
 def writers_of(parts: Mapping[str, SlicedTensor], size: int) -> dict[str, tuple[int, ...]]:

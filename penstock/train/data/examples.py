@@ -17,17 +17,18 @@ class Examples(ABC):
     """A set of examples. Subclass it, or use `ArraySet`, `ImageFolder` or `Shards`.
 
     Several threads may call `read` at once. The result depends on an example's index and seed alone.
+
+    Attributes:
+        in_memory: True if reading is no more than copying, so that workers save no time.
+        input_dtype: The dtype of the raw inputs; a subclass sets it.
+        input_shape: The shape of one raw input; a subclass sets it.
+        varies: True if an example is read differently in each epoch, by its seed.
     """
 
     in_memory: ClassVar[bool] = False
-    """Whether reading is no more than copying, so that no worker is worth its while."""
-
-    input_dtype: np.dtype[Any]
-    """The dtype of the raw inputs."""
-    input_shape: tuple[int, ...]
-    """The shape of one raw input."""
     varies: bool = False
-    """True if an example is read differently in each epoch, by its seed."""
+    input_dtype: np.dtype[Any]
+    input_shape: tuple[int, ...]
 
     @abstractmethod
     def __len__(self) -> int:

@@ -194,16 +194,17 @@ def _layout(spec: TensorSpec) -> tuple[Any, int, int, bool]:
 
 def _class_folders(root: Path) -> dict[str, list[str]]:
     """List the pictures of each class, sorted, by their paths below its folder."""
-    if not root.is_dir():
-        raise TrainError(f"there is no folder {root}; give one that holds a folder of pictures for each class.")
-    folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    folders = folders_in(root)
     if not folders:
         raise TrainError(f"{root} has no folders; put the pictures of each class into one of its own.")
-    found = {folder.name: pictures_below(folder) for folder in folders}
-    without = [name for name, files in found.items() if not files]
-    if without:
-        raise TrainError(f"{root / without[0]} holds no picture ({', '.join(SUFFIXES)}); remove it or fill it.")
-    return found
+    return {folder.name: pictures_below(folder) for folder in folders}
+
+
+def folders_in(root: Path) -> list[Path]:
+    """List the folders in a folder, sorted, without hidden ones."""
+    if not root.is_dir():
+        raise TrainError(f"there is no folder {root}; give one that holds a folder of pictures for each class.")
+    return sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
 
 
 def is_picture(name: str) -> bool:
@@ -211,13 +212,15 @@ def is_picture(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def pictures_below(folder: Path) -> list[str]:
+def pictures_below(folder: Path, *, may_be_empty: bool = False) -> list[str]:
     """List the pictures at any depth below a folder, sorted, by their paths in it."""
     found: list[str] = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(folder)
         found += [(below / name).as_posix() for name in filter(is_picture, files)]
+    if not found and not may_be_empty:
+        raise TrainError(f"{folder} holds no picture ({', '.join(SUFFIXES)}); remove it or fill it.")
     return sorted(found)
 
 

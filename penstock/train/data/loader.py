@@ -4,11 +4,12 @@ Decoding and reading release Python's lock, so that threads suffice and no data 
 """
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Self, final
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -35,27 +36,26 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-class Loader(ABC):
+class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
     """An iterator over batches that records the time of waits and the examples that cannot be read.
 
     Args:
         order: The examples of each batch.
         on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
         notify: Called with a sentence when an example is first found to be damaged.
+
+    Attributes:
+        waited_s: Seconds of waiting for batches.
+        bad: Names of examples that cannot be read, with the number of times each was replaced.
     """
 
     def __init__(
         self, order: Iterator[BatchIndices], on_bad: OnBad = "stop", notify: Callable[[str], object] | None = None
     ) -> None:
         self.waited_s = 0.0
-        """Seconds of waiting for batches."""
         self.bad: dict[str, int] = {}
-        """Names of examples that cannot be read, with the number of times each was replaced."""
         self._order, self._notify = order, notify
         self._on_bad: OnBad = on_bad
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         started = time.perf_counter()
@@ -63,9 +63,6 @@ class Loader(ABC):
             return self._next()
         finally:
             self.waited_s += time.perf_counter() - started
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -20,7 +20,7 @@ from PIL import Image
 
 from penstock.core.decode import FORMATS
 from penstock.core.errors import TrainError
-from penstock.train.data.image_folder import SUFFIXES, is_picture, pictures_below
+from penstock.train.data.image_folder import SUFFIXES, folders_in, is_picture, pictures_below
 
 # Names of the splits in common layouts.
 SPLITS = {
@@ -79,8 +79,8 @@ def find_pictures(root: str | Path) -> list[Picture]:
         TrainError: There are none, one has no label, or a class none.
     """
     root = Path(root)
-    if not root.is_dir():
-        raise TrainError(f"there is no folder {root}; give one that holds a folder of pictures for each class.")
+    # Refuses a root that is no folder.
+    folders_in(root)
     found = list(_found(root, ""))
     if not found:
         raise TrainError(
@@ -171,7 +171,7 @@ def _found(root: Path, split: str) -> Iterator[Picture]:
         for shard in shards:
             yield from _of_shard(shard, split or _split_of(shard.stem), _class_names(root))
         return
-    folders = sorted(place for place in root.iterdir() if place.is_dir() and not place.name.startswith("."))
+    folders = folders_in(root)
     # Only where all are: a class may be called "test".
     if not split and folders and "train" in map(_split_of, (place.name for place in folders)):
         strange = [place for place in folders if place.name.lower() not in SPLITS]
@@ -184,18 +184,11 @@ def _found(root: Path, split: str) -> Iterator[Picture]:
             yield from _found(place, SPLITS[place.name.lower()])
         return
     for place in folders:
-        pictures = list(_of_class(root, place, split))
         # Of a part of the set, a class may be missing.
-        if not pictures and not split:
-            raise TrainError(f"{place} holds no picture ({', '.join(SUFFIXES)}); remove it or fill it.")
-        yield from pictures
-
-
-def _of_class(root: Path, folder: Path, split: str) -> Iterator[Picture]:
-    for below in pictures_below(folder):
-        file = folder / below
-        label = _label(file.parent.relative_to(root).as_posix(), file.parent)
-        yield Picture(file=file, name=file.relative_to(root).as_posix(), label=label, split=split)
+        for below in pictures_below(place, may_be_empty=bool(split)):
+            file = place / below
+            label = _label(file.parent.relative_to(root).as_posix(), file.parent)
+            yield Picture(file=file, name=file.relative_to(root).as_posix(), label=label, split=split)
 
 
 def _of_metadata(root: Path, file: Path, split: str) -> Iterator[Picture]:

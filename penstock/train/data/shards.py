@@ -18,6 +18,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import BadExample, TrainError
+from penstock.core.json_record import read_record
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.sampler import Indices, Seeds, draws_of
@@ -236,13 +237,7 @@ def read_index(folder: Path) -> ShardIndex:
     try:
         if fields["format"] != FORMAT or fields["dtype"] not in PROTOCOL_DATATYPES:
             raise TrainError(f"{file} has format {fields['format']!r}; this version of Penstock reads {FORMAT!r}.")
-        index = ShardIndex(
-            dtype=fields["dtype"],
-            shape=tuple(int(side) for side in fields["shape"]),
-            classes=tuple(fields["classes"]),
-            targets=ShardFile(**fields["targets"]),
-            shards=tuple(ShardFile(**shard) for shard in fields["shards"]),
-        )
+        index = read_record(ShardIndex, {name: fields[name] for name in ShardIndex.__annotations__})
         whole = index.targets.examples == sum(shard.examples for shard in index.shards) > 0
     except (KeyError, TypeError, ValueError) as error:
         raise TrainError(f"{file} is damaged ({type(error).__name__}: {error}); write the shards again.") from None

@@ -1,6 +1,7 @@
 """Batch norm over several processes: local or synchronized statistics."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import final
 
 import torch
@@ -119,13 +120,10 @@ def norm_of_single_numbers(module: nn.Module, example_B: Tensor) -> str | None:
 
     if not names:
         return None
-    handles = [layer.register_forward_pre_hook(look) for layer in names]
-    try:
-        with evaluating(module):
-            module(example_B)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, evaluating(module):
+        for layer in names:
+            hooks.enter_context(layer.register_forward_pre_hook(look))
+        module(example_B)
     return lonely[0] if lonely else None
 
 

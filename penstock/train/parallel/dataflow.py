@@ -4,7 +4,7 @@ If the outputs of a layer pass through elementwise operations alone, these can b
 """
 
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -119,17 +119,13 @@ class _Watch(TorchDispatchMode):
 
     @contextmanager
     def hooked(self, module: nn.Module) -> Generator[None]:
-        handles: list[Any] = []
-        for name, layer in module.named_modules():
-            if isinstance(layer, nn.Linear):
-                self._layers[name], self._names[layer] = layer, name
-                handles.append(layer.register_forward_pre_hook(self._before))
-                handles.append(layer.register_forward_hook(self._after))
-        try:
+        with ExitStack() as hooks:
+            for name, layer in module.named_modules():
+                if isinstance(layer, nn.Linear):
+                    self._layers[name], self._names[layer] = layer, name
+                    hooks.enter_context(layer.register_forward_pre_hook(self._before))
+                    hooks.enter_context(layer.register_forward_hook(self._after))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def meets(self, name: str, given: Any) -> None:
         """Record that an operation needs all features of some tensors."""

@@ -47,7 +47,7 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
     def forward(number: int) -> None:
         for worker in workers:
             if worker.status is None:
-                worker.send(number)
+                worker.process.send_signal(number)
 
     with Interrupt(forward):
         try:
@@ -106,7 +106,7 @@ class _Worker:
             PARENT_VARIABLE: os.getpid(),
         }
         # Its own process group: a terminal sends Ctrl-C to the launcher alone, which forwards it.
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             env={**environment, **{name: str(value) for name, value in own.items()}},
             stdin=subprocess.DEVNULL,
@@ -121,22 +121,18 @@ class _Worker:
     @property
     def status(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""
-        return self._process.poll()
+        return self.process.poll()
 
     def blame(self) -> tuple[bool, bool, bool, int]:
         """Sort key: the process most likely at fault has the smallest."""
         assert self.status is not None
         return self.status == EXIT_PEERS_LOST, self.status == EXIT_INTERRUPTED, self.status > 0, self.rank
 
-    def send(self, number: int) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
-
     def end(self) -> None:
         """Kill the process if it still runs, and read the rest of its stderr."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
         self._reader.join(timeout=1.0)
 
     def sentence(self, processes: int) -> str:
@@ -150,11 +146,11 @@ class _Worker:
         else:
             last = self._lines[-1].strip() if self._lines else "without output"
             why = f"ended with status {self.status} ({last})"
-        return f"rank {self.rank} of {processes} (process {self._process.pid}) {why}; the others were ended."
+        return f"rank {self.rank} of {processes} (process {self.process.pid}) {why}; the others were ended."
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
             for line in lines:
                 text = line.rstrip("\n")
                 self._lines.append(text)

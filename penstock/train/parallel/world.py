@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, final
 from weakref import WeakMethod
@@ -60,6 +60,7 @@ class RankAssignment:
 
 
 @final
+@dataclass(eq=False)
 class World:
     """The processes that train together.
 
@@ -81,30 +82,23 @@ class World:
         progress_at_s: The last time of progress, by the monotonic clock.
     """
 
-    def __init__(
-        self,
-        rank: int = 0,
-        size: int = 1,
-        device: torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
-        timeout_s: float = TIMEOUT_S,
-        local_size: int = 1,
-        gradient_group: dist.ProcessGroup | None = None,
-    ) -> None:
-        assert (size == 1) == (group is None), (size, group)
-        self.rank = rank
-        self.size = size
-        self.device = device or torch.device("cpu")
-        self.group = group
-        self.gradient_group = gradient_group or group
-        self.timeout_s = timeout_s
-        self.local_size = local_size
-        self.peer_memory: PeerMemory | None = None
-        self.gradient_peer_memory: PeerMemory | None = None
-        self._peer_memories: tuple[PeerMemory, PeerMemory] | None = None
-        self._leave_callbacks: list[WeakMethod[Callable[[], None]]] = []
-        self.activity = "starting"
-        self.progress_at_s = time.monotonic()
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    group: dist.ProcessGroup | None = None
+    timeout_s: float = TIMEOUT_S
+    local_size: int = 1
+    gradient_group: dist.ProcessGroup | None = None
+    peer_memory: PeerMemory | None = field(default=None, init=False)
+    gradient_peer_memory: PeerMemory | None = field(default=None, init=False)
+    _peer_memories: tuple[PeerMemory, PeerMemory] | None = field(default=None, init=False)
+    _leave_callbacks: list[WeakMethod[Callable[[], None]]] = field(default_factory=list, init=False)
+    activity: str = field(default="starting", init=False)
+    progress_at_s: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        assert (self.size == 1) == (self.group is None), (self.size, self.group)
+        self.gradient_group = self.gradient_group or self.group
 
     @property
     def is_rank_zero(self) -> bool:

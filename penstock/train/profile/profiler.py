@@ -45,6 +45,9 @@ class Profile:
         folder: The folder of trace.json, of trace-RANK.json of the other processes, step-time.json and timeline.svg.
         left: Number of steps left in the run; None if unlimited.
 
+    Attributes:
+        steps_needed: Number of steps until the profile is complete.
+
     Raises:
         TrainError: Fewer steps are left than it takes.
     """
@@ -59,7 +62,6 @@ class Profile:
                 f"or profile fewer."
             )
         self.steps_needed = needed
-        """Number of steps until the profile is complete."""
         self._world, self._steps, self._batch_size, self._folder = world, steps, batch_size, folder
         self._taken = 0
         self._aside_s = self._started_s = 0.0
