@@ -66,7 +66,7 @@ class FitRecords:
         """Record the figures of a validation."""
         self.lines.append(line)
         if self._folder is not None:
-            self._folder.log.write(line)
+            self._folder.record(line)
 
     def finish(self, *, metrics: dict[str, float], parameter_hash: str, rate: Rate | None) -> None:
         """Draw the curves and write the result, if there is a folder."""

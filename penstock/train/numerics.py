@@ -1,8 +1,8 @@
 """torch's numeric settings while a network is trained: precision, algorithms, threads and seed."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +14,7 @@ def numerics(recipe: Recipe) -> Generator[None]:
     """Apply a recipe's numeric settings while the context is open, and restore torch's own afterwards."""
     execution, tf32 = recipe.execution, recipe.precision == "tf32"
     cudnn: Any = torch.backends.cudnn
-    settings: tuple[tuple[Any, str, Any], ...] = (
+    settings = (
         # Filling all new memory costs time at every step, and makes nothing here more deterministic.
         (torch.utils.deterministic, "fill_uninitialized_memory", False),
         # By default torch runs fp32 convolutions in tf32.
@@ -22,7 +22,7 @@ def numerics(recipe: Recipe) -> Generator[None]:
         # cuDNN's benchmark mode picks the fastest algorithm by trying, which is not the same one in each run.
         (cudnn, "benchmark", not execution.deterministic),
     )
-    functions: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
+    functions = (
         (torch.get_num_threads, torch.set_num_threads, execution.threads or torch.get_num_threads()),
         (
             torch.are_deterministic_algorithms_enabled,
@@ -36,7 +36,7 @@ def numerics(recipe: Recipe) -> Generator[None]:
         for owner, name, value in settings:
             restored.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        for read, write, value in functions:
+        for read, write, value in cast(Any, functions):
             restored.callback(write, read())
             write(value)
         torch.manual_seed(recipe.seed)

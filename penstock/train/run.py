@@ -102,7 +102,7 @@ def train(
             history,
             watchdog,
             checkpoints=folder / "checkpoints",
-            write=run.log.write if run is not None else lambda line: None,
+            write=run.record if run is not None else lambda line: None,
             resume_hint=f"Go on with: penstock train --resume {folder}",
             profile=profile,
         )

@@ -15,7 +15,7 @@ from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_vers
 from penstock.train.data.loader import first_inputs
 from penstock.train.history import History
 from penstock.train.recipe import Data, Recipe
-from penstock.train.report.run_log import RUN_FILE, Log, draw_curves, replace_text
+from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, draw_runs, read_metrics, replace_text, writing
 from penstock.train.report.throughput import Rate
 from penstock.train.trainer import Trainer
 
@@ -39,28 +39,47 @@ RECIPE_FIELDS = (
 
 @final
 class RunFolder:
-    """The folder of a running training, in the first process: run.json, metrics and curves.
+    """The folder of a running training, in the first process: run.json, metrics.jsonl,
+    TensorBoard's events and curves.png.
 
     Args:
         folder: RUN.
         trainer: The trainer.
         identity: The fields of run.json that identify the run.
-        from_step: The step that the run starts or resumes at.
+        from_step: The step that the run starts or resumes at; metrics after it are dropped.
+
+    Raises:
+        TrainError: A file cannot be written.
     """
 
     def __init__(self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self._folder, self._fields = folder, {**identity, **described(trainer), "total_steps": trainer.total_steps}
-        self.log = Log(folder, from_step=from_step)
+        kept = [line for line in read_metrics(folder) if line["step"] <= from_step]
+        replace_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
+        with writing(folder):
+            self._events = SummaryWriter(str(folder / "events"), purge_step=from_step + 1 if from_step else None)
         self.write({"state": "running"})
 
     def write(self, more: dict[str, Any]) -> None:
         """Rewrite run.json."""
         replace_text(self._folder / RUN_FILE, json.dumps(self._fields | more, indent=2) + "\n")
 
+    def record(self, line: dict[str, Any]) -> None:
+        """Append the figures of a validation to the metrics and events, flushed at once."""
+        with writing(self._folder):
+            with (self._folder / METRICS_FILE).open("a") as sink:
+                sink.write(json.dumps(line) + "\n")
+            for name, value in line.items():
+                if name != "step":
+                    self._events.add_scalar(name, value, line["step"])
+
     def close(self) -> None:
-        """Close the log and draw the curves."""
-        self.log.close()
-        draw_curves(self._folder)
+        """Close the events and plot losses and metrics over the steps."""
+        with writing(self._folder):
+            self._events.close()
+            draw_runs({self._folder.name: read_metrics(self._folder)}, self._folder / "curves.png")
 
 
 def write_bundle(

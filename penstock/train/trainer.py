@@ -1,6 +1,6 @@
 """One training step, on one process or many."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
@@ -262,10 +262,6 @@ class Trainer:
         """Give the network the EMA of its weights, where the recipe has one, while the context is open."""
         return nullcontext() if self.ema is None else self.ema.swapped()
 
-    def full_state(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return the network's state, whole and on the CPU. Collective; the first process gets it, the others nothing.
-
-        Args:
-            weights: Weights of this process to put together; the network's own by default.
-        """
-        return full_state(self.parallel_model, self.world, self.module.state_dict() if weights is None else weights)
+    def full_state(self) -> dict[str, Tensor]:
+        """Return the network's state, whole and on the CPU; nothing in other processes than the first. Collective."""
+        return full_state(self.parallel_model, self.world, self.module.state_dict())

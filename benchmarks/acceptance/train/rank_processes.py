@@ -85,25 +85,31 @@ class RankGroup:
             process.wait()
         # A process that a rank started may hold the pipe open.
         self._reader.join(POLL_S)
-        messages: list[str] = []
-        for process, errors in zip(self._processes, self._errors, strict=True):
-            with errors:
-                errors.seek(0)
-                lines = errors.read().splitlines()
-            if process.returncode not in (0, -9):
-                # NCCL's warnings at its end are not the reason of a failure.
-                messages += [line for line in lines if line.strip() and "Warning: " not in line][-1:]
-            if self._late or process.returncode not in (0, -9):
-                print(*lines[-MAX_ERROR_LINES:], sep="\n", file=sys.stderr)
-        if self._late:
-            return "no result within the time limit"
-        return messages[0][:300] if messages else "its processes ended without a message"
+        written = list(map(_lines_of, self._errors))
+        failed = [
+            lines for process, lines in zip(self._processes, written, strict=True) if process.returncode not in (0, -9)
+        ]
+        for lines in written if self._late else failed:
+            print(*lines[-MAX_ERROR_LINES:], sep="\n", file=sys.stderr)
+        return "no result within the time limit" if self._late else _reason(failed)
 
     def _read(self, output: IO[str]) -> None:
         with output:
             for line in output:
                 self._lines.put(line)
         self._lines.put(None)
+
+
+def _lines_of(errors: IO[str]) -> list[str]:
+    with errors:
+        errors.seek(0)
+        return errors.read().splitlines()
+
+
+def _reason(failed: list[list[str]]) -> str:
+    """Return the last line of the first rank that failed with one; NCCL's warnings at its end are no reason."""
+    messages = [[line for line in lines if line.strip() and "Warning: " not in line] for lines in failed]
+    return next((lines[-1][:300] for lines in messages if lines), "its processes ended without a message")
 
 
 def rank0_lines(module: str, processes: int, arguments: Sequence[str], limit_s: float) -> list[str]:

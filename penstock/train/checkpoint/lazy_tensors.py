@@ -1,6 +1,7 @@
 """Tensors of a checkpoint on disk, of which each process reads the slices that it needs."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -16,14 +17,11 @@ class CheckpointFiles:
     """The files of a checkpoint, each opened at its first read."""
 
     def __init__(self, place: Path) -> None:
-        self._place = place
-        self._open: dict[str, Any] = {}
+        self._open = cache(lambda file: cast(Any, safe_open)(place / file, framework="pt"))
 
     def read(self, file: str, path: str, where: tuple[slice, ...]) -> Tensor:
         """Read a slice of a tensor into new memory."""
-        if file not in self._open:
-            self._open[file] = cast(Any, safe_open)(self._place / file, framework="pt")
-        opened = self._open[file]
+        opened = self._open(file)
         # A scalar has no slices. The clone detaches the result from the mapped file.
         found = opened.get_slice(path)[where] if where else opened.get_tensor(path)
         return found.clone()

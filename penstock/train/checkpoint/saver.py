@@ -7,10 +7,10 @@ up with those of the steps. Rank 0's thread waits for the files of all processes
 import secrets
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import clear, file_of, manifest_of, mark_written, publish, write_blocks
@@ -23,7 +23,7 @@ LEAVE_S = 20.0
 
 
 @final
-class Saver:
+class Saver(AbstractContextManager["Saver"]):
     """Writes checkpoints into a folder, one at a time.
 
     Leaving the context without an error waits for the last one.
@@ -47,9 +47,6 @@ class Saver:
         self._own_written = threading.Event()
         self._given_up = threading.Event()
         self._failure: str | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

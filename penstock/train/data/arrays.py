@@ -64,7 +64,7 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
     """
     device = next(network.parameters()).device
     inputs, targets = (part.to(device) for part in first_batch(examples, TRIED))
-    what = f"{inputs.dtype} {list(inputs.shape)}".removeprefix("torch.")
+    what = _shape(inputs)
     before = network.training
     network.eval()
     try:

@@ -1,10 +1,10 @@
-"""Log files of a run: metrics.jsonl, TensorBoard events, a picture of its curves."""
+"""Files of a run: written atomically, metrics read again, a picture of its curves."""
 
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from penstock.core.errors import TrainError
 
@@ -39,42 +39,6 @@ def replace_text(file: Path, text: str) -> None:
         beside.replace(file)
 
 
-@final
-class Log:
-    """Append to metrics.jsonl and to TensorBoard's events.
-
-    Args:
-        folder: The run's folder.
-        from_step: Step from which the run resumes; records after it are dropped.
-
-    Raises:
-        TrainError: A file cannot be written.
-    """
-
-    def __init__(self, folder: Path, *, from_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._folder, self._file = folder, folder / METRICS_FILE
-        kept = [line for line in read_metrics(folder) if line["step"] <= from_step]
-        replace_text(self._file, "".join(json.dumps(line) + "\n" for line in kept))
-        with writing(folder):
-            self._events = SummaryWriter(str(folder / "events"), purge_step=from_step + 1 if from_step else None)
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Append one line, flushed at once."""
-        with writing(self._folder):
-            with self._file.open("a") as sink:
-                sink.write(json.dumps(line) + "\n")
-            for name, value in line.items():
-                if name != "step":
-                    self._events.add_scalar(name, value, line["step"])
-
-    def close(self) -> None:
-        """Flush TensorBoard's events."""
-        with writing(self._folder):
-            self._events.close()
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read a run's metrics.jsonl; a last line that a crash truncated is ignored."""
     file = folder / METRICS_FILE
@@ -85,12 +49,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
-
-
-def draw_curves(folder: Path) -> Path:
-    """Plot a run's losses and metrics over its steps into curves.png."""
-    with writing(folder):
-        return draw_runs({folder.name: read_metrics(folder)}, folder / "curves.png")
 
 
 def draw_runs(runs: dict[str, list[dict[str, Any]]], file: Path) -> Path:
