@@ -22,8 +22,6 @@ from penstock.core.errors import BenchError
 from tests.support.odd_server import ANSWERS, serve
 from tests.support.serving import RunningServer, write_doubler
 
-pytestmark = pytest.mark.alone
-
 CLOSED = Load(rate=None, connections=4, seconds=0.5, warm_up_s=0.2)
 
 
@@ -72,7 +70,7 @@ def test_refusals_are_counted_and_not_taken_for_answers() -> None:
     with server_that_is("refusing") as target:
         result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2))
         assert result.refused == pytest.approx(result.offered / 2, rel=0.2)
-        assert result.share_within(1000) == pytest.approx(0.5, abs=0.1)
+        assert result.share_within(10_000) == pytest.approx(0.5, abs=0.1)
 
 
 def test_broken_connections_are_opened_anew_and_their_requests_are_lost() -> None:
@@ -109,6 +107,7 @@ def doubler(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Running
         yield server, bundle
 
 
+@pytest.mark.alone
 def test_bench_serve_from_the_command_line(doubler: tuple[RunningServer, Path], tmp_path: Path) -> None:
     server, bundle = doubler
     results = tmp_path / "serve.jsonl"
@@ -125,6 +124,7 @@ def test_bench_serve_from_the_command_line(doubler: tuple[RunningServer, Path], 
     assert "closed loop, 4 connections" in run(["--bundle", str(bundle), "--connections", "4", "--seconds", "0.5"])
 
 
+@pytest.mark.alone
 def test_another_bundle_than_the_served_one_is_noticed(doubler: tuple[RunningServer, Path], tmp_path: Path) -> None:
     import penstock
     from penstock.core.application import find_application

@@ -17,8 +17,6 @@ from penstock.serve.control.child import BUDGETS_BLOCKED
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import LATENCY_S, RunningServer, write_doubler
 
-pytestmark = pytest.mark.alone
-
 ASK = "/v1/apps/doubler"
 RAW = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 ONE = np.array([1, 2, 3, 4], np.float32)
@@ -90,6 +88,7 @@ def assert_counts_add_up(server: RunningServer) -> None:
     assert 0 < stats["answered"] <= sum(stats["latency"]["counts"])
 
 
+@pytest.mark.alone
 def test_every_front_end_answers_rightly(server: RunningServer) -> None:
     assert worker_pids(server.process.pid).keys() == ROLES
     asked: set[str] = set()
@@ -106,6 +105,7 @@ def test_every_front_end_answers_rightly(server: RunningServer) -> None:
     assert asked == {"front-end 0", "front-end 1"}
 
 
+@pytest.mark.alone
 def test_a_killed_engine_is_said_at_once_and_soon_replaced(server: RunningServer) -> None:
     with Crowd(server) as crowd:
         crowd.until_right(200)
@@ -120,6 +120,7 @@ def test_a_killed_engine_is_said_at_once_and_soon_replaced(server: RunningServer
     assert_back_in_time(back_s - killed_s, "torch")
 
 
+@pytest.mark.alone
 def test_a_killed_front_end_takes_only_its_own_connections_along(server: RunningServer) -> None:
     with Crowd(server, clients=12) as crowd:
         crowd.until_right(200)
@@ -148,6 +149,7 @@ def test_a_killed_front_end_takes_only_its_own_connections_along(server: Running
     assert_back_in_time(back_s - killed_s, "penstock.serve.control.child_main")
 
 
+@pytest.mark.alone
 def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: RunningServer) -> None:
     with Crowd(server, clients=6, reconnect=True) as crowd:
         crowd.until_right(50)
@@ -167,6 +169,7 @@ def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: Run
     assert at_once(waited_s, back_s - killed_s)
 
 
+@pytest.mark.alone
 def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> None:
     eventually(lambda: ready(server), within_s=60)
     kill(server, "front-end 1")
@@ -179,6 +182,7 @@ def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> No
 
 
 @pytest.mark.drill
+@pytest.mark.alone
 def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
     hanging = worker_pids(server.process.pid)["engine"]
     with Crowd(server) as crowd:
@@ -193,6 +197,7 @@ def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
 
 
 @pytest.mark.drill
+@pytest.mark.alone
 def test_a_supervisor_that_was_stopped_itself_kills_nobody(server: RunningServer) -> None:
     before = worker_pids(server.process.pid)
     server.stop(signal.SIGSTOP)
@@ -204,6 +209,7 @@ def test_a_supervisor_that_was_stopped_itself_kills_nobody(server: RunningServer
 
 
 @pytest.mark.drill
+@pytest.mark.alone
 def test_an_input_that_ends_the_engine_ends_it_alone(server: RunningServer) -> None:
     begun_s = cpu_s(server.process.pid)
     for _ in range(3):

@@ -10,10 +10,9 @@ from benchmarks.acceptance.server.soak import SoakSettings, run_soak
 from penstock.core.errors import BenchError
 from tests.support.serving import write_doubler
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_short_soak_with_two_kills(tmp_path: Path) -> None:
     settings = SoakSettings(
         bundle=write_doubler(tmp_path), seconds=20, rate=200, kill_every_s=3.0, budget_ms=500, seed=4

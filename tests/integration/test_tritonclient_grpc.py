@@ -32,6 +32,8 @@ triton_aio: Any = tritonclient.grpc.aio
 
 # Of a tenth of a second each: more than any test waits for.
 MANY = 120
+# Of both kinds, as many: more than a test asks meanwhile.
+EACH = 15
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -352,16 +354,16 @@ def test_a_drain_answers_what_was_accepted(ending: RunningServer) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     streamed: Queue[tuple[Any, Any]] = Queue()
     client.start_stream(lambda result, error: streamed.put((result, error)))
-    # So many that the drain outlasts what is asked of it below, also where this process has to wait for the processor.
-    for _ in range(30):
+    # So many that the drain outlasts what is asked of it below.
+    for _ in range(EACH):
         client.async_infer("doubler", tensors(ROWS[:1]), lambda result, error: answers.put((result, error)))
         client.async_stream_infer("doubler", tensors(ROWS[:1]))
-    until(lambda: stats(ending)["slots"]["in_use"] > 30)
+    until(lambda: stats(ending)["slots"]["in_use"] > EACH)
     ending.stop()
     until(lambda: not client.is_server_ready())
     assert client.is_server_live()
-    assert [answers.get(timeout=20)[1] for _ in range(30)] == [None] * 30
-    assert [streamed.get(timeout=20)[1] for _ in range(30)] == [None] * 30
+    assert [answers.get(timeout=20)[1] for _ in range(EACH)] == [None] * EACH
+    assert [streamed.get(timeout=20)[1] for _ in range(EACH)] == [None] * EACH
     assert "shutting down" in streamed.get(timeout=10)[1].message()
     assert ending.process.wait(timeout=10) == 0
     with pytest.raises(InferenceServerException) as raised:
