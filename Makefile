@@ -14,6 +14,8 @@ PYTEST := $(BIN)/pytest $(ORDER)
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 QUICK := not slow and not drill and not gpu and not multigpu
 SLOW := (slow or drill) and not gpu and not multigpu
+# The others need not be imported.
+ALONE_FILES = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 # A part may hold none of the tests that ARGS chooses.
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
 # Where the generated modules go: make proto OUT=elsewhere
@@ -37,7 +39,7 @@ demo: setup ## Train, bundle, serve and measure the digits network; then keep se
 test: setup browser ## Run every check and every test but the slow ones
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types imports docs
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) tests/integration -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) $(ALONE_FILES) -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
 
 test-all: test test-slow ## Run the slow tests and drills too: all that continuous integration runs
 
