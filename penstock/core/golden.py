@@ -49,21 +49,9 @@ class Golden:
         differences = [0.0]
         for raw, recorded in zip(self.raws, self.inputs, strict=True):
             prepared = prepare(raw.copy())
-            if prepared.shape != recorded.shape:
-                raise GoldenMismatch(
-                    f"raw {list(raw.shape)} is prepared to shape {list(prepared.shape)} where {list(recorded.shape)} "
-                    f"was recorded; the application changed. Train again, or use the application that wrote the bundle."
-                )
+            _check_shape(f"raw {list(raw.shape)} is prepared to", prepared, recorded)
             differences.append(float(np.abs(prepared.astype(np.float64) - recorded.astype(np.float64)).max()))
-        largest = float(np.max(differences))
-        # Written so that NaN fails.
-        if not largest <= self.prepared_tolerance:
-            raise GoldenMismatch(
-                f"the prepared inputs differ from the recorded ones by {largest:.3g} where "
-                f"{self.prepared_tolerance:.3g} is allowed; the application or a library changed. Train again, or go "
-                f"back to those versions."
-            )
-        return largest
+        return _checked("prepared inputs", float(np.max(differences)), self.prepared_tolerance)
 
     def check(self, predict: Callable[[Array], Array]) -> float:
         """Run the examples through `predict` and return the largest absolute difference.
@@ -73,19 +61,27 @@ class Golden:
         """
         # A copy, because a network may modify its input in place.
         answers = predict(self.inputs.copy())
-        if answers.shape != self.outputs.shape:
-            raise GoldenMismatch(
-                f"the network answers with shape {list(answers.shape)} where {list(self.outputs.shape)} was recorded; "
-                f"the application changed. Train again, or use the application that wrote the bundle."
-            )
+        _check_shape("the network answers with", answers, self.outputs)
         if not np.isfinite(answers).all():
             raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
         # Extended precision represents 64-bit integers exactly.
         errors = np.abs(answers.astype(np.longdouble) - self.outputs.astype(np.longdouble))
-        difference = float(errors.max(initial=0.0))
-        if not difference <= self.tolerance:
-            raise GoldenMismatch(
-                f"the network's answers differ from the recorded ones by {difference:.3g} where {self.tolerance:.3g} "
-                f"is allowed; the application or a library changed. Train again, or go back to those versions."
-            )
-        return difference
+        return _checked("network's answers", float(errors.max(initial=0.0)), self.tolerance)
+
+
+def _check_shape(found: str, array: Array, recorded: Array) -> None:
+    if array.shape != recorded.shape:
+        raise GoldenMismatch(
+            f"{found} shape {list(array.shape)} where {list(recorded.shape)} was recorded; the application changed. "
+            f"Train again, or use the application that wrote the bundle."
+        )
+
+
+def _checked(what: str, difference: float, tolerance: float) -> float:
+    # Written so that NaN fails.
+    if not difference <= tolerance:
+        raise GoldenMismatch(
+            f"the {what} differ from the recorded ones by {difference:.3g} where {tolerance:.3g} is allowed; the "
+            f"application or a library changed. Train again, or go back to those versions."
+        )
+    return difference

@@ -5,8 +5,7 @@ The samples do not depend on how the bytes are split into pieces. Samples held b
 
 import math
 import struct
-from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,43 +38,9 @@ def _mulaw_table() -> Samples:
 _MULAW = _mulaw_table()
 
 
-class SoundDecoder(ABC):
-    """Decode one client's sound.
-
-    Attributes:
-        rate_hz: Rate of the incoming sound; None until a header is read.
-        frames_in: Frames received.
-        blocks: Whether frames are returned in other portions than they were received.
-    """
-
-    rate_hz: float | None
-    frames_in: int
-    blocks: bool
-
-    @abstractmethod
-    def feed(self, piece: bytes | memoryview) -> Samples:
-        """Decode the next piece.
-
-        Raises:
-            InvalidInput: It does not match the encoding.
-            TooLarge: The piece is too long.
-        """
-
-    @abstractmethod
-    def flush(self, *, cut_short: bool = False) -> Samples:
-        """End the signal and return the samples held back.
-
-        Args:
-            cut_short: Drop an incomplete last frame instead of raising.
-
-        Raises:
-            InvalidInput: The signal ends within a frame.
-        """
-
-
 def sound_decoder(
     encoding: str, rate_hz: float | None, target_hz: float, max_piece_s: float = math.inf
-) -> SoundDecoder:
+) -> "SoundDecoder":
     """Make a decoder for a client's sound.
 
     Args:
@@ -88,8 +53,8 @@ def sound_decoder(
         InvalidInput: The rate is out of range.
     """
     if encoding == "wav":
-        return _WavDecoder(rate_hz, target_hz, max_piece_s)
-    return _PcmDecoder(encoding, rate_hz or target_hz, target_hz, max_piece_s)
+        return WavDecoder(rate_hz, target_hz, max_piece_s)
+    return PcmDecoder(encoding, rate_hz or target_hz, target_hz, max_piece_s)
 
 
 def frame_bytes_of(encoding: str) -> int:
@@ -98,7 +63,15 @@ def frame_bytes_of(encoding: str) -> int:
 
 
 @final
-class _PcmDecoder(SoundDecoder):
+class PcmDecoder:
+    """Decode one client's samples of a known encoding.
+
+    Attributes:
+        rate_hz: Rate of the incoming sound; for a WAV, None until its header is read.
+        frames_in: Frames received.
+        blocks: Whether frames are returned in other portions than they were received.
+    """
+
     def __init__(self, encoding: str, rate_hz: float, target_hz: float, max_piece_s: float, channels: int = 1) -> None:
         self.rate_hz = rate_hz
         self.frames_in = 0
@@ -110,6 +83,12 @@ class _PcmDecoder(SoundDecoder):
         self.blocks = self._resampler is not None
 
     def feed(self, piece: bytes | memoryview) -> Samples:
+        """Decode the next piece.
+
+        Raises:
+            InvalidInput: It does not match the encoding.
+            TooLarge: The piece is too long.
+        """
         if len(piece) % self._frame_bytes:
             raise InvalidInput(
                 f"A message has {len(piece):,} bytes of samples; {self._encoding} takes {self._frame_bytes} a frame."
@@ -133,6 +112,14 @@ class _PcmDecoder(SoundDecoder):
         return _samples(self._resampled((whole / np.float32(_FULL_SCALE)).astype(np.float32), False))
 
     def flush(self, *, cut_short: bool = False) -> Samples:
+        """End the signal and return the samples held back.
+
+        Args:
+            cut_short: Drop an incomplete last frame of a WAV instead of raising.
+
+        Raises:
+            InvalidInput: The signal ends within a frame.
+        """
         if self._resampler is None:
             return np.zeros(0, np.int16)
         return _samples(self._resampled(np.zeros(0, np.float32), True))
@@ -143,8 +130,8 @@ class _PcmDecoder(SoundDecoder):
 
 
 @final
-class _WavDecoder(SoundDecoder):
-    """A RIFF file with its header, split anywhere."""
+class WavDecoder:
+    """Decode a RIFF file with its header, split anywhere; methods and attributes are those of `PcmDecoder`."""
 
     def __init__(self, rate_hz: float | None, target_hz: float, max_piece_s: float) -> None:
         self.rate_hz = rate_hz
@@ -157,13 +144,15 @@ class _WavDecoder(SoundDecoder):
         self._rest = b""  # an incomplete frame
         self._left = 0
         self._frame_bytes = 0
-        self._inner: _PcmDecoder | None = None
+        self._inner: PcmDecoder | None = None
 
     @property
-    def frames_in(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def frames_in(self) -> int:
+        """Frames received."""
         return 0 if self._inner is None else self._inner.frames_in
 
     def feed(self, piece: bytes | memoryview) -> Samples:
+        """See `PcmDecoder.feed`."""
         if self._inner is None:
             self._head += piece
             begin = self._begin()
@@ -179,6 +168,7 @@ class _WavDecoder(SoundDecoder):
         return self._inner.feed(piece[:whole])
 
     def flush(self, *, cut_short: bool = False) -> Samples:
+        """See `PcmDecoder.flush`."""
         if self._inner is None:
             if cut_short:
                 return np.zeros(0, np.int16)
@@ -209,7 +199,7 @@ class _WavDecoder(SoundDecoder):
             self._at += 8 + size + size % 2
         return None
 
-    def _of_format(self) -> _PcmDecoder:
+    def _of_format(self) -> PcmDecoder:
         form = self._form
         if form is None:
             raise InvalidInput("The WAV has no 'fmt ' chunk before its samples.")
@@ -225,10 +215,13 @@ class _WavDecoder(SoundDecoder):
             raise InvalidInput(f"The WAV has {channels} channels; send 1 or 2.")
         if self.rate_hz not in (None, rate_hz):
             raise InvalidInput(f"The WAV has {rate_hz:,} Hz, the start message {self.rate_hz:g}; leave rate_hz out.")
-        inner = _PcmDecoder(encoding, rate_hz, self._target_hz, self._max_piece_s, channels)
+        inner = PcmDecoder(encoding, rate_hz, self._target_hz, self._max_piece_s, channels)
         self.rate_hz, self.blocks = rate_hz, inner.blocks
         self._frame_bytes = frame_bytes_of(encoding) * channels
         return inner
+
+
+SoundDecoder: TypeAlias = PcmDecoder | WavDecoder
 
 
 def resampler(rate_hz: float, target_hz: float) -> Any:

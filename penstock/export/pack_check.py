@@ -11,10 +11,9 @@ from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.export.graph_report import GraphReport
 from penstock.nn.streaming import Streaming
-from penstock.runtime.load import Predictor
+from penstock.runtime.load import Predictor, streaming_executor
 from penstock.runtime.onnx_step import ExportedStep
 from penstock.runtime.prepare_session import random_raws
-from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.streaming_onnx import check_equivalent
 from penstock.runtime.whole_signals import run_in_chunks
 
@@ -77,7 +76,7 @@ def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
     try:
         step = ExportedStep(file, network.initial_state(1), threads=1, chunk=application.input.name, any_batch=False)
         made, trusted = (
-            StreamingExecutor(network, application.input, application.output, slots=ALIKE_SLOTS, max_rows=1, run=run)
+            streaming_executor(application, predictor.module, slots=ALIKE_SLOTS, max_rows=1, run=run)
             for run in (step, None)
         )
         differences = [_agree(run_in_chunks(made, golden.inputs), golden.outputs, golden.tolerance)]

@@ -6,7 +6,7 @@ A separate process, see `penstock.runtime.exporter_process`. Its report is writt
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import PackError
+from penstock.core.json_record import record_json
 from penstock.core.pack import PackLive, PackState
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import TensorSpec
@@ -200,7 +201,7 @@ def _signature(value: Any) -> tuple[str, tuple[int | str, ...]]:
 
 def _write(predictor: Predictor, file: Path) -> None:
     report = write_graph(predictor, file)
-    file.with_suffix(".json").write_text(json.dumps(asdict(report)))
+    file.with_suffix(".json").write_text(json.dumps(record_json(report)))
 
 
 def main() -> None:

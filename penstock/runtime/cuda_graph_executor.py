@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.core.errors import DeviceLost, ServeError
 from penstock.core.spec import Array, TensorSpec
 from penstock.kernels.table_rows import gather_rows, scatter_rows
-from penstock.nn.streaming import Streaming, mask_of
+from penstock.nn.streaming import mask_of
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.streaming_executor import StatefulNetwork
 
@@ -80,41 +80,21 @@ class CudaGraphExecutor(Executor):
     """A network and the states of all its streams on a GPU.
 
     Args:
-        module: The network; a copy of it runs, in evaluation mode and without gradients.
-        input: One raw chunk.
-        output: The largest output of one chunk.
-        slots: The number of streams.
+        network: The network with the states, on the GPU.
         max_rows: The largest batch.
-        device: The GPU.
-        dtype: Precision of the network and its states; that of its parameters by default.
         exact: Pad every batch to the largest, see `StreamingExecutor`.
-
-    Raises:
-        ApplicationError: The network's output for a chunk has another shape.
     """
 
     runs_ahead = True
 
-    def __init__(
-        self,
-        module: Streaming,
-        input: TensorSpec,
-        output: TensorSpec,
-        *,
-        slots: int,
-        max_rows: int,
-        device: torch.device | str = "cuda",
-        dtype: torch.dtype | None = None,
-        exact: bool = False,
-    ) -> None:
-        self.input, self.output = input, output
-        self.max_rows = min(max_rows, slots)
-        self._slots = slots
-        # With its index, because the current device is per thread.
-        self._device = torch.device("cuda", torch.device(device).index or 0)
-        self._network = StatefulNetwork(module, input, output, slots=slots, device=self._device, dtype=dtype)
-        self._chunks = _locked(self.max_rows, input)
-        self._outputs = _locked(self.max_rows, output)
+    def __init__(self, network: StatefulNetwork, *, max_rows: int, exact: bool = False) -> None:
+        self.input, self.output = network.input, network.output
+        self.max_rows = min(max_rows, network.states.slots)
+        self._slots = network.states.slots
+        self._device = network.device
+        self._network = network
+        self._chunks = _locked(self.max_rows, self.input)
+        self._outputs = _locked(self.max_rows, self.output)
         self._adopted = False
         self._sizes = [max_rows] if exact else _sizes(self.max_rows)
         self._buckets: dict[int, _GraphBucket] = {}

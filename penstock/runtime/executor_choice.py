@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from penstock.runtime.onnx_cache import cached_graph, mark_unusable, onnx_execut
 from penstock.runtime.prepare_session import open_prepare
 
 log = logging.getLogger(__name__)
+
+K = TypeVar("K", int, str)
 
 # More threads are used if they shorten a trial batch to this share of its time.
 MAX_TIME_SHARE = 0.75
@@ -167,17 +170,10 @@ def _streaming_runnable(files: BundleFiles, found: FoundApplication, how: Execut
 
 
 def _fastest(made: dict[str, Executor], examples: Array) -> Executor:
-    batch = _trial_batch(next(iter(made.values())), examples)
     # Alternating rounds, and the best of each: the speed of a shared machine varies over time.
-    rounds = [{name: _batch_s(executor, batch) for name, executor in made.items()} for _ in range(TRIAL_ROUNDS)]
-    times_s = {name: min(each[name] for each in rounds) for name in made}
+    times_s, said = _trial(made.__getitem__, list(made), examples, TRIAL_ROUNDS)
     name = min(times_s, key=times_s.__getitem__)
-    log.info(
-        "%d rows take %s; executor of the streams: %s",
-        batch.slots_B.size,
-        ", ".join(f"{seconds * 1e3:.2f} ms with {by}" for by, seconds in times_s.items()),
-        name,
-    )
+    log.info("%s; executor of the streams: %s", said, name)
     return made[name]
 
 
@@ -202,17 +198,21 @@ def _choose_threads(made: Callable[[int], Executor], examples: Array, cores: int
     """
     if cores == 1:
         return 1
-    batch = _trial_batch(made(1), examples)
-    times_s = {threads: _batch_s(made(threads), batch) for threads in (cores, 1)}
+    times_s, said = _trial(made, [1, cores], examples)
     threads = cores if times_s[cores] < MAX_TIME_SHARE * times_s[1] else 1
-    log.info(
-        "%s: %d rows take %s; threads of the network: %d",
-        runner,
-        batch.slots_B.size,
-        ", ".join(f"{seconds * 1e3:.2f} ms with {count}" for count, seconds in sorted(times_s.items())),
-        threads,
-    )
+    log.info("%s: %s; threads of the network: %d", runner, said, threads)
     return threads
+
+
+def _trial(
+    made: Callable[[K], Executor], choices: list[K], examples: Array, rounds: int = 1
+) -> tuple[dict[K, float], str]:
+    """Measure a batch with each choice; returns seconds, and a description of them."""
+    batch = _trial_batch(made(choices[0]), examples)
+    measured = [{choice: _batch_s(made(choice), batch) for choice in choices} for _ in range(rounds)]
+    times_s = {choice: min(each[choice] for each in measured) for choice in choices}
+    said = ", ".join(f"{seconds * 1e3:.2f} ms with {choice}" for choice, seconds in times_s.items())
+    return times_s, f"{batch.slots_B.size} rows take {said}"
 
 
 def _trial_batch(executor: Executor, examples: Array) -> StepInput:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import StepInput
 from penstock.runtime.load import as_streaming, make_predictor
 from penstock.runtime.state_table import affordable_slots
+from penstock.runtime.streaming_executor import StatefulNetwork
 from penstock.runtime.whole_signals import run_in_chunks
 
 log = logging.getLogger(__name__)
@@ -52,12 +54,12 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     predictor, application = make_predictor(files, found), found.application
     golden = _loosened(files.golden, precision)
-    specs = application.input, application.output
     dtype = None if precision == "fp32" else DTYPES[precision]
     module = as_streaming(application, predictor.module)
+    network = partial(StatefulNetwork, module, application.input, application.output, device=device, dtype=dtype)
     rows = len(golden.inputs)
     try:
-        checked = CudaGraphExecutor(module, *specs, slots=rows, max_rows=rows, device=device, dtype=dtype)
+        checked = CudaGraphExecutor(network(slots=rows), max_rows=rows)
         difference = golden.check(lambda inputs: _answers(application, checked, inputs))
     except (RuntimeError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
@@ -75,9 +77,7 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     )
     most = EXACT_ROWS if how.exact else min(how.max_rows or MAX_ROWS, MAX_ROWS)
     slots = affordable_slots(module, slots, torch.cuda.mem_get_info(device)[0] // how.sharing)
-    executor = CudaGraphExecutor(
-        module, *specs, slots=slots, max_rows=most, device=device, dtype=dtype, exact=how.exact
-    )
+    executor = CudaGraphExecutor(network(slots=slots), max_rows=most, exact=how.exact)
     return Runnable(application=application, files=files, executor=executor, slots=slots)
 
 

@@ -19,7 +19,7 @@ from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
-from penstock.runtime.streaming_executor import Stateless, StreamingExecutor
+from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 
@@ -214,14 +214,24 @@ def streaming_executor(
     slots: int,
     max_rows: int,
     exact: bool = False,
+    run: RunStep | None = None,
 ) -> StreamingExecutor:
-    """Make the executor of a network with states on a CPU; arguments as for `StreamingExecutor`.
+    """Make the executor of a network with states on a CPU.
+
+    Args:
+        application: Its application.
+        module: The network.
+        slots: The number of streams.
+        max_rows: See `StreamingExecutor`.
+        exact: See `StreamingExecutor`.
+        run: A replacement of the network's `step`.
 
     Raises:
         ApplicationError: The network cannot run in chunks.
     """
-    module = as_streaming(application, module)
-    return StreamingExecutor(module, application.input, application.output, slots=slots, max_rows=max_rows, exact=exact)
+    streaming = as_streaming(application, module)
+    network = StatefulNetwork(streaming, application.input, application.output, slots=slots, run=run)
+    return StreamingExecutor(network, max_rows=max_rows, exact=exact)
 
 
 def as_streaming(application: Application, module: nn.Module) -> Streaming:

@@ -80,14 +80,17 @@ class StatefulNetwork:
         dtype: torch.dtype | None = None,
         run: RunStep | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self.input, self.output = input, output
+        asked = torch.device(device)
+        # With its index, because the current device is per thread.
+        self.device = torch.device("cuda", asked.index or 0) if asked.type == "cuda" else asked
         own = copy.deepcopy(module).to(self.device, dtype).eval().requires_grad_(False)
         floats = [parameter.dtype for parameter in own.parameters() if parameter.is_floating_point()]
         self._precision = floats[0] if floats else torch.get_default_dtype()
         self._run: RunStep = run or own.step
         with torch.inference_mode():
             self.states = StateTable(own, slots)
-            self._check(input, output)
+            self._check()
 
     def step(self, chunk_BT: Tensor, slot_B: Tensor, length_B: Tensor, fresh_B: Tensor, last_B: Tensor) -> Step:
         """Gather the rows' states, run the network once, scatter them; all tensors are on the network's device."""
@@ -103,16 +106,16 @@ class StatefulNetwork:
         other._run = run
         return other
 
-    def _check(self, input: TensorSpec, output: TensorSpec) -> None:
-        kind = getattr(torch, input.dtype)
-        chunk_BT = torch.zeros(1, *input.shape, dtype=kind, device=self.device)
+    def _check(self) -> None:
+        kind = getattr(torch, self.input.dtype)
+        chunk_BT = torch.zeros(1, *self.input.shape, dtype=kind, device=self.device)
         scratch = torch.full((1,), self.states.slots, device=self.device)
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         step = self.step(chunk_BT, scratch, zero, zero == 0, zero != 0)
-        if step.output_BU.shape[1:] != output.shape:
+        if step.output_BU.shape[1:] != self.output.shape:
             raise ApplicationError(
-                f"The network gives {list(step.output_BU.shape[1:])} for a chunk of {input.describe()}; it must "
-                f"give {output.describe()}."
+                f"The network gives {list(step.output_BU.shape[1:])} for a chunk of {self.input.describe()}; it must "
+                f"give {self.output.describe()}."
             )
 
 
@@ -121,51 +124,25 @@ class StreamingExecutor(Executor):
     """A streaming network and the states of all its streams, run eagerly on the CPU.
 
     Args:
-        module: The network; a copy of it runs, in evaluation mode and without gradients.
-        input: One raw chunk, frames first.
-        output: The largest output of one chunk, frames first.
-        slots: The number of streams.
+        network: The network with the states, on the CPU.
         max_rows: The largest batch.
-        dtype: Precision of the network and its states; that of its parameters by default.
         exact: Pad every batch to the largest, also beyond the slots. Libraries choose their order of summation by the
             batch size, and treat the last rows of an odd size differently. In batches of one size, a multiple of 32, an
             answer is bitwise independent of the other rows and of its position.
-        run: A replacement of the network's `step`.
 
     Attributes:
+        network: As above.
         states: The states of the streams.
-
-    Raises:
-        ApplicationError: The network's output for a chunk has another shape.
     """
 
     runs_ahead = True
 
-    def __init__(
-        self,
-        module: Streaming,
-        input: TensorSpec,
-        output: TensorSpec,
-        *,
-        slots: int,
-        max_rows: int,
-        dtype: torch.dtype | None = None,
-        exact: bool = False,
-        run: RunStep | None = None,
-    ) -> None:
-        self.input, self.output = input, output
-        self.max_rows = min(max_rows, slots)
-        self._slots = slots
+    def __init__(self, network: StatefulNetwork, *, max_rows: int, exact: bool = False) -> None:
+        self.input, self.output = network.input, network.output
+        self.network, self.states = network, network.states
+        self.max_rows = min(max_rows, self.states.slots)
         self._padded_rows = max_rows if exact else 0
-        self._network = StatefulNetwork(module, input, output, slots=slots, dtype=dtype, run=run)
-        self.states = self._network.states
-        self._kind = getattr(torch, output.dtype)
-
-    def run_by(self, run: RunStep) -> Self:
-        """Return an executor of the same streams with another `step`."""
-        other = copy.copy(self)
-        other._network = self._network.run_by(run)
-        return other
+        self._kind = getattr(torch, network.output.dtype)
 
     @torch.inference_mode()
     def step(self, batch: StepInput) -> StepOutput:
@@ -174,9 +151,9 @@ class StreamingExecutor(Executor):
         last_B = np.zeros(rows, np.bool_) if batch.last_B is None else batch.last_B
         columns = batch.chunk_B, batch.slots_B, batch.length_B, batch.fresh_B, last_B
         if self._padded_rows:
-            padding = 0, self._slots, 0, False, False
+            padding = 0, self.states.slots, 0, False, False
             columns = (_padded(*each, self._padded_rows) for each in zip(columns, padding, strict=True))
-        step = self._network.step(*map(torch.from_numpy, columns))
+        step = self.network.step(*map(torch.from_numpy, columns))
         output_B, length_B = step.output_BU[:rows].to(self._kind), step.length_B[:rows]
         return StepOutput(output_B=output_B.numpy(), length_B=length_B.numpy())
 

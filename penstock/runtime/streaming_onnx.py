@@ -15,7 +15,7 @@ from penstock.core.errors import GoldenMismatch
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepInput
-from penstock.runtime.load import Predictor, as_streaming
+from penstock.runtime.load import Predictor, as_streaming, streaming_executor
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.onnx_step import ExportedStep
 from penstock.runtime.streaming_executor import StreamingExecutor
@@ -46,20 +46,17 @@ def onnx_streaming_executor(
         Exception: One of `onnx_errors()`: ONNX Runtime does not run it.
     """
     application, golden = predictor.application, predictor.files.golden
-    network = as_streaming(application, predictor.module)
-    step = ExportedStep(graph, network.initial_state(1), threads=threads)
+    step = ExportedStep(graph, as_streaming(application, predictor.module).initial_state(1), threads=threads)
     # With small state tables of their own.
     made, trusted = (
-        StreamingExecutor(
-            network, application.input, application.output, slots=COMPARED_SLOTS, max_rows=COMPARED_SLOTS, run=run
-        )
+        streaming_executor(application, predictor.module, slots=COMPARED_SLOTS, max_rows=COMPARED_SLOTS, run=run)
         for run in (step, None)
     )
     golden.check(lambda inputs: run_in_chunks(made, inputs))
     check_equivalent(made, trusted, golden, COMPARED_SLOTS)
     kept = "have a graph of their own" if steady_graph(graph).is_file() else "share the graph of all others"
     log.info("%s by ONNX Runtime with %d threads: whole chunks %s", application.name, threads, kept)
-    return served.run_by(step)
+    return StreamingExecutor(served.network.run_by(step), max_rows=served.max_rows)
 
 
 def check_equivalent(made: StreamingExecutor, trusted: StreamingExecutor, golden: Golden, slots: int) -> None:

@@ -19,7 +19,7 @@ from penstock.core.spec import TensorSpec
 from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.executor import Executor
 from penstock.runtime.onnx_executor import steady_graph
-from penstock.runtime.streaming_executor import StreamingExecutor
+from penstock.runtime.streaming_executor import StatefulNetwork, StreamingExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.company import (
     CHUNK,
@@ -166,7 +166,7 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_precision_is_that_of_the_network_and_its_states_alone(dtype: torch.dtype) -> None:
     given = network()
-    made = StreamingExecutor(given, CHUNK, SCORES, slots=SLOTS, max_rows=SLOTS, dtype=dtype)
+    made = StreamingExecutor(StatefulNetwork(given, CHUNK, SCORES, slots=SLOTS, dtype=dtype), max_rows=SLOTS)
     frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)
     result = made.step(batch([(0, frames, True, True)]))
     assert result.length_B is not None
@@ -179,7 +179,7 @@ def test_another_precision_is_that_of_the_network_and_its_states_alone(dtype: to
 
 def test_another_output_than_the_networks_is_refused() -> None:
     with pytest.raises(ApplicationError, match=r"gives \[4, 2\] for a chunk"):
-        StreamingExecutor(network(), CHUNK, TensorSpec(dtype="float32", shape=(2, 2), meaning="x"), slots=2, max_rows=2)
+        StatefulNetwork(network(), CHUNK, TensorSpec(dtype="float32", shape=(2, 2), meaning="x"), slots=2)
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from torch import nn
 from penstock.core.spec import TensorSpec
 from penstock.nn import GRU, CausalConv1d, Lookahead, Sequential, StreamingAttention
 from penstock.runtime.executor import Executor, StepInput
-from penstock.runtime.streaming_executor import StreamingExecutor
+from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, StreamingExecutor
 
 FRAMES, FEATURES, SLOTS = 4, 3, 5
 CHUNK = TensorSpec(dtype="float32", shape=(FRAMES, FEATURES), meaning="frames")
@@ -27,8 +27,12 @@ def network() -> Sequential:
     )
 
 
-def executor(kind: Any = StreamingExecutor, **options: Any) -> Any:
-    return kind(network(), CHUNK, SCORES, slots=SLOTS, **({"max_rows": SLOTS} | options))
+def executor(
+    kind: Any = StreamingExecutor, *, max_rows: int = SLOTS, exact: bool = False, run: RunStep | None = None
+) -> Any:
+    device = "cpu" if kind is StreamingExecutor else "cuda"
+    given = StatefulNetwork(network(), CHUNK, SCORES, slots=SLOTS, device=device, run=run)
+    return kind(given, max_rows=max_rows, exact=exact)
 
 
 def offline(frames: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from penstock.runtime.execution import Execution
 from penstock.runtime.executor_choice import first_chunk, make_runnable
 from penstock.runtime.load import load, make_network, streaming_executor
 from penstock.runtime.onnx_executor import steady_graph
-from penstock.runtime.streaming_executor import RunStep, StreamingExecutor
+from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, StreamingExecutor
 from penstock.runtime.streaming_onnx import check_equivalent
 from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet, Data, Recipe
@@ -175,7 +175,8 @@ def stepping(seed: int, run: RunStep | None = None) -> StreamingExecutor:
     torch.manual_seed(seed)
     network = Sequential(CausalConv1d(3, 4, 2), GRU(4, 4))
     chunk = TensorSpec(dtype="float32", shape=(4, 3), meaning="frames")
-    return StreamingExecutor(network, chunk, replace(chunk, shape=(4, 4)), slots=5, max_rows=5, run=run)
+    given = StatefulNetwork(network, chunk, replace(chunk, shape=(4, 4)), slots=5, run=run)
+    return StreamingExecutor(given, max_rows=5)
 
 
 GOLDEN = Golden(inputs=np.ones((2, 9, 3), np.float32), outputs=np.ones((2, 9, 4), np.float32), tolerance=1e-4)

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.acceptance.server.tick import BUDGET_NS, engine_and_writer
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn import GRU, CausalConv1d, Lookahead, SequenceBatchNorm, Sequential
-from penstock.runtime.streaming_executor import StreamingExecutor
+from penstock.runtime.streaming_executor import StatefulNetwork, StreamingExecutor
 from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import LAST, OK, SOFT_DEADLINE, TableLayout
@@ -58,7 +58,8 @@ class LeakCheck:
         ).eval()
         self._rng = np.random.default_rng(seed)
         layout = TableLayout(slots=SLOTS, chunks=CHUNKS, input=INPUT, output=OUTPUT)
-        executor = kind(module, INPUT, OUTPUT, slots=SLOTS, max_rows=SLOTS)
+        device = "cpu" if kind is StreamingExecutor else "cuda"
+        executor = kind(StatefulNetwork(module, INPUT, OUTPUT, slots=SLOTS, device=device), max_rows=SLOTS)
         self._engine, self._frontend = engine_and_writer(executor, layout, Costs([1, SLOTS], [1e5, 2e5]))
         lengths = self._rng.integers(1, LONGEST + 1, SIGNALS)
         self._signals = [self._rng.normal(size=(n, FEATURES)).astype(np.float32) for n in lengths]

@@ -39,7 +39,8 @@ def _overhead_ms(rows: int) -> float:
     torch.manual_seed(0)
     module = SpeechNet()
     layout = TableLayout(slots=rows, chunks=CHUNKS, input=CHUNK, output=SCORES)
-    executor = CudaGraphExecutor(module, CHUNK, SCORES, slots=rows, max_rows=rows, dtype=torch.bfloat16)
+    network = StatefulNetwork(module, CHUNK, SCORES, slots=rows, device="cuda", dtype=torch.bfloat16)
+    executor = CudaGraphExecutor(network, max_rows=rows)
     # Costs that never split a batch.
     engine, frontend = engine_and_writer(executor, layout, Costs([1, rows], [1e5, 1e7]))
     answered = 0
