@@ -1,4 +1,4 @@
-"""`python -m benchmarks.acceptance train` on the CPU: methods without a GPU, a failing case, lines, picture."""
+"""`python -m benchmarks.acceptance train` on the CPU: methods without a GPU, a failing case, lines."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,10 @@ from penstock.core.errors import BenchError
 
 
 def test_ways_are_measured_beside_each_other(tmp_path: Path) -> None:
-    out, picture = tmp_path / "train.jsonl", tmp_path / "train.png"
+    out = tmp_path / "train.jsonl"
     words = ["train", "--processes", "1", "--processes", "2", "--model", "mlp", "--batch", "64"]
     words += ["--method", "penstock", "--method", "ddp", "--no-compiled", "--seconds", "0.05", "--repeat", "2"]
-    done = CliRunner().invoke(app, [*words, "--out", str(out), "--picture", str(picture)], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*words, "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     rates = [line for line in lines if line["unit"] == "samples/s"]
@@ -26,7 +26,6 @@ def test_ways_are_measured_beside_each_other(tmp_path: Path) -> None:
     assert len(ratios) == 2
     assert ratios[0].startswith("small MLP, global batch 64, 2 processes, penstock, over 1 processes, batch 64, ")
     assert ratios[1].endswith("over 2 processes, batch 64, ddp")
-    assert picture.stat().st_size > 5_000
 
 
 def test_a_case_that_fails_is_named_and_the_others_are_measured() -> None:

@@ -22,13 +22,12 @@ def train(
     seconds: Annotated[float, typer.Option(help="Duration of each repetition.")] = 0.6,
     repeat: Annotated[int, typer.Option(help="Repetitions.")] = 5,
     out: Annotated[Path | None, typer.Option(help="A file to which JSON lines are appended.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="A PNG or SVG file for the speed-ups.")] = None,
     record: Annotated[bool, typer.Option("--record", help="Append the measurements to benchmarks/results.")] = False,
 ) -> None:
     """Measure training throughput on some numbers of GPUs, beside tuned eager DDP and captured DDP."""
     from benchmarks.acceptance.report.results import record_result
     from benchmarks.acceptance.train.train_case import METHODS, MODELS, all_cases, read_cases
-    from benchmarks.acceptance.train.train_scaling import CaseResult, draw, measurements_of, run_cases
+    from benchmarks.acceptance.train.train_scaling import CaseResult, measurements_of, run_cases
 
     if gpus and processes:
         raise BenchError("--gpus and --processes contradict each other; give one of them.")
@@ -43,8 +42,6 @@ def train(
         chosen = all_cases(model or ["alexnet", "resnet50"], batch or [256], method or METHODS, compiled)
     if processes:
         chosen = [case for case in chosen if case.method != "captured ddp"]
-    if picture is not None and 1 not in counts:
-        raise BenchError("--picture draws speed-ups over one GPU; measure one as well, by --gpus 1.")
     results: list[CaseResult] = []
     device = "cpu" if processes else "cuda"
     try:
@@ -63,8 +60,6 @@ def train(
     if out is not None:
         with out.open("a") as sink:
             sink.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
-    if picture is not None:
-        draw(results, picture)
 
 
 def _check_known(kind: str, names: Collection[str], known: Collection[str]) -> None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
@@ -217,32 +216,3 @@ def _target(name: str, model: str, batch: int, processes: int) -> str | None:
     if (model, batch) == ("alexnet", 256):
         return {"ddp": "train.alexnet.vs_eager_ddp_256", "captured ddp": "train.alexnet.vs_captured_ddp_256"}.get(name)
     return "train.head_1_4m_vs_ddp" if (name, model) == ("ddp", "head_1_4m") else None
-
-
-def draw(found: Sequence[CaseResult], picture: Path) -> None:
-    """Draw the speed-up over the fastest method on one GPU, beside linear scaling."""
-    from matplotlib.figure import Figure
-
-    measured = {(each.case.model, each.case.batch, each.processes, each.case.method) for each in found if each.rates}
-    counts = sorted({each.processes for each in found})
-    keys = list(dict.fromkeys((each.case.model, each.case.batch) for each in found if each.rates))
-    keys = [key for key in keys if any((*key, 1, method) in measured for method in METHODS)]
-    if not keys:
-        raise BenchError("nothing was measured on one GPU; the speed-ups need it.")
-    figure = Figure(figsize=(4.2 * len(keys), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(keys), squeeze=False)[0]
-    for axes, (model, batch) in zip(panels, keys, strict=True):
-        axes.plot(counts, counts, color="0.7", linestyle=":", label="linear")
-        base = best(found, processes=1, model=model, batch=batch).rate
-        for method in METHODS:
-            own = [count for count in counts if (model, batch, count, method) in measured]
-            rates = [best(found, processes=count, model=model, batch=batch, method=method).rate for count in own]
-            axes.plot(own, [rate / base for rate in rates], marker="o", label=method)
-        axes.set_title(f"{MODELS[model].title}, global batch {batch:,}")
-        axes.set_xlabel("GPUs")
-        axes.set_ylabel("times one GPU")
-        axes.set_xticks(counts)
-        axes.grid(alpha=0.3)
-    panels[0].legend()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture)

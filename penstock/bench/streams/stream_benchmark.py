@@ -145,9 +145,7 @@ class StreamBenchmark:
         self.results.append(result)
         self.say(describe(result))
         if self.url is None:
-            usage = server.usage()
-            mfu = _mfu(workload.flop_a_second * count)
-            self.say(f"    {usage.description}" + (f"; stream-MFU {mfu:.1%}" if mfu and "cuda" in self.options else ""))
+            self.say(f"    {server.usage().description}")
         return result
 
     @contextmanager
@@ -208,10 +206,3 @@ def _gpu_name() -> str | None:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _mfu(flop_a_second: float) -> float | None:
-    from penstock.models.flops import peak_flops
-
-    peak = peak_flops(_gpu_name() or "", "bf16")
-    return None if peak is None else flop_a_second / peak

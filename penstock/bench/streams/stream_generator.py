@@ -4,14 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from penstock.bench.load.sender import sender_pool
 from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, StreamWorkload, send_streams
 from penstock.bench.streams.websocket_stream import open_websockets
-from penstock.core.application import Application
 from penstock.core.errors import BenchError
 from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
@@ -42,45 +40,26 @@ def bundle_workload(
     Raises:
         BenchError: The application is not live.
     """
-    import torch
-
     from penstock.runtime.load import load
 
     predictor = load(bundle)
     application, live = predictor.application, predictor.application.live
     if live is None:
         raise BenchError(f"{application.name} is not live; measure it by penstock bench serve.")
-    period_s = live.chunk_s(application.input)
     sounds = sounds_for(application.input, live, seconds + WARM_UP_S + MAX_OPENING_S)
     return StreamWorkload(
         url="",
         model=model or application.name,
         input=application.input,
         sounds=sounds,
-        period_s=period_s,
+        period_s=live.chunk_s(application.input),
         protocol=protocol,
         expected=predictor.predict(sounds),
         tolerance=predictor.files.golden.tolerance if tolerance is None else tolerance,
-        # Counting takes seconds, and only MFU of a GPU needs it.
-        flop_a_second=_chunk_flop(application, predictor.module, sounds) / period_s
-        if torch.cuda.is_available()
-        else 0.0,
         # A stream's last chunk gives all delayed frames, so there are no more than one output has; as many again for
         # windows that reach over its beginning.
         max_delay_frames=2 * application.output.shape[0],
     )
-
-
-def _chunk_flop(application: Application, network: Any, sounds: Array) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from penstock.runtime.load import streaming_executor
-    from penstock.runtime.whole_signals import run_in_chunks
-
-    one = streaming_executor(application, network, slots=1, max_rows=1)
-    with FlopCounterMode(display=False) as counted:
-        run_in_chunks(one, sounds[:1, : application.input.shape[0]])
-    return counted.get_total_flops()
 
 
 def sounds_for(input: TensorSpec, live: Live, seconds: float, count: int = SOUNDS, seed: int = 0) -> Array:

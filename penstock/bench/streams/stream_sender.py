@@ -39,7 +39,6 @@ class StreamWorkload:
         protocol: One of `PROTOCOLS`.
         expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
         tolerance: The largest difference of a right output.
-        flop_a_second: FLOP of the network for a second of one stream; 0 without a GPU.
         max_delay_frames: Frames that the outputs of the chunks so far may lack, because a network with lookahead gives
             them later.
     """
@@ -52,7 +51,6 @@ class StreamWorkload:
     protocol: str = "websocket"
     expected: Array | None = None
     tolerance: float = 1e-4
-    flop_a_second: float = 0.0
     max_delay_frames: int = 0
 
     def at(self, url: str) -> "StreamWorkload":
