@@ -92,26 +92,28 @@ def test_a_decompressed_body_has_the_same_limit(routes: Routes, refusals: list[R
     assert [type(error) for error in refusals] == [TooLarge]
 
 
+@pytest.mark.parametrize("failing", ["named", "max_body_bytes"])
 def test_a_failure_to_route_is_logged_once_and_answered_with_500(
-    routes: Routes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    routes: Routes, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(models: ModelRegistry, name: str, version: str = "") -> None:
+    def fail(*arguments: object) -> None:
         raise LookupError("a mistake in the server")
 
-    parser = RequestParser(routes.max_body_bytes)
-    data = head("/v1/apps/small", "Content-Length: 0")
-    with monkeypatch.context() as failing:
-        failing.setattr(ModelRegistry, "named", fail)
-        (request,), rejection = parser.feed(data)
-        answers: list[Response] = []
-        routes.handle(request, answers.append)
-    assert rejection is None
-    assert (answers[0].status, answers[0].body) == (500, b'{"error":"%b"}' % FAILED.encode())
-    assert [record.getMessage() for record in caplog.records] == ["POST '/v1/apps/small' failed"]
+    # The limit of a request for no model is that of the largest one.
+    path = "/v1/apps/small" if failing == "named" else "/v2"
+    data = head(path, "Content-Length: 0")
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelRegistry, failing, property(fail) if failing == "max_body_bytes" else fail)
+        parser = RequestParser(routes.max_body_bytes)
+        requests, rejection = parser.feed(data)
+    assert requests == []
+    assert rejection is not None
+    answer = routes.reject(rejection, parser.head)
+    assert (answer.status, answer.body) == (500, b'{"error":"%b"}' % FAILED.encode())
+    assert [record.getMessage() for record in caplog.records] == [f"POST '{path}' failed"]
     assert "a mistake in the server" in caplog.text
     # The failure is not kept for the next request with this head.
-    assert parser.known(data) is None
-    assert not request.head.keep_alive
+    assert refusal(routes, [data]) is None
 
 
 def test_a_rejected_body_is_counted_for_its_model(routes: Routes, refusals: list[RequestError]) -> None:

@@ -59,7 +59,6 @@ class ServerProcesses(Protocol):
 
     async def unload(self, key: int) -> None:
         """Unload a table from its engine."""
-        ...
 
     async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
         """Serve a table under its model's name; returns when all front-ends do.
@@ -67,15 +66,12 @@ class ServerProcesses(Protocol):
         Raises:
             PenstockError: One front-end cannot serve it.
         """
-        ...
 
     async def retire(self, key: int) -> None:
         """Submit nothing more to a table; returns when no request waits for it any more."""
-        ...
 
     def publish_state(self, state: ModelState) -> None:
         """Publish the state of a model."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Engine:
         budget_ns: Latency budget of a request that names none.
         clock_ns: The monotonic clock of the deadlines, in nanoseconds.
         max_rows: A limit of the batch below what the budget allows; None for no other.
-        costs: Batch costs; None where `measure` will find them.
+        costs: Batch costs; None where `measuring` will find them.
         traced: Record queue time and batch size of each result, for traces.
     """
 
@@ -122,8 +122,10 @@ class Engine:
         """The measured time of a batch by its rows."""
         return self._costs
 
-    def measure(self, example: Array) -> Costs:
+    def measuring(self, example: Array) -> Generator[None]:
         """Measure every bucket on this machine and choose the largest batch that is worth running.
+
+        Yield before each bucket, so that other models are served meanwhile.
 
         Args:
             example: One realistic raw input chunk.
@@ -131,12 +133,6 @@ class Engine:
         Raises:
             ServeError: The network alone is slower than the budget.
         """
-        for _ in self.measuring(example):
-            pass
-        return self._costs
-
-    def measuring(self, example: Array) -> Generator[None]:
-        """Measure as `measure` does, yielding before each bucket, so that other models are served meanwhile."""
         self._gathered[:] = example
         rows: list[int] = []
         medians: list[float] = []

@@ -184,10 +184,4 @@ class ModelLoader:
                 f"one chunk of {application.input.describe()} takes {chunk_bytes / 1e6:,.0f} MB, more than the slot "
                 f"table of {frontends} front-ends may have ({MAX_TABLE_BYTES >> 20} MB)."
             )
-        return TableLayout(
-            slots=each * frontends,
-            chunks=application.chunks,
-            input=application.input,
-            output=application.output,
-            frontends=frontends,
-        )
+        return TableLayout.of(application, slots=each * frontends, frontends=frontends)

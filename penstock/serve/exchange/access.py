@@ -57,7 +57,7 @@ class Keys:
             lines = file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ServeError(f"the API keys in {file} cannot be read ({error}).") from None
-        keys: list[Key] = []
+        keys: dict[bytes, Key] = {}
         for number, line in enumerate(lines, 1):
             words = line.split()
             if not words or words[0].startswith("#"):
@@ -73,16 +73,14 @@ class Keys:
                 raise ServeError(
                     f"the key of {words[0]!r} in {file} has characters that a header cannot carry; use ASCII alone."
                 )
-            keys.append(Key(name=words[0], digest=_digest(words[1]), admin=len(words) == 3))
+            digest = _digest(words[1])
+            if digest in keys:
+                both = f"{keys[digest].name!r} and {words[0]!r}"
+                raise ServeError(f"{both} in {file} have the same key; give each client its own.")
+            keys[digest] = Key(name=words[0], digest=digest, admin=len(words) == 3)
         if not keys:
             raise ServeError(f"{file} has no keys; write a line 'NAME KEY' for each client.")
-        owners: dict[bytes, str] = {}
-        for key in keys:
-            if key.digest in owners:
-                both = f"{owners[key.digest]!r} and {key.name!r}"
-                raise ServeError(f"{both} in {file} have the same key; give each client its own.")
-            owners[key.digest] = key.name
-        return cls(tuple(keys))
+        return cls(tuple(keys.values()))
 
     def check(self, authorization: str | None, *, admin: bool) -> str:
         """Check a key; return the name of its client.

@@ -6,6 +6,7 @@ gRPC may run in another loop than the models: everything that touches a model ru
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from operator import methodcaller
@@ -42,6 +43,7 @@ M = TypeVar("M", bound=Message)
 
 
 @final
+@dataclass(eq=False)
 class GrpcServer:
     """A gRPC server of models, in the running event loop; `start` it, and `stop` it to drain.
 
@@ -49,52 +51,45 @@ class GrpcServer:
         models: The models of the server.
         batch_loop: Runs the batches.
         host: The address to listen on.
-        port: The port; 0 takes a free one. Other processes may listen on the same one and share its connections.
+        port: The port; 0 takes a free one, which stands here then. Other processes may listen on the same one and share
+            its connections.
         max_message_bytes: Largest message that is accepted.
         authorise: Checks the key of a call; liveness and readiness need none.
         tls: The private key and the certificate chain, PEM; None for no TLS.
-        home: The loop of the models, if it is not the running one.
-
-    Attributes:
-        port: The port that it listens on.
+        home: The loop of the models; the running one by default.
 
     Raises:
         ServeError: The port is taken.
     """
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        *,
-        batch_loop: BatchLoop,
-        host: str,
-        port: int,
-        max_message_bytes: int,
-        authorise: Authorise,
-        tls: tuple[bytes, bytes] | None = None,
-        home: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self._models = models
-        self._batch_loop = batch_loop
-        self._authorise = authorise
-        self._home = home or asyncio.get_running_loop()
+    models: ModelRegistry
+    _: KW_ONLY
+    batch_loop: BatchLoop
+    host: str
+    port: int
+    max_message_bytes: int
+    authorise: Authorise
+    tls: tuple[bytes, bytes] | None = None
+    home: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def __post_init__(self) -> None:
         self._reading: set[asyncio.Task[None]] = set()
         options = (
-            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 1),
         )
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self._handlers(),))
         try:
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            if tls is None:
+            address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+            if self.tls is None:
                 self.port = self._server.add_insecure_port(address)
             else:
-                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
+                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([self.tls]))
         except RuntimeError:
             raise ServeError(
-                f"cannot listen for gRPC on {host}:{port}; choose another --host or --grpc-port."
+                f"cannot listen for gRPC on {self.host}:{self.port}; choose another --host or --grpc-port."
             ) from None
 
     async def start(self) -> None:
@@ -147,7 +142,7 @@ class GrpcServer:
                 owner = "" if method in HEALTH else self._check_key(context, admin=method in ADMINS)
                 request = _parsed(request_type, raw)
                 if answer_at_home is not None:
-                    at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self._home)
+                    at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
                 assert isinstance(request, pb.ModelInferRequest), request
                 return await self._infer(request, context.time_remaining(), owner)
@@ -163,14 +158,14 @@ class GrpcServer:
     def _check_key(self, context: Context, *, admin: bool = False) -> str:
         keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
         # Only metadata whose name ends in -bin holds bytes.
-        return self._authorise(str(keys[0]) if keys else None, admin)
+        return self.authorise(str(keys[0]) if keys else None, admin)
 
     async def _server_live(self, request: pb.ServerLiveRequest) -> Message:
         return pb.ServerLiveResponse(live=True)
 
     async def _server_ready(self, request: pb.ServerReadyRequest) -> Message:
         try:
-            self._models.reject_unready()
+            self.models.reject_unready()
         except RequestError:
             return pb.ServerReadyResponse(ready=False)
         return pb.ServerReadyResponse(ready=True)
@@ -181,27 +176,27 @@ class GrpcServer:
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = any(
             model.name == request.name and request.version in ("", model.version) and model.state == "READY"
-            for model in self._models.states.values()
+            for model in self.models.states.values()
         )
-        return pb.ModelReadyResponse(ready=ready and not self._models.draining)
+        return pb.ModelReadyResponse(ready=ready and not self.models.draining)
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
-        return pb.ModelMetadataResponse(**model_metadata(self._models.named(request.name, request.version)))
+        return pb.ModelMetadataResponse(**model_metadata(self.models.named(request.name, request.version)))
 
     async def _model_config(self, request: pb.ModelConfigRequest) -> Message:
-        config = model_config(self._models.named(request.name, request.version))
+        config = model_config(self.models.named(request.name, request.version))
         return pb.ModelConfigResponse(config=pb.ModelConfig(**config))
 
     async def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
         wanted = [(request.name, request.version)]
         if not request.name:
-            wanted = [(model.name, model.version) for model in self._models.states.values() if model.state == "READY"]
-        entries = [model_statistics(self._models.named(*model)) for model in wanted]
+            wanted = [(model.name, model.version) for model in self.models.states.values() if model.state == "READY"]
+        entries = [model_statistics(self.models.named(*model)) for model in wanted]
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
 
     async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
         _check_repository(request.repository_name)
-        models = self._models.index()
+        models = self.models.index()
         if request.ready:
             models = [model for model in models if model["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=models)
@@ -213,26 +208,22 @@ class GrpcServer:
                 f"Loading takes no parameters here, and {', '.join(sorted(request.parameters))} came; "
                 "change the bundle and load it anew."
             )
-        await self._models.change(request.model_name, unload=False)
+        await self.models.change(request.model_name, unload=False)
         return pb.RepositoryModelLoadResponse()
 
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
         # Clients send one parameter, unload_dependents; no model here depends on another one.
         _check_repository(request.repository_name)
-        await self._models.change(request.model_name, unload=True)
+        await self.models.change(request.model_name, unload=True)
         return pb.RepositoryModelUnloadResponse()
 
     async def _infer(self, request: pb.ModelInferRequest, left_s: float | None, owner: str) -> pb.ModelInferResponse:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[pb.ModelInferResponse] = loop.create_future()
+        answer: asyncio.Future[pb.ModelInferResponse | RequestError] = loop.create_future()
 
         def resolve(result: pb.ModelInferResponse | RequestError) -> None:
             # A cancelled call cancels its rows only when it runs again.
-            if answer.done():
-                return
-            if isinstance(result, RequestError):
-                answer.set_exception(result)
-            else:
+            if not answer.done():
                 answer.set_result(result)
 
         cancel_rows: Callable[[], None] | None = None
@@ -240,19 +231,22 @@ class GrpcServer:
         def submit() -> None:
             nonlocal cancel_rows
             done = partial(loop.call_soon_threadsafe, resolve)
-            cancel_rows = submit_call(self._models, self._batch_loop, request, left_s, owner, done)
+            cancel_rows = submit_call(self.models, self.batch_loop, request, left_s, owner, done)
 
         def cancel() -> None:
             if cancel_rows is not None:
                 cancel_rows()
 
-        self._home.call_soon_threadsafe(submit)
+        self.home.call_soon_threadsafe(submit)
         try:
-            return await answer
+            result = await answer
         except asyncio.CancelledError:
             # The client is gone: its rows need not run.
-            self._home.call_soon_threadsafe(cancel)
+            self.home.call_soon_threadsafe(cancel)
             raise
+        if isinstance(result, RequestError):
+            raise result
+        return result
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         try:

@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, final
 
 import uvloop
@@ -22,6 +23,7 @@ CUT_OFF_S = 0.5
 
 
 @final
+@dataclass(eq=False)
 class GrpcThread:
     """Runs a gRPC server beside the running loop of the models.
 
@@ -29,8 +31,9 @@ class GrpcThread:
         serve: Makes and starts the server in the new thread's loop; its `home` is the running loop.
     """
 
-    def __init__(self, serve: Callable[[], Coroutine[Any, Any, Stop]]) -> None:
-        self._serve = serve
+    serve: Callable[[], Coroutine[Any, Any, Stop]]
+
+    def __post_init__(self) -> None:
         self._started: Future[tuple[Stop, asyncio.AbstractEventLoop]] = Future()
         self._over = asyncio.Event()
         self._home = asyncio.get_running_loop()
@@ -63,7 +66,7 @@ class GrpcThread:
 
     async def _live(self) -> None:
         try:
-            stop = await self._serve()
+            stop = await self.serve()
             self._started.set_result((stop, asyncio.get_running_loop()))
         except ServeError as error:
             self._started.set_exception(error)

@@ -70,7 +70,7 @@ class RequestParser:
     """Parses requests from the bytes of one connection.
 
     Args:
-        max_body_bytes: Returns the maximum size of a body, from its head.
+        max_body_bytes: Returns the maximum size of a body, from its head; raises `RequestError` to reject it.
         cache: Cache of heads, shared by all connections.
         max_headers: Maximum number of headers.
 
@@ -178,7 +178,11 @@ class RequestParser:
             self._reject(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
         # After an upgrade no other request can follow.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade
-        now.max_body_bytes = self.max_body_bytes(head)
+        try:
+            now.max_body_bytes = self.max_body_bytes(head)
+        except RequestError as error:
+            self._reject(error)
+            return
         length = head.headers.get("content-length", "")
         if length.isdigit():
             self._check_body(int(length))

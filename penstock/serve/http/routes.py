@@ -119,16 +119,17 @@ class Routes:
         return None if error is None else _rejection_bytes(error)
 
     def max_body_bytes(self, head: Head) -> int:
-        """Return the maximum size of the body that follows a head: what the application it names takes."""
+        """Return the maximum size of the body that follows a head: what the application it names takes.
+
+        Raises:
+            ComputeFailed: The server failed on this head.
+        """
         try:
-            route = self._route(head)
+            route = head.route = self._route(head)
+            return self._limit_of(route)
         except Exception:
             log.exception("%s %r failed", head.method, head.path)
-            route = _Route(handle=_rejecting(ComputeFailed(FAILED)), epoch=self.models.epoch)
-            # Such a head is not cached: the next request with it is routed anew.
-            head.keep_alive = False
-        head.route = route
-        return self._limit_of(route)
+            raise ComputeFailed(FAILED) from None
 
     def reject(self, error: RequestError, head: Head) -> Response:
         """Make the response to a request that could not be read to its end."""

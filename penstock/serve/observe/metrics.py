@@ -41,6 +41,7 @@ _EDGE_STEP = 4
 def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
     """Collect the counts for the page, cumulative since the start: of all engines together, then of each."""
     upper_ms = [*(slots.TIME_EDGES_NS / 1e6).round(4).tolist(), None]
+    streams = {name: served.total(column) for name, (column, _) in STREAM_COUNTS.items()}
     engines = [_of_engine(replica) for replica in served.replicas]
 
     def counts(column: str) -> list[int]:
@@ -51,7 +52,7 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
         "latency_ms": served.budget_ns / 1e6,
         "slots": {key: sum(engine["slots"][key] for engine in engines) for key in ("total", "in_use")},
         **{outcome: served.total(column) for outcome, column in OUTCOMES.items()},
-        **({} if served.streams is None else {"streams": _streams(served)}),
+        **({} if served.streams is None else {"streams": streams}),
         "batch": {"upper": [*slots.BATCH_EDGES.tolist(), None], "counts": counts("batch_counts")},
         "latency": {"upper_ms": upper_ms, "counts": counts("latency_counts")},
         "queue": {"upper_ms": upper_ms, "counts": counts("queue_counts")},
@@ -77,10 +78,6 @@ def _of_engine(replica: Replica) -> dict[str, Any]:
             "handling_us": int(table.handling_ns[0]) / 1e3,
         },
     }
-
-
-def _streams(served: ServedModel) -> dict[str, int]:
-    return {name: served.total(column) for name, (column, _) in STREAM_COUNTS.items()}
 
 
 def model_statistics(served: ServedModel) -> dict[str, Any]:

@@ -73,15 +73,11 @@ class RequestLog:
             "client": client,
             "error": error,
         }
+        shown = {
+            "method": head.method or "-",
+            "client": client or "-",
+            "error": "" if error is None else f" {error!r}",
+        }
         # `%r`: a path or an error may hold line ends and control characters, which must not look like further lines.
-        log.info(
-            "%s %r %d %.3f ms %d bytes %s%s",
-            head.method or "-",
-            head.path,
-            response.status,
-            milliseconds,
-            len(response.body),
-            client or "-",
-            "" if error is None else f" {error!r}",
-            extra={"fields": fields},
-        )
+        line = "%(method)s %(path)r %(status)d %(milliseconds).3f ms %(bytes)d bytes %(client)s%(error)s"
+        log.info(line, fields | shown, extra={"fields": fields})

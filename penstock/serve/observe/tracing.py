@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, final
+from typing import final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.response import Answer, Handler, Response
 from penstock.serve.observe.metrics import OUTCOMES
 from penstock.serve.registry.served_model import ServedModel, column_of
@@ -83,9 +83,17 @@ class Traces:
     def _traced(self, request: Request, answer: Answer, context: Context | None) -> Callable[[], None]:
         head = request.head
         route, model = route_of(head.path)
-        attributes = _attributes(request, route, self.scheme)
-        if model:
-            attributes["penstock.model"] = model
+        attributes = {
+            "http.request.method": head.method,
+            "http.request.body.size": len(request.body),
+            "http.route": route,
+            "url.path": head.path,
+            "url.scheme": self.scheme,
+            "network.protocol.version": "1.1",
+            "user_agent.original": head.headers.get("user-agent", ""),
+            "penstock.model": model,
+        }
+        attributes = {name: value for name, value in attributes.items() if value != ""}
         span = self._tracer.start_span(
             f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=time.time_ns()
         )
@@ -182,22 +190,6 @@ def route_of(path: str) -> tuple[str, str]:
         case _:
             # Unknown paths get no route: the number of span names stays bounded.
             return "", ""
-
-
-def _attributes(request: Request, route: str, scheme: str) -> dict[str, Any]:
-    head: Head = request.head
-    attributes: dict[str, Any] = {
-        "http.request.method": head.method,
-        "http.request.body.size": len(request.body),
-        "url.path": head.path,
-        "url.scheme": scheme,
-        "network.protocol.version": "1.1",
-    }
-    if route:
-        attributes["http.route"] = route
-    if "user-agent" in head.headers:
-        attributes["user_agent.original"] = head.headers["user-agent"]
-    return attributes
 
 
 def _end(span: Span, response: Response, asked_model: bool) -> None:

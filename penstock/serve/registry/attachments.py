@@ -189,13 +189,7 @@ class Attachments:
 
     def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
         if isinstance(memory, int):
-            layout = TableLayout(
-                slots=loaded.slots,
-                chunks=application.chunks,
-                input=application.input,
-                output=application.output,
-                frontends=loaded.frontends,
-            )
+            layout = TableLayout.of(application, slots=loaded.slots, frontends=loaded.frontends)
             memory = SlotTable.attached(layout, memory)
         budget_ns = self.budget_ns
         writer = TableWriter(

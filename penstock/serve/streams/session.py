@@ -10,7 +10,6 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, final
 
@@ -56,19 +55,9 @@ STARTING, FLOWING, ENDING, OVER = StreamState
 
 _Handler: TypeAlias = Callable[["Session", Any], Actions]
 _Rule: TypeAlias = tuple[_Handler, StreamState]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rules:
-    """Handler of each event in one state, and the state after it; None if the event has no effect.
-
-    A handler that raises leaves the state as it is.
-    """
-
-    text: _Rule | None = None
-    binary: _Rule | None = None
-    finish: _Rule | None = None
-    last_result: _Rule | None = None
+# Handler of each event in one state, and the state after it. Other events have no effect; a handler that raises leaves
+# the state as it is.
+_Rules: TypeAlias = dict[str, _Rule]
 
 
 @final
@@ -121,7 +110,7 @@ class Session:
         Raises:
             RequestError: The protocol does not allow it; the stream ends.
         """
-        return self._apply(self._rules.text, message)
+        return self._apply(self._rules.get("text"), message)
 
     def receive_binary(self, message: bytes) -> Actions:
         """Take a binary message from the client.
@@ -130,7 +119,7 @@ class Session:
             RequestError: The protocol does not allow it; the stream ends.
         """
         if self.state is not FLOWING:
-            return self._apply(self._rules.binary, message)
+            return self._apply(self._rules.get("binary"), message)
         # The common case: without the call of a handler, and without a change of the state.
         size = len(message) - NUMBER_BYTES
         if size < 0 or _NUMBER.unpack_from(message)[0] != self._next:
@@ -162,7 +151,7 @@ class Session:
             ComputeFailed: The application's `events` failed.
         """
         if last:
-            return self._apply(self._rules.last_result, output)
+            return self._apply(self._rules.get("last_result"), output)
         left = self._chunks_left
         # A network may give more results than it was given chunks. They go with the next answer, the end's with the
         # last one.
@@ -177,7 +166,7 @@ class Session:
 
     def finish(self, code: int, reason: str) -> Actions:
         """End the stream from the server's side: as if the client had sent its end, with another close."""
-        return self._apply(self._rules.finish, Close(code, reason))
+        return self._apply(self._rules.get("finish"), Close(code, reason))
 
     def _apply(self, rule: _Rule | None, argument: Any) -> Actions:
         if rule is None:
@@ -310,10 +299,10 @@ class Session:
         return result, Send(b'{"type":"end","chunks":%d}' % self._next, False), self._close
 
     _TABLE: ClassVar[dict[StreamState, _Rules]] = {
-        STARTING: _Rules(text=(_start, FLOWING), binary=(_too_early, STARTING), finish=(_finish_at_once, OVER)),
-        FLOWING: _Rules(text=(_end, ENDING), binary=(receive_binary, FLOWING), finish=(_finish_early, ENDING)),
-        ENDING: _Rules(text=(_too_late, ENDING), binary=(_too_late, ENDING), last_result=(_last_result, OVER)),
-        OVER: _Rules(),
+        STARTING: {"text": (_start, FLOWING), "binary": (_too_early, STARTING), "finish": (_finish_at_once, OVER)},
+        FLOWING: {"text": (_end, ENDING), "binary": (receive_binary, FLOWING), "finish": (_finish_early, ENDING)},
+        ENDING: {"text": (_too_late, ENDING), "binary": (_too_late, ENDING), "last_result": (_last_result, OVER)},
+        OVER: {},
     }
 
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Self, final, get_args, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.application import Application
 from penstock.core.errors import ServeError
 from penstock.core.spec import Array, TensorSpec
 
@@ -86,6 +87,12 @@ class TableLayout:
 
     def __post_init__(self) -> None:
         assert self.slots % self.frontends == 0, (self.slots, self.frontends)
+
+    @classmethod
+    def of(cls, application: Application, *, slots: int, frontends: int) -> Self:
+        """The layout of an application's table."""
+        specs = {"input": application.input, "output": application.output}
+        return cls(slots=slots, chunks=application.chunks, frontends=frontends, **specs)
 
     @property
     def slots_each(self) -> int:
