@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import Checkpoint, newest_checkpoint
 from penstock.train.checkpoint.lazy_tensors import StoredTensor, read_tensors
 from penstock.train.checkpoint.saver import Saver
-from penstock.train.checkpoint.snapshot import SlicedTensor
 from penstock.train.checkpoint.state import (
     full_names,
     load_full_state,
@@ -49,11 +49,7 @@ def save_checkpoint(saver: Saver, trainer: Trainer, history: History) -> None:
         TrainError: The previous checkpoint could not be written.
     """
     weights, scale, ema = history.best_weights, trainer.optimizer_step.loss_scale, trainer.ema
-    names = full_names(trainer.parallel_model)
-
-    def own(state: Mapping[str, Tensor]) -> dict[str, SlicedTensor]:
-        return local_state(trainer.parallel_model, names, state)
-
+    own = partial(local_state, trainer.parallel_model, full_names(trainer.parallel_model))
     state = {
         "model": own(trainer.module.state_dict()),
         "optimizer": local_optimizer_state(trainer.parallel_model, trainer.optimizer),

@@ -187,7 +187,7 @@ class Loop:
         with trainer.ema_weights():
             metrics: dict[str, float] = {}
             if self._validation is not None:
-                metrics = trainer.validate(self._validation, bad=feed.bad, notify=progress.notify)
+                metrics = trainer.validate(self._validation, bad=feed.bad)
             self._write(
                 {
                     "step": history.step,

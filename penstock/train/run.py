@@ -109,7 +109,7 @@ def train(
         shown = world.is_rank_zero and not quiet
         progress = Progress(found.application.name, trainer.total_steps, history.step, quiet=not shown)
         loop.run(progress)
-        return _finished(loop, found, run, folder, data, progress)
+        return _finished(loop, found, run, folder, data)
 
 
 def _run_folder(
@@ -119,15 +119,13 @@ def _run_folder(
     return RunFolder(folder, trainer, identity | {"overrides": overrides}, from_step)
 
 
-def _finished(
-    loop: Loop, found: FoundApplication, run: RunFolder | None, folder: Path, data: Data, progress: Progress
-) -> RunResult:
+def _finished(loop: Loop, found: FoundApplication, run: RunFolder | None, folder: Path, data: Data) -> RunResult:
     """Test the best weights and write their bundle."""
     trainer, history, world = loop.trainer, loop.history, loop.trainer.world
     loop.watchdog.beat("the bundle")
     last_hash, metrics = loop.load_best()
     if data.test is not None:
-        test = trainer.validate(data.test, bad=history.bad_examples, notify=progress.notify)
+        test = trainer.validate(data.test, bad=history.bad_examples)
         metrics |= {f"test_{name}": value for name, value in test.items()}
     weights = trainer.full_state() | fitted_buffers(trainer, folder, data)
     bad_examples, rate = world.sum_counts(history.bad_examples), loop.pace.whole

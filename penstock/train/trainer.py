@@ -194,48 +194,35 @@ class Trainer:
         infinite = [~parameter.detach().isfinite().all() for parameter in self.module.parameters()]
         return self.world.sum_on_host(torch.stack(infinite).any()) == [0.0]
 
-    def validate(
-        self,
-        examples: Examples,
-        *,
-        bad: dict[str, int] | None = None,
-        notify: Callable[[str], object] | None = None,
-    ) -> dict[str, float]:
+    def validate(self, examples: Examples, *, bad: dict[str, int] | None = None) -> dict[str, float]:
         """Compute the loss and every metric over a whole set, the same in every process.
 
         Args:
             examples: The set.
-            bad: Counts examples that this process could not read, by name.
-            notify: Called with a sentence when an example is first found to be damaged.
+            bad: Counts examples that this process could not read, by name; the first time `notify` is called.
         """
         names = ["loss", *self.recipe.metrics]
         values = [0.0] * len(names)
-        predictions = self.predict(examples, bad=bad, notify=notify)
+        predictions = self.predict(examples, bad=bad)
         if predictions is not None:
             with torch.inference_mode(), cast_of(self.recipe, self.world.device):
                 values[0] = self.recipe.loss(*predictions).item()
             values[1:] = [float(metric(*predictions)) for metric in self.recipe.metrics.values()]
         return dict(zip(names, self.world.broadcast_on_host(values), strict=True))
 
-    def predict(
-        self,
-        examples: Examples,
-        *,
-        bad: dict[str, int] | None = None,
-        notify: Callable[[str], object] | None = None,
-    ) -> Predictions | None:
+    def predict(self, examples: Examples, *, bad: dict[str, int] | None = None) -> Predictions | None:
         """Run the network over a whole set. Collective; the first process gets the outputs, the others None.
 
         Args:
             examples: The set.
             bad: As of `validate`.
-            notify: As of `validate`.
         """
         recipe, world = self.recipe, self.world
         batch_rows = world.size * max(1, min(MAX_ROWS_PER_RANK, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
         counts = [len(places.indices_B) for places in one_pass(len(examples), batch_rows)]
         order = equal_shares(one_pass(len(examples), batch_rows), world.rank, world.size)
         workers, on_bad = 0 if examples.in_memory else self._workers(), recipe.loading.bad_examples
+        notify = None if bad is None else self.notify
         all_outputs: list[Tensor] = []
         all_targets: list[Tensor] = []
         self.module.eval()

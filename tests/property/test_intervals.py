@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, without
+from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, within, without
 from penstock.train.profile.step_time import PARTS, ActivitySpans, parts_of, split
 
 MOST = 40
@@ -27,6 +27,8 @@ def test_spans_are_sets_of_nanoseconds(some: list[Span], others: list[Span]) -> 
     assert inside(one) == inside(some)
     assert is_in_order(one)
     assert inside(common(one, other)) == inside(one) & inside(other)
+    for window in other:
+        assert within(one, window) == common(one, [window])
     assert inside(without(one, other)) == inside(one) - inside(other)
     assert length_ns(one) == len(inside(one))
 

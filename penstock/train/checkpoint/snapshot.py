@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from safetensors.torch import _TYPES  # pyright: ignore[reportPrivateUsage]
 from torch import Tensor
 
 from penstock.core.errors import TrainError
@@ -17,21 +18,8 @@ from penstock.train.parallel.tensor_parallel import WeightSlice
 
 # Alignment of direct I/O.
 BLOCK_BYTES = 4096
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+# The format's names of dtypes.
+_DTYPES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
