@@ -85,10 +85,12 @@ def main(place: str, python: str, eager: str) -> None:
         print("ready", flush=True)
         if not int(eager):
             select.select([listener], [], [])
+        gc.disable()
         for module in IMPORTS:
             importlib.import_module(module)
         gc.collect()
         gc.freeze()
+        gc.enable()
         # Watchers end after the process that they watch, and nothing waits for them.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:
