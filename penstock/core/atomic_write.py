@@ -47,9 +47,11 @@ def folder_beside(place: Path) -> Generator[Path]:
     _remove_leftovers(place)
     beside = place.with_name(f"{_beside(place)}{secrets.token_hex(4)}")
     unlocked = beside.with_name(f"{beside.name}-new")
-    unlocked.mkdir()
-    lock = os.open(unlocked, os.O_RDONLY)
+    lock: int | None = None
+    # A signal may end the process between any two lines.
     try:
+        unlocked.mkdir()
+        lock = os.open(unlocked, os.O_RDONLY)
         # On a file system without locks, leftovers stay.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -57,8 +59,10 @@ def folder_beside(place: Path) -> Generator[Path]:
         unlocked.rename(beside)
         yield beside
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-        os.close(lock)
+        for made in (unlocked, beside):
+            shutil.rmtree(made, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
 def _beside(place: Path) -> str:

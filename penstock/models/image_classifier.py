@@ -12,6 +12,13 @@ MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 
 
+def draw_convolutions(network: nn.Module) -> None:
+    """Initialise all convolutions: He et al. 2015, "Delving deep into rectifiers", section 2.2."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
 class Pixels(nn.Module):
     """Normalise raw pixels and put the channels first. It adds nothing to the state dict."""
 

@@ -4,7 +4,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from penstock.models.image_classifier import EmbeddingNetwork
+from penstock.models.image_classifier import EmbeddingNetwork, draw_convolutions
 
 # B batch, C channels, H height, W width, E embedding, K classes
 
@@ -67,9 +67,7 @@ class MobileNet(EmbeddingNetwork):
         self.layers = nn.Sequential(*layers)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(embedding, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+        draw_convolutions(self)
 
     def logits(self, image_BCHW: Tensor) -> Tensor:
         """Logits `[B, K]` of prepared pictures, `[B, 3, H, W]`."""

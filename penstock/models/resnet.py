@@ -4,7 +4,7 @@ from typing import cast, final
 
 from torch import Tensor, nn
 
-from penstock.models.image_classifier import EmbeddingNetwork
+from penstock.models.image_classifier import EmbeddingNetwork, draw_convolutions
 from penstock.nn.entry import EntryConv2d
 from penstock.nn.pooling import MaxPool2d
 
@@ -77,7 +77,10 @@ class ResNet50(EmbeddingNetwork):
                 channels = EXPANSION * width
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
         self.fc = nn.Linear(channels, classes)
-        self._draw(zero_last_gamma)
+        draw_convolutions(self)
+        for module in self.modules() if zero_last_gamma else ():
+            if isinstance(module, Bottleneck):
+                nn.init.zeros_(cast(Tensor, module.bn3.weight))
 
     def logits(self, image_BCHW: Tensor) -> Tensor:
         """Logits `[B, K]` of prepared pictures, `[B, 3, H, W]`."""
@@ -89,10 +92,3 @@ class ResNet50(EmbeddingNetwork):
         for stage in range(len(STAGES)):
             x_BCHW = self.get_submodule(f"layer{stage + 1}")(x_BCHW)
         return x_BCHW.mean((2, 3))
-
-    def _draw(self, zero_last_gamma: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, Bottleneck) and zero_last_gamma:
-                nn.init.zeros_(cast(Tensor, module.bn3.weight))

@@ -4,7 +4,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from penstock.models.image_classifier import ImageNetwork
+from penstock.models.image_classifier import ImageNetwork, draw_convolutions
 
 # B batch, C channels, H height, W width, K classes
 
@@ -45,19 +45,15 @@ class VGG16(ImageNetwork):
             nn.Dropout(dropout),
             nn.Linear(4096, classes),
         )
-        self._draw()
-
-    def logits(self, image_BCHW: Tensor) -> Tensor:
-        """Logits `[B, K]` of prepared pictures, `[B, 3, 224, 224]`."""
-        return self.classifier(self.features(image_BCHW).flatten(1))
-
-    def _draw(self) -> None:
-        # He et al. 2015, "Delving deep into rectifiers", section 2.2: without it a network this deep does not train.
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, nn.Linear):
+        # Without it a network this deep does not train.
+        draw_convolutions(self)
+        for module in self.classifier:
+            if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, 0, 0.01)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+    def logits(self, image_BCHW: Tensor) -> Tensor:
+        """Logits `[B, K]` of prepared pictures, `[B, 3, 224, 224]`."""
+        return self.classifier(self.features(image_BCHW).flatten(1))

@@ -55,3 +55,14 @@ def test_it_is_gone_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no"):
         fail()
     assert names(tmp_path) == set()
+
+
+def test_it_is_gone_after_a_signal_that_comes_before_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object) -> int:
+        monkeypatch.undo()
+        raise SystemExit(143)
+
+    monkeypatch.setattr("os.open", ended)
+    with pytest.raises(SystemExit), folder_beside(tmp_path / "pack"):
+        pass
+    assert names(tmp_path) == set()
