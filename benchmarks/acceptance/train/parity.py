@@ -9,7 +9,7 @@ with one over the same groups of examples. Everything else must agree by itself.
 import copy
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, final
 
@@ -284,24 +284,11 @@ class _Masks:
             times = len(parts) // self._trainer.recipe.execution.accumulation_steps
             for part, drawn in enumerate(parts[::times]):
                 own = torch.cat([groups[rank][part] for rank in range(world.size)])
-                if len(drawn) == sum(rows):
-                    # Some features of all examples.
-                    drawn_NF = torch.cat(_of_all(world, drawn.t(), [drawn.shape[1]] * world.size)).t()
-                else:
-                    drawn_NF = torch.cat(_of_all(world, drawn, rows))
-                masks_BF = found.setdefault(name, drawn_NF.new_zeros(case.batch, drawn_NF.shape[1]))
-                masks_BF[own.to(masks_BF.device)] = drawn_NF
+                # Each rank has some features of all examples, or all features of its own.
+                dim = 1 if len(drawn) == sum(rows) else 0
+                drawn_NF = torch.cat(world.all_gather_objects(drawn.cpu()), dim)
+                found.setdefault(name, drawn_NF.new_zeros(case.batch, drawn_NF.shape[1]))[own] = drawn_NF
         return found
-
-
-def _of_all(world: World, own: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """All-gather rows by all-reduce, independent of the collectives under test."""
-    whole = own.new_zeros(sum(rows), *own.shape[1:])
-    first = sum(rows[: world.rank])
-    whole[first : first + rows[world.rank]] = own
-    if world.size > 1:
-        torch.distributed.all_reduce(whole, group=world.group)
-    return list(whole.split(list(rows)))
 
 
 def _groups(case: ParityCase, processes: int) -> list[list[Tensor]]:
@@ -330,7 +317,7 @@ class _Masked(nn.Module):
         self.mask_BF = mask_BF
 
     def forward(self, given_BF: Tensor) -> Tensor:
-        return given_BF if self.mask_BF is None else given_BF * self.mask_BF
+        return given_BF if self.mask_BF is None else given_BF * self.mask_BF.to(given_BF.device)
 
 
 @final
