@@ -10,7 +10,7 @@ from penstock.core.errors import BenchError
 from penstock.verify.chromium import open_chromium, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import BrowserContext, Page
 
 STARTS_WITHIN_S = 60
 # Garbage that one collection leaves is found by the next.
@@ -23,19 +23,18 @@ def read_script(name: str) -> str:
 
 
 @contextmanager
-def camera_chromium(film: Path | None = None) -> "Generator[Browser]":
-    """A browser whose camera plays a film (Y4M) in a loop; Chromium's own test picture without one."""
+def camera_context(film: Path | None = None) -> "Generator[BrowserContext]":
+    """A browser profile that may use its camera and records every frame's figures.
+
+    Args:
+        film: A film (Y4M) that the camera plays in a loop; Chromium's own test picture by default.
+    """
     camera = ["--use-fake-device-for-media-stream", f"--use-file-for-fake-video-capture={film}" if film else ""]
     # No window is visible; timers must not be throttled for that.
     with open_chromium("--disable-renderer-backgrounding", *filter(None, camera)) as browser:
-        yield browser
-
-
-def camera_context(browser: "Browser") -> "BrowserContext":
-    """A browser profile that may use its camera and records every frame's figures."""
-    context = browser.new_context(permissions=["camera"])
-    context.add_init_script(read_script("record_figures.js"))
-    return context
+        context = browser.new_context(permissions=["camera"])
+        context.add_init_script(read_script("record_figures.js"))
+        yield context
 
 
 def started(page: "Page", url: str) -> None:

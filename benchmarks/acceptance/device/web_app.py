@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from benchmarks.acceptance.device.chromium import Heaps, camera_chromium, camera_context, read_script, started, wait
+from benchmarks.acceptance.device.chromium import Heaps, camera_context, read_script, started, wait
 from benchmarks.acceptance.device.counting_host import CountingHost
 from benchmarks.acceptance.device.film import as_seen, write_film
 from penstock.core.errors import BenchError
@@ -52,8 +52,7 @@ def running_app(
         film: What the camera shows; Chromium's own test picture by default.
         on_request: Called with the URL of each request.
     """
-    with CountingHost(pack) as host, camera_chromium(film) as browser:
-        context = camera_context(browser)
+    with CountingHost(pack) as host, camera_context(film) as context:
         context.on("request", lambda request: on_request(request.url))
         page = context.new_page()
         started(page, host.page)

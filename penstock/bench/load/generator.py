@@ -147,7 +147,7 @@ def find_goodput(
     *,
     budget_ms: float,
     highest: float,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
     share: float = 0.99,
     attempts: int = 1,
 ) -> tuple[float, list[LoadResult]]:
@@ -179,8 +179,7 @@ def find_goodput(
             trial = measure(target, replace(load, rate=rate, seed=load.seed + len(trials)), none_answered=True)
             trials.append(trial)
             good = trial.share_within(budget_ms) >= share
-            if say is not None:
-                say(f"{rate:,.0f}/s: {trial.share_within(budget_ms):.2%} within {budget_ms:g} ms")
+            say(f"{rate:,.0f}/s: {trial.share_within(budget_ms):.2%} within {budget_ms:g} ms")
             if good:
                 break
         low, high = (rate, high) if good else (low, rate)
