@@ -11,9 +11,9 @@ from penstock.core.errors import RequestError, TooLarge
 from penstock.core.spec import TensorSpec
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
-from penstock.serve.exchange.response import Response
+from penstock.serve.exchange.response import Response, internal_error
 from penstock.serve.http.parser import RequestParser
-from penstock.serve.http.routes import FAILED, Routes
+from penstock.serve.http.routes import Routes
 from penstock.serve.registry.model_registry import ModelRegistry
 from tests.support.routes import routes_of
 
@@ -109,7 +109,7 @@ def test_a_failure_to_route_is_logged_once_and_answered_with_500(
     assert requests == []
     assert rejection is not None
     answer = routes.reject(rejection, parser.head)
-    assert (answer.status, answer.body) == (500, b'{"error":"%b"}' % FAILED.encode())
+    assert (answer.status, answer.body) == (500, b'{"error":"%b"}' % str(internal_error()).encode())
     assert [record.getMessage() for record in caplog.records] == [f"POST '{path}' failed"]
     assert "a mistake in the server" in caplog.text
     # The failure is not kept for the next request with this head.

@@ -94,7 +94,7 @@ class FrontEnd:
         telemetry = settings.telemetry
         reject_early = None if telemetry.otlp_endpoint or telemetry.log_requests else routes.reject_early
         self._sweeper: asyncio.Task[None] | None = None
-        self._end_traces: Callable[[], None] | None = None
+        self._end_traces: Callable[[], None] = lambda: None
         if telemetry.otlp_endpoint is not None:
             # Imported only where traces are wanted: it brings an HTTP client of its own.
             from penstock.serve.observe.tracing import Traces, exporting
@@ -198,8 +198,7 @@ class FrontEnd:
             await asyncio.wait([calls])
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._end_traces is not None:
-            self._end_traces()
+        self._end_traces()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
     async def _sweep(self) -> None:

@@ -131,10 +131,6 @@ class FrontendProcess:
 
 
 def _request_error(failed: messages.CommandFailed) -> RequestError:
-    match failed.status:
-        case UnknownRoute.status:
-            return UnknownRoute(failed.error)
-        case Overloaded.status:
-            return Overloaded(failed.error, messages.RESTART_S)
-        case _:
-            return InvalidInput(failed.error)
+    if failed.status == Overloaded.status:
+        return Overloaded(failed.error, messages.RESTART_S)
+    return (UnknownRoute if failed.status == UnknownRoute.status else InvalidInput)(failed.error)

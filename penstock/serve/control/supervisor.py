@@ -207,12 +207,7 @@ class _Supervisor:
                 raise AssertionError(message)
 
     def _resolve(
-        self,
-        child: ChildProcess,
-        kind: type[Message],
-        key: int,
-        reply: Message,
-        descriptors: list[int],
+        self, child: ChildProcess, kind: type[Message], key: int, reply: Message, descriptors: list[int]
     ) -> None:
         future = self._pending.pop((child, kind, key), None)
         if future is not None and not future.done():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from penstock.core.errors import Overloaded, RequestError, Unauthorized, WrongMethod, WrongVersion
+from penstock.core.errors import ComputeFailed, Overloaded, RequestError, Unauthorized, WrongMethod, WrongVersion
 from penstock.serve.exchange.peer import Take
 from penstock.serve.exchange.request import Head, Request
 
@@ -62,6 +62,11 @@ class Switched(Response):
     """
 
     take: Take
+
+
+def internal_error() -> ComputeFailed:
+    """The error of a request on which the server itself failed."""
+    return ComputeFailed("The server failed on this request; its log says how.")
 
 
 def rejected(error: RequestError) -> Response:

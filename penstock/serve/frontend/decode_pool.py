@@ -98,7 +98,9 @@ class DecodePool:
     def _work(self, job: DecodeJob, loop: asyncio.AbstractEventLoop) -> None:
         start_ns = self.now_ns()
         try:
-            found = self._make(job, start_ns)
+            if job.done is None or start_ns - job.arrival_ns > job.budget_ns:
+                raise TooLate(f"It was not prepared within {job.budget_ns / 1e6:g} ms; come back later.")
+            found = self.prepare(self.decode(job.body, job.content_type))
         except RequestError as error:
             found = error
         except Exception:
@@ -107,11 +109,6 @@ class DecodePool:
         # The event loop may be closed by now.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._finished, job, found, self.now_ns() - start_ns)
-
-    def _make(self, job: DecodeJob, start_ns: int) -> Array | RequestError:
-        if job.done is None or start_ns - job.arrival_ns > job.budget_ns:
-            return TooLate(f"It was not prepared within {job.budget_ns / 1e6:g} ms; come back later.")
-        return self.prepare(self.decode(job.body, job.content_type))
 
     def _finished(self, job: DecodeJob, found: Array | RequestError, own_ns: int) -> None:
         self.waiting -= 1

@@ -4,9 +4,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.core.errors import ComputeFailed, RequestError
+from penstock.core.errors import RequestError
 from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.conversion import infer_response, parse_infer
 from penstock.serve.oip.inference import submit, terms_of
@@ -64,8 +65,3 @@ def submit_call(
         log.exception("a request of %r failed", served.name)
         done(internal_error())
     return None
-
-
-def internal_error() -> ComputeFailed:
-    """The error of a request on which the server itself failed."""
-    return ComputeFailed("The server failed on this request; its log says how.")

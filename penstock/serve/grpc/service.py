@@ -18,8 +18,9 @@ from google.protobuf.message import DecodeError, Message
 
 from penstock.core.errors import InvalidInput, RequestError, ServeError
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
-from penstock.serve.grpc.call import internal_error, submit_call
+from penstock.serve.grpc.call import submit_call
 from penstock.serve.grpc.conversion import retry_metadata, status_of
 from penstock.serve.observe.metrics import model_statistics
 from penstock.serve.oip.metadata import model_config, model_metadata

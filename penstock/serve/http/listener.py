@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+from typing import Any, final
 
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
@@ -63,7 +63,14 @@ class Listener:
     _draining: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._tls = tls_of(self.network)
+        self._tls: dict[str, Any] = {}
+        if (tls := tls_of(self.network)) is not None:
+            self._tls = {
+                "ssl": tls,
+                "ssl_handshake_timeout": self.limits.request_timeout_s,
+                # A client that does not close TLS must not delay a drain.
+                "ssl_shutdown_timeout": LINGER_S,
+            }
 
     def forget_heads(self) -> None:
         """Drop cached routes, after the models behind names have changed."""
@@ -151,17 +158,7 @@ class Listener:
         waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made = partial(self._connection, waiting)
         try:
-            if self._tls is None:
-                await loop.connect_accepted_socket(made, waiting)
-            else:
-                await loop.connect_accepted_socket(
-                    made,
-                    waiting,
-                    ssl=self._tls,
-                    ssl_handshake_timeout=self.limits.request_timeout_s,
-                    # A client that does not close TLS must not delay a drain.
-                    ssl_shutdown_timeout=LINGER_S,
-                )
+            await loop.connect_accepted_socket(made, waiting, **self._tls)
         except (OSError, ssl.SSLError) as error:
             log.info("a client was gone before it was accepted: %s", error)
             waiting.close()

@@ -6,7 +6,6 @@ records when a TCP connection last received data (`tcpi_last_data_recv`, see tcp
 
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
 
@@ -24,7 +23,7 @@ _INFO_BYTES = 56
 
 def request_age(client: socket.socket) -> RequestAge:
     """Make a function that returns the age of the newest bytes of a connection."""
-    if not sys.platform.startswith("linux") or client.family not in (socket.AF_INET, socket.AF_INET6):
+    if client.family not in (socket.AF_INET, socket.AF_INET6):
         return lambda: UNKNOWN_NS
     # Both ends of the interval are truncated to ticks.
     tick_ns = int(time.clock_getres(_CLOCK_MONOTONIC_COARSE) * 1e9)

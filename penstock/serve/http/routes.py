@@ -11,11 +11,11 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import ComputeFailed, RequestError, UnknownRoute, WrongMethod
+from penstock.core.errors import RequestError, UnknownRoute, WrongMethod
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, rejected
+from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
 from penstock.serve.http import oip_http, plain, recording
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.observe import metrics
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parents[1] / "page"
 STREAM = "/stream"
-FAILED = "The server failed on this request; its log says how."
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -104,7 +103,7 @@ class Routes:
             answer(self.reject_stream(error, request) or rejected(error))
         except Exception:
             log.exception("%s %r failed", request.head.method, request.head.path)
-            answer(rejected(ComputeFailed(FAILED)))
+            answer(rejected(internal_error()))
         return None
 
     def reject_early(self, head: Head, arrival_ns: int) -> bytes | None:
@@ -129,7 +128,7 @@ class Routes:
             return self._limit_of(route)
         except Exception:
             log.exception("%s %r failed", head.method, head.path)
-            raise ComputeFailed(FAILED) from None
+            raise internal_error() from None
 
     def reject(self, error: RequestError, head: Head) -> Response:
         """Make the response to a request that could not be read to its end."""
@@ -243,7 +242,7 @@ class Routes:
                 response = rejected(error)
             except Exception:
                 log.exception("%r could not be changed", name)
-                response = rejected(ComputeFailed(FAILED))
+                response = rejected(internal_error())
             answer(response)
 
         def handle(request: Request, answer: Answer) -> None:
