@@ -174,7 +174,7 @@ class World:
         wire = Wire()
         now_s = [0.0]
         socket = self.streams.admit_stream(lambda streams: StreamConnection(streams, lambda: now_s[0]), BUDGET_NS)
-        socket.take_over(cast(asyncio.Transport, wire), self.peers)
+        socket.take_over(cast(asyncio.Transport, wire), b"", self.peers)
         return Caller(socket, wire, now_s)
 
     def tick(self) -> int:

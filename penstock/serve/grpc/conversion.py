@@ -127,17 +127,13 @@ def _chunks(
         raise InvalidInput(f"{spec.protocol_datatype} has no typed contents; send its bytes in raw_input_contents.")
     field, wide = CONTENTS[spec.dtype]
     numbers = getattr(tensor.contents, field)
+    others = ", ".join(name for name in filled if name != field)
     if filled != [field] * bool(rows) or len(numbers) != rows * spec.size:
         raise InvalidInput(
-            f"{spec.name!r} has {len(numbers):,} {field}{_and_others(filled, field)}; {rows} x {spec.describe()} is "
-            f"{rows * spec.size:,} numbers there, or its bytes in raw_input_contents."
+            f"{spec.name!r} has {len(numbers):,} {field}{others and f' and also {others}'}; {rows} x "
+            f"{spec.describe()} is {rows * spec.size:,} numbers there, or its bytes in raw_input_contents."
         )
     return spec.cast(np.fromiter(numbers, wide, len(numbers))).reshape(rows, *spec.shape)
-
-
-def _and_others(filled: list[str], field: str) -> str:
-    others = [name for name in filled if name != field]
-    return f" and also {', '.join(others)}" if others else ""
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, Span, SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.serve.exchange.request import Request
@@ -66,11 +66,9 @@ class Traces:
     def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Answer a request, with or without a span."""
         parent = request.head.headers.get("traceparent")
-        if parent is None and self.random() >= self.share:
-            return self.handler(request, answer)
         context = _PARENTS.extract(request.head.headers) if parent is not None else None
-        caller = get_current_span(context).get_span_context()
-        if parent is not None and not (caller.trace_flags.sampled if caller.is_valid else self.random() < self.share):
+        caller = INVALID_SPAN_CONTEXT if context is None else get_current_span(context).get_span_context()
+        if not (caller.trace_flags.sampled if caller.is_valid else self.random() < self.share):
             return self.handler(request, answer)
         return self._traced(request, answer, context)
 

@@ -242,17 +242,13 @@ class _Answerable:
     budget_ns: int
 
     def leave(self) -> None:
-        self.finished = _discard
+        self.finished = lambda result: None
 
 
 def frame_of(spec: TensorSpec) -> TensorSpec:
     """One frame of a chunk of a live signal."""
     shape = spec.shape[1:]
     return replace(spec, shape=shape, labels=spec.labels if shape else ())
-
-
-def _discard(result: Array | RequestError) -> None:
-    pass
 
 
 def _label_of(key: Key) -> str:

@@ -48,13 +48,7 @@ def upgrade_to_stream(
     connection = served.streams.admit_stream(
         lambda streams: StreamConnection(streams, time.monotonic), served.streams.budget_ns
     )
-
-    def take(transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
-        connection.take_over(transport, peers)
-        if rest:
-            connection.data_received(rest)
-
-    answer(Switched(status=101, headers=_headers(head, key), take=take))
+    answer(Switched(status=101, headers=_headers(head, key), take=connection.take_over))
 
 
 def reject_page(error: RequestError, request: Request, *, access: Access) -> Switched | None:

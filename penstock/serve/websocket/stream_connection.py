@@ -61,11 +61,12 @@ class StreamConnection(asyncio.Protocol):
         self._active_s = self._moved_s = clock_s()
         self._unread_bytes = 0
 
-    def take_over(self, transport: asyncio.Transport, peers: set[Peer]) -> None:
+    def take_over(self, transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
         """Go on with a connection that was upgraded from HTTP.
 
         Args:
             transport: The connection's.
+            rest: Bytes that came after the upgrade.
             peers: All connections of the server; this one adds and removes itself.
         """
         self._transport, self._peers = transport, peers
@@ -75,6 +76,8 @@ class StreamConnection(asyncio.Protocol):
             self.connection_lost(None)
         elif self._session.state is OVER:
             self._end(CloseCode.GOING_AWAY, SHUTTING_DOWN)  # finished while the upgrade waited for its turn
+        if rest:
+            self.data_received(rest)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
