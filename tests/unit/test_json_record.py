@@ -1,11 +1,19 @@
 """Records read from JSON by the type hints of their fields."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from penstock.core.json_record import read_record
+from penstock.core.json_record import read_record, record_json
+from penstock.core.prepare import RawSpec
+
+
+@dataclass(frozen=True)
+class Holder:
+    raw: RawSpec
+    sizes: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,3 +57,11 @@ def test_a_record_is_read(fields: dict[str, Any], expected: Record) -> None:
 def test_another_type_is_named(fields: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         read_record(Record, fields)
+
+
+def test_what_is_written_is_read_without_derived_fields() -> None:
+    raw = RawSpec(dtype="uint8", shape=(None, 4), max_shape=(9, 4), meaning="pixels")
+    written = record_json(Holder(raw=raw, sizes={"a": (1, 2)}))
+    assert json.loads(json.dumps(written)) == written
+    assert "name" not in written["raw"]
+    assert read_record(Holder, written) == Holder(raw=raw, sizes={"a": (1, 2)})
