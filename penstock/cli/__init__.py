@@ -5,6 +5,7 @@ from importlib import import_module
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from penstock import __version__
 from penstock.core.errors import PeersLost, PenstockError
@@ -57,12 +58,8 @@ def main() -> None:
     try:
         build()()
     except PenstockError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]penstock:[/] {_plain(str(error))}")
+        sentence = Text.assemble(("penstock:", "bold red"), f" {error}")
+        Console(stderr=True, soft_wrap=True, highlight=False).print(sentence)
         sys.exit(EXIT_PEERS_LOST if isinstance(error, PeersLost) else EXIT_USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-
-
-def _plain(text: str) -> str:
-    # Square brackets of shapes are not Rich markup.
-    return text.replace("[", r"\[")

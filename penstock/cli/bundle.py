@@ -71,13 +71,13 @@ def inspect(
     """
     import json
 
-    from penstock.core.bundle import read_bundle
+    from penstock.core.bundle import bundle_application, read_bundle
 
     files = read_bundle(folder)
     report = _report(files)
     problem: PenstockError | None = None
     try:
-        found = _found(files, app)
+        found = bundle_application(files, app)
         files.check_specs(found.application)
         report["application"]["changed"] = files.changed_sources(found)
         if run:
@@ -213,15 +213,6 @@ def _report(files: "BundleFiles") -> dict[str, Any]:
         },
         "golden": {"examples": len(files.golden.inputs), "difference": None},
     }
-
-
-def _found(files: "BundleFiles", app: str | None) -> "FoundApplication":
-    from penstock.core.application import find_application
-
-    reference = app or files.manifest.reference
-    if not reference:
-        raise ApplicationError("the bundle has no reference to its application; name it with --app.")
-    return find_application(reference)
 
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:

@@ -233,12 +233,11 @@ def bundle_application(files: BundleFiles, app: str | None = None) -> FoundAppli
     """Find the application of a bundle by the reference in its manifest, or by `app`.
 
     Raises:
-        BundleError: The manifest has no reference, because the application was made in a notebook.
-        ApplicationError: It is not there.
+        ApplicationError: It is not there, or the manifest has no reference, because it was made in a notebook.
     """
     reference = app or files.manifest.reference
     if not reference:
-        raise BundleError("the bundle does not say where its application is; name it with --app (app=...).")
+        raise ApplicationError("the bundle has no reference to its application; name it with --app (app=...).")
     try:
         return find_application(reference)
     except ApplicationError as error:

@@ -3,6 +3,7 @@
 `device/web/recognition.js` computes the same; `tests/data/recognition.json` tests both.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,3 +137,18 @@ def _are_names(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def kinds_and_groups(labels: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Derive the display name and the general class of each label.
+
+    Args:
+        labels: `"cat"`, `"dog/terrier"`.
+
+    Returns:
+        `"cat"`, `"terrier"` (the whole label where two classes have a kind of that name); and `"cat"`, `"dog"`.
+    """
+    names = [label.rpartition("/")[2] for label in labels]
+    often = Counter(names)
+    kinds = tuple(name if often[name] == 1 else label for name, label in zip(names, labels, strict=True))
+    return kinds, tuple(label.partition("/")[0] for label in labels)

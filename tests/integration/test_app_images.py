@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 from penstock.apps.images import photographs
-from penstock.apps.images.app import app
+from penstock.apps.images.app import LABELS, PHOTOGRAPHS, SIDE, app
 from penstock.apps.images.model import network
-from penstock.apps.images.photographs import LABELS, PHOTOGRAPHS, SIDE, TEST, TRAINING, VALIDATION
+from penstock.apps.images.photographs import TEST, TRAINING, VALIDATION
 from penstock.apps.images.recipe import raw_pictures, recipe, top_accuracy
 from penstock.apps.images.report import draw, report_of
 from penstock.apps.images.template import NETWORKS, application_file

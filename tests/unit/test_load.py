@@ -180,7 +180,7 @@ def test_without_a_decode_there_is_nothing_to_answer(tmp_path: Path) -> None:
 
 def test_a_bundle_of_an_object_asks_for_its_application(tmp_path: Path) -> None:
     written(tmp_path / "b")
-    with pytest.raises(BundleError, match=r"does not say where its application is; name it with --app \(app=...\)"):
+    with pytest.raises(ApplicationError, match=r"has no reference to its application; name it with --app \(app=...\)"):
         load(tmp_path / "b")
 
 

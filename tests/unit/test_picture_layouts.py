@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from penstock.core.errors import TrainError
-from penstock.train.data.picture_layouts import Picture, find_pictures, kinds_and_groups, labels_of, split_pictures
+from penstock.core.recognition import kinds_and_groups
+from penstock.train.data.picture_layouts import Picture, find_pictures, labels_of, split_pictures
 
 
 def png(shade: int = 0) -> bytes:

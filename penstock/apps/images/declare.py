@@ -7,9 +7,8 @@ from typing import Any
 from penstock.core.application import Application
 from penstock.core.decode import decode_image
 from penstock.core.prepare import Prepare, RawSpec
-from penstock.core.recognition import Recognition
+from penstock.core.recognition import Recognition, kinds_and_groups
 from penstock.core.spec import Array, TensorSpec
-from penstock.train.data.picture_layouts import kinds_and_groups
 
 # H height, W width, S side of what the network sees
 

@@ -1,6 +1,6 @@
 """The network of the default photographs; other declarations choose another width or network."""
 
-from penstock.apps.images.photographs import LABELS
+from penstock.apps.images.app import LABELS
 from penstock.models.calibrated import Calibrated
 from penstock.models.mobile import MobileNet
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.apps.images.app import LABELS, PHOTOGRAPHS, SIDE
 from penstock.core.spec import Array
 from penstock.train.data.camera_views import Distortion, Views, small_rgba
 from penstock.train.data.examples import ArraySet
@@ -13,28 +14,6 @@ from penstock.train.data.sampler import example_seeds
 
 # H height, W width
 
-SIDE = 96
-# Files of each label: the one to train on, and a held-out photograph of the same subject if there is one.
-PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
-    "animal/cat": ("chelsea.png",),
-    "machine/motorcycle": ("motorcycle_left.png", "motorcycle_right.png"),
-    "machine/rocket": ("rocket.jpg",),
-    "medicine/cell": ("cell.png",),
-    "medicine/retina": ("retina.jpg",),
-    "medicine/tissue": ("ihc.png",),
-    "person/astronaut": ("astronaut.png",),
-    "person/cameraman": ("camera.png",),
-    "sky/galaxies": ("hubble_deep_field.jpg",),
-    "sky/moon": ("moon.png",),
-    "surface/brick": ("brick.png",),
-    "surface/grass": ("grass.png",),
-    "surface/gravel": ("gravel.png",),
-    "table/coffee": ("coffee.png",),
-    "table/coins": ("coins.png",),
-    "writing/handwriting": ("text.png",),
-    "writing/print": ("page.png",),
-}
-LABELS = tuple(PHOTOGRAPHS)
 # The centres of training views lie in other cells of the photograph than those of validation and test views.
 TRAINING = Distortion(least_area=0.25, turn_degrees=20, perspective=0.12, light=0.5, blur=2.0, noise=6, cells=(0, 1, 2))
 VALIDATION = replace(TRAINING, blur=1.5, cells=(3,))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from penstock.apps.images import photographs
-from penstock.apps.images.photographs import LABELS
+from penstock.apps.images.app import LABELS
 from penstock.apps.images.report import write_report
 from penstock.core.errors import BadExample
 from penstock.core.spec import Array

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.recognition import kinds_and_groups
 from penstock.core.spec import Array
 from penstock.train.calibration import calibration_error, negative_log_likelihood, reliability, temperature_of
-from penstock.train.data.picture_layouts import kinds_and_groups
 from penstock.train.recipe import Predictions
 
 # n examples, K classes

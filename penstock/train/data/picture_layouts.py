@@ -10,7 +10,6 @@ import io
 import json
 import re
 import tarfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -144,21 +143,6 @@ def unreadable(pictures: list[Picture]) -> list[str]:
 def labels_of(pictures: list[Picture]) -> tuple[str, ...]:
     """The labels that occur, sorted."""
     return tuple(sorted({picture.label for picture in pictures}))
-
-
-def kinds_and_groups(labels: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Derive the display name and the general class of each label.
-
-    Args:
-        labels: `"cat"`, `"dog/terrier"`.
-
-    Returns:
-        `"cat"`, `"terrier"` (the whole label where two classes have a kind of that name); and `"cat"`, `"dog"`.
-    """
-    names = [label.rpartition("/")[2] for label in labels]
-    often = Counter(names)
-    kinds = tuple(name if often[name] == 1 else label for name, label in zip(names, labels, strict=True))
-    return kinds, tuple(label.partition("/")[0] for label in labels)
 
 
 def _found(root: Path, split: str) -> Iterator[Picture]:
