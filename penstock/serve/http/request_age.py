@@ -33,8 +33,6 @@ def request_age(client: socket.socket) -> RequestAge:
             info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         except OSError:
             return UNKNOWN_NS
-        if len(info) < _INFO_BYTES:
-            return UNKNOWN_NS
         (age_ms,) = struct.unpack_from("=I", info, _LAST_DATA_RECV)
         return age_ms * 1_000_000 + tick_ns
 

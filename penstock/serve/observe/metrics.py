@@ -64,6 +64,7 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
 
 def _of_engine(replica: Replica) -> dict[str, Any]:
     table = replica.table
+    measured = table.cost_rows > 0
     streams = {} if replica.streams is None else {"streams_open": replica.streams.open_everywhere}
     return {
         "engine": replica.engine,
@@ -73,8 +74,8 @@ def _of_engine(replica: Replica) -> dict[str, Any]:
         "rows": int(table.sums[0]),
         "batches": int(table.batch_counts.sum()),
         "costs": {
-            "rows": _nonzero(table.cost_rows),
-            "ms": [ns / 1e6 for ns in _nonzero(table.cost_ns)],
+            "rows": table.cost_rows[measured].tolist(),
+            "ms": (table.cost_ns[measured] / 1e6).tolist(),
             "handling_us": int(table.handling_ns[0]) / 1e3,
         },
     }
@@ -179,7 +180,3 @@ def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, 
 def _summed(served: ServedModel, column: str) -> Counts:
     """Sum a column over the engines."""
     return np.sum([getattr(replica.table, column) for replica in served.replicas], 0)
-
-
-def _nonzero(column: Counts) -> list[int]:
-    return column[column > 0].tolist()
