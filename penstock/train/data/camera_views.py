@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from PIL import Image, ImageFilter, UnidentifiedImageError
 
 from penstock.core.decode import FORMATS, plain_pixels
 from penstock.core.errors import BadExample, TrainError
@@ -124,8 +125,6 @@ class Views(Examples):
         return _decoded(self.pictures[picture], picture if index is None else index, self._enough)
 
     def _smaller(self, image: Any) -> Any:
-        from PIL import Image
-
         return image.resize(self._enough(image), Image.Resampling.BOX, reducing_gap=2.0)
 
     def _enough(self, image: Any) -> tuple[int, int]:
@@ -138,8 +137,6 @@ class Views(Examples):
 def plain_view(image: Any, side: int) -> Array:
     """Resize the centre square of a picture to uint8 `[side, side, 3]`, as `SquareResize` does, rounded."""
     # Cropped first: with a box Pillow would mix in neighbouring pixels.
-    from PIL import Image
-
     shorter = min(image.width, image.height)
     left, top = (image.width - shorter) // 2, (image.height - shorter) // 2
     middle = image.crop((left, top, left + shorter, top + shorter))
@@ -159,8 +156,6 @@ def small_rgba(picture: Picture, most: int) -> Array:
 
 def _decoded(picture: Picture, index: int, size_of: Callable[[Any], tuple[int, int]] | None = None) -> Any:
     """Decode a picture to RGB, where the format permits no larger than `size_of` requires."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         image = Image.open(io.BytesIO(picture.read()), formats=FORMATS)
         if size_of is not None:
@@ -202,8 +197,6 @@ def distorted(image: Any, side: int, distortion: Distortion, rng: np.random.Gene
 
 
 def _perspective_crop(image: Any, side: int, distortion: Distortion, rng: np.random.Generator) -> Any:
-    from PIL import Image
-
     left, top, right, bottom = _part(image.width, image.height, distortion, rng)
     middle = np.array([left + right, top + bottom]) / 2
     half = np.array([right - left, bottom - top]) / 2
@@ -255,8 +248,6 @@ def _perspective_coefficients(corners: Array, side: int) -> list[float]:
 
 
 def _blurred(view: Any, distortion: Distortion, rng: np.random.Generator) -> Any:
-    from PIL import ImageFilter
-
     if distortion.blur and rng.random() < 0.5:
         view = view.filter(ImageFilter.GaussianBlur(rng.uniform(0, distortion.blur)))
     if distortion.shake and rng.random() < 1 / 3:
@@ -287,8 +278,6 @@ def _relit(view_HWC: Array, distortion: Distortion, rng: np.random.Generator) ->
 
 
 def _as_jpeg(view_HWC: Array, rng: np.random.Generator) -> Array:
-    from PIL import Image
-
     sink = io.BytesIO()
     Image.fromarray(view_HWC).save(sink, "JPEG", quality=int(rng.integers(*JPEG_QUALITY)))
     return np.asarray(Image.open(sink))

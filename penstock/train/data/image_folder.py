@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from PIL import Image
 
 from penstock.core.decode import FORMATS, plain_pixels
 from penstock.core.errors import BadExample, PenstockError, TrainError
@@ -119,8 +120,6 @@ class ImageFolder(Examples):
         return BadExample(f"{self.root / self.files[index]} {why}.", index=index, name=self.files[index])
 
     def _picture(self, file: Path, draws: list[float]) -> Array:
-        from PIL import Image
-
         if self._decode is not None:
             return self._spec.check(self._decode(file.read_bytes(), SUFFIXES[file.suffix.lower()]))
         with Image.open(file, formats=FORMATS) as image:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from PIL import Image
+
 from penstock.core.decode import FORMATS
 from penstock.core.errors import TrainError
 from penstock.train.data.image_folder import SUFFIXES, folders_in, is_picture, pictures_below
@@ -127,8 +129,6 @@ def split_pictures(pictures: list[Picture]) -> dict[str, list[Picture]]:
 
 def unreadable(pictures: list[Picture]) -> list[str]:
     """The names of those files that do not begin as a picture does; no pixel is decoded."""
-    from PIL import Image
-
     found: list[str] = []
     for picture in pictures:
         try:
