@@ -207,10 +207,21 @@ def test_a_checkpoint_of_another_network_is_refused(found: FoundApplication, tmp
 
 
 def test_determinism_is_put_back_as_it_was(found: FoundApplication, tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    run(found, tmp_path / "run", execution=StepExecution(threads=1))
+    def settings() -> tuple[object, ...]:
+        cudnn = torch.backends.cudnn
+        return (
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+            torch.get_float32_matmul_precision(),
+            (cudnn.allow_tf32, cudnn.benchmark),
+            torch.get_rng_state().tolist(),
+        )
+
+    before = settings()
+    run(found, tmp_path / "run", execution=StepExecution(threads=1), precision="tf32")
+    assert settings() == before
     assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.get_num_threads() == threads
 
 
 SMALL = ArraySet(inputs=np.zeros((3, 1)), targets=np.zeros(3))
