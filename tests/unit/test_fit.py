@@ -13,7 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 import penstock
 from penstock.core.errors import TrainError
+from penstock.core.spec import Array
 from penstock.train.checkpoint.format import parameter_hash
+from penstock.train.data.examples import Examples
+from penstock.train.data.sampler import Indices, Seeds
 from penstock.train.interrupt import Interrupt
 from penstock.train.recipe import ArraySet, CheckpointPolicy, StepExecution
 
@@ -169,6 +172,16 @@ class Pair(nn.Module):
         return self.layer(x), x
 
 
+class NoExamples(Examples):
+    input_dtype, input_shape = np.dtype(np.float32), (8,)
+
+    def __len__(self) -> int:
+        return 0
+
+    def read(self, indices_B: Indices, seeds_B: Seeds, inputs_B: Array) -> Array:
+        raise NotImplementedError
+
+
 def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
     return ReduceLROnPlateau(optimizer)
 
@@ -184,6 +197,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), X, {}, r"train is a ndarray of shape \[300, 8\]; give a pair"),
         (network(), (X, Y[:299]), {}, "X of train has 300 examples and y has 299"),
         (network(), (X[:0], Y[:0]), {}, r"X of train has the shape \[0, 8\]; give at least one"),
+        (network(), NoExamples(), {}, "train has no examples; give at least one"),
         (network(), (HOLES, Y), {}, "NaN or infinite numbers in 2 of 300 examples, the first of which is 17"),
         (network(1), (X, HOLES[:, 3:4]), {}, "y of train has NaN"),
         (network(), (X.astype(str), Y), {}, "X of train is <U.*; give numbers"),

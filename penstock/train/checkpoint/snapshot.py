@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from safetensors.torch import _TYPES  # pyright: ignore[reportPrivateUsage]
 from torch import Tensor
 
 from penstock.core.errors import TrainError
@@ -19,7 +18,10 @@ from penstock.train.parallel.tensor_parallel import WeightSlice
 # Alignment of direct I/O.
 BLOCK_BYTES = 4096
 # The format's names of dtypes.
-_DTYPES = {dtype: name for name, dtype in _TYPES.items()}
+_BITS = {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8, 16, 32, 64)}
+_NUMBERS = {getattr(torch, f"{kind}{bits}"): f"{kind[0].upper()}{bits}" for kind in _BITS for bits in _BITS[kind]}
+_OTHERS = {torch.bool: "BOOL", torch.bfloat16: "BF16", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3"}
+_DTYPES = _NUMBERS | _OTHERS | {torch.float8_e5m2: "F8_E5M2"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

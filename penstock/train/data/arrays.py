@@ -30,9 +30,11 @@ def examples_of(given: Any, name: str, network: nn.Module) -> Examples:
         network: The network to train.
 
     Raises:
-        TrainError: The type is wrong, the lengths differ, or a number is not finite.
+        TrainError: The type is wrong, there are no examples, the lengths differ, or a number is not finite.
     """
     if isinstance(given, Examples):
+        if not len(given):
+            raise TrainError(f"{name} has no examples; give at least one.")
         return given
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise TrainError(f"{name} is {_described(given)}; give a pair (X, y) of arrays, or Examples.")
