@@ -122,7 +122,8 @@ def test_what_the_lock_knows_of_torch_is_so() -> None:
 
 
 def test_an_interrupted_set_up_is_redone(clone: Path) -> None:
-    finished_before(clone, "exec sleep 60")
+    # An interrupt between the start and the wait for it leaves it behind: it must not hold the pipe of the messages.
+    finished_before(clone, "exec sleep 60 > /dev/null 2>&1")
     # What a shell starts in the background ignores Ctrl-C, and so does what that starts: the tests, too.
     process = subprocess.Popen(
         [PYTHON, "bootstrap.py"],
