@@ -26,8 +26,8 @@ from penstock.core.errors import BenchError, PenstockError
 from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.load import load
+from penstock.runtime.named_network import served_function
 from penstock.runtime.onnx_cache import cached_graph, onnx_executor
-from penstock.runtime.torch_executor import served_function
 
 SIZES = (1, 8, 32, 64)
 CORE = 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
     from penstock.core.recognition import Recognition as Recognition
+    from penstock.core.spec import Dim as Dim
     from penstock.core.spec import TensorSpec as TensorSpec
     from penstock.runtime.bundle_writer import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
@@ -30,6 +31,7 @@ _HOME = {
     "AsyncClient": "penstock.client.client",
     "Bundle": "penstock.runtime.bundle_writer",
     "Client": "penstock.client.client",
+    "Dim": "penstock.core.spec",
     "Fitted": "penstock.train.fit",
     "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",
@@ -48,6 +50,7 @@ __all__ = [
     "AsyncClient",
     "Bundle",
     "Client",
+    "Dim",
     "Fitted",
     "Live",
     "PenstockError",

@@ -37,7 +37,7 @@ def write_bundle(model: str, folder: Path, seed: int = 0) -> Bundle:
     found = find_application(str(file) if file.exists() else model)
     torch.manual_seed(seed)
     network = found.model()
-    spec, live = found.application.input, found.application.live
+    spec, live = found.application.input_tensor, found.application.live
     rng = np.random.default_rng(seed)
     if live is None:
         examples = rng.integers(0, 256, (EXAMPLES, *spec.shape)).astype(spec.dtype)

@@ -8,11 +8,13 @@ import typer
 from penstock.cli.documented import documented
 from penstock.cli.printing import print_rows
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
+from penstock.core.spec import Spec
 
 if TYPE_CHECKING:
     from penstock.core.application import FoundApplication
     from penstock.core.bundle import BundleFiles
     from penstock.core.prepare import RawSpec
+    from penstock.core.record import ChunkSpec
     from penstock.core.spec import Array, TensorSpec
 
 EXAMPLES_SEED = 0
@@ -188,6 +190,7 @@ def _array(file: Path) -> "Array":
 def _random(found: "FoundApplication") -> Any:
     import numpy as np
 
+    from penstock.core.record import RecordSpec
     from penstock.core.spec import random_numbers
 
     spec, prepare = found.application.input, found.application.prepare
@@ -195,7 +198,10 @@ def _random(found: "FoundApplication") -> Any:
         from penstock.runtime.prepare_session import random_raws
 
         return random_raws(prepare.raw, RANDOM_RAWS)
-    return random_numbers(spec.dtype, (RANDOM_EXAMPLES, *spec.shape), np.random.default_rng(EXAMPLES_SEED))
+    rng = np.random.default_rng(EXAMPLES_SEED)
+    if isinstance(spec, RecordSpec):
+        return spec.random(rng, RANDOM_EXAMPLES)
+    return random_numbers(spec.dtype, (RANDOM_EXAMPLES, *spec.shape), rng)
 
 
 def _report(files: "BundleFiles") -> dict[str, Any]:
@@ -262,6 +268,11 @@ def _golden_in_words(report: dict[str, Any]) -> str:
     return f"{count}, answers differ from the recorded ones" if "problem" in report else f"{count}, not run"
 
 
-def _described(spec: "TensorSpec | RawSpec") -> str:
+def _described(spec: "ChunkSpec | RawSpec") -> str:
+    tensors = (spec,) if isinstance(spec, Spec) else spec.tensors
+    return "\n".join(map(_of_tensor, tensors))
+
+
+def _of_tensor(spec: "TensorSpec | RawSpec") -> str:
     units = f", {spec.units}" if spec.units else ""
     return f"{getattr(spec, 'name', 'raw')}: {spec.describe()}, {spec.meaning}{units}"

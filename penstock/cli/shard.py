@@ -58,7 +58,7 @@ def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFol
 
     if app is not None:
         application = find_application(app).application
-        return ImageFolder(source, application.input, decode=application.decode)
+        return ImageFolder(source, application.input_tensor, decode=application.decode)
     height, _, width = size.partition("x")
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
         raise TrainError(f"--size is {size!r}; give height and width in pixels, such as 256x256.")

@@ -4,8 +4,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,10 +15,13 @@ from penstock.core.errors import ApplicationError
 from penstock.core.live import WAV, Live, is_sound
 from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
+from penstock.core.spec import TensorSpec
 
-Decode = Callable[[bytes, str], Array]
-Reply = Callable[[Array], Any]
+Decode = Callable[[bytes, str], Any]
+Reply = Callable[[Any], Any]
+
+_NOT_GIVEN = RecordSpec(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,18 +33,26 @@ class Application:
 
     Args:
         name: Its name in URLs: letters, digits, `-` and `_`.
-        input: One raw chunk, as `decode` returns it and the model takes it, before any numeric preparation.
-        output: One chunk of the model's output.
+        input: One raw chunk, as `decode` returns it and the model takes it, before any numeric preparation. The short
+            form of `inputs` for one tensor. Read from an application, it is the spec of one chunk: that tensor, or a
+            `RecordSpec` where there are several or where lengths vary.
+        output: One chunk of the model's output; the short form of `outputs`, as `input`.
+        inputs: The tensors of one chunk by name. A `Dim` in a shape is a length that varies from request to request.
+        outputs: The tensors of the model's output by name. A `Dim` that an input has too is of the same length.
         model: Makes the `torch.nn.Module`, without arguments. Its `forward` takes a batch of raw inputs, shaped
-            `[B, *input.shape]`, and training calls it. `predict`, if it has one, is served and recorded instead of
-            `forward`, for example to turn logits into probabilities.
-        decode: Turns a request's body and content type into one raw array of `input`, or of `prepare.raw` where that is
-            declared. It only turns bytes into numbers. Raw bytes and JSON arrays of `input` need no `decode`.
+            `[B, *input.shape]`, and training calls it. Several inputs are passed as keyword arguments, or as one
+            mapping if it has one parameter. It gives one tensor, or several as a tuple, a mapping or an object with
+            attributes. `predict`, if it has one, is served and recorded instead of `forward`, for example to turn
+            logits into probabilities.
+        decode: Turns a request's body and content type into one raw array of `input` (several inputs: a dictionary of
+            arrays), or of `prepare.raw` where that is declared. It only turns bytes into numbers. Raw bytes and JSON
+            arrays of `input` need no `decode`.
         prepare: For raw arrays of varying size (photos): makes one chunk of `input` of what `decode` returned. It is
             exported with the bundle, and the same graph runs everywhere.
         recognition: Turns a classifier's probabilities into an answer, and smooths it over a video; its labels are
             those of `output`.
-        reply: Turns one output into the JSON values of the response. By default the output as nested lists.
+        reply: Turns one output (several: a dictionary of arrays) into the JSON values of the response. By default the
+            output as nested lists.
         recipe: A `penstock.Recipe` to train it, or a function that makes one.
         accepts: The content types that `decode` reads, such as `("image/png",)`.
         max_body_bytes: A larger request body is refused with 413.
@@ -55,8 +66,10 @@ class Application:
     """
 
     name: str
-    input: TensorSpec
-    output: TensorSpec
+    input: ChunkSpec = _NOT_GIVEN
+    output: ChunkSpec = _NOT_GIVEN
+    inputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec])
+    outputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec])
     model: Callable[[], Any] | str
     decode: Decode | None = None
     prepare: Prepare | None = None
@@ -72,6 +85,9 @@ class Application:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_url_safe(self.name):
             raise ApplicationError(f"Application has name {self.name!r}; use letters, digits, '-' and '_'.")
+        for side in ("input", "output"):
+            self._name_tensors(side)
+        self._check_names()
         self._check_fields()
         if self.max_body_bytes < self.input.nbytes:
             raise ApplicationError(
@@ -87,10 +103,85 @@ class Application:
         if self.prepare is not None and (self.decode is None or self.live is not None):
             wrong = "no decode, which would give the raw arrays" if self.decode is None else "a live signal as well"
             raise ApplicationError(f"Application {self.name!r} has a prepare and {wrong}; leave one of them out.")
+        if self.prepare is not None and isinstance(self.input, RecordSpec):
+            raise ApplicationError(
+                f"Application {self.name!r} has a prepare and inputs {self.input.describe()}; a prepare makes one "
+                f"tensor of fixed size."
+            )
         if self.recognition is not None and self.recognition.labels != self.output.labels:
             raise ApplicationError(
                 f"Application {self.name!r} has a recognition whose labels are not those of its output; give both the "
                 f"same."
+            )
+
+    @property
+    def input_tensor(self) -> TensorSpec:
+        """The one input, of fixed size.
+
+        Raises:
+            ApplicationError: There are several, or lengths vary.
+        """
+        return self._only_tensor("input", self.input)
+
+    @property
+    def output_tensor(self) -> TensorSpec:
+        """The one output, of fixed size.
+
+        Raises:
+            ApplicationError: There are several, or lengths vary.
+        """
+        return self._only_tensor("output", self.output)
+
+    def _only_tensor(self, side: str, spec: ChunkSpec) -> TensorSpec:
+        if isinstance(spec, RecordSpec):
+            raise ApplicationError(
+                f"Application {self.name!r} has the {side}s {spec.describe()}; here it must be one tensor of fixed "
+                f"size."
+            )
+        return spec
+
+    def _name_tensors(self, side: str) -> None:
+        """Complete `input` and `inputs` (or `output` and `outputs`) from the one that was given."""
+        one, several = getattr(self, side), getattr(self, f"{side}s")
+        if not isinstance(several, Mapping) or not all(isinstance(spec, TensorSpec) for spec in several.values()):
+            raise ApplicationError(
+                f"Application {self.name!r} has {side}s={_shown(several)}; it must be a dictionary of TensorSpecs by "
+                f"name."
+            )
+        if one is _NOT_GIVEN:
+            tensors = {name: replace(spec, name=name) for name, spec in several.items()}
+        elif isinstance(one, TensorSpec) and not several:
+            name = one.name or side
+            tensors = {name: replace(one, name=name)}
+        elif isinstance(one, ChunkSpec) and one == chunk_spec(several.values()):
+            return
+        else:
+            fix = f"give {side} or {side}s, not both" if several else "it must be a TensorSpec"
+            raise ApplicationError(f"Application {self.name!r} has {side}={_shown(one)}; {fix}.")
+        if not tensors:
+            raise ApplicationError(f"Application {self.name!r} has no {side}; give {side}=TensorSpec(...).")
+        object.__setattr__(self, f"{side}s", tensors)
+        object.__setattr__(self, side, chunk_spec(tensors.values()))
+
+    def _check_names(self) -> None:
+        shared = sorted(self.inputs.keys() & self.outputs.keys())
+        if shared:
+            raise ApplicationError(
+                f"Application {self.name!r} has an input and an output with the name {shared[0]!r}; exported graphs "
+                f"need different names."
+            )
+        # The same name is the same length on both sides too.
+        RecordSpec((*self.inputs.values(), *self.outputs.values()))
+        several = isinstance(self.input, RecordSpec) or isinstance(self.output, RecordSpec)
+        if several and self.live is not None:
+            raise ApplicationError(
+                f"Application {self.name!r} is live and has inputs {self.input.describe()} and outputs "
+                f"{self.output.describe()}; a live signal has one input and one output of fixed size."
+            )
+        if self.recognition is not None and isinstance(self.output, RecordSpec):
+            raise ApplicationError(
+                f"Application {self.name!r} has a recognition and outputs {self.output.describe()}; a recognition "
+                f"needs one output, of probabilities."
             )
 
     def _check_live(self) -> None:
@@ -112,8 +203,6 @@ class Application:
         types = isinstance(self.accepts, tuple) and all(map(_is_content_type, self.accepts))
         made = is_factory(self.model)
         for name, good, fix in (
-            ("input", isinstance(self.input, TensorSpec), "a TensorSpec"),
-            ("output", isinstance(self.output, TensorSpec), "a TensorSpec"),
             ("model", made, "a class or function that makes the network, or its import path, not the network itself"),
             ("decode", self.decode is None or callable(self.decode), "a function of a request's body and content type"),
             ("reply", self.reply is None or callable(self.reply), "a function of one output"),
@@ -125,8 +214,12 @@ class Application:
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
         ):
             if not good:
-                value = " ".join(repr(getattr(self, name)).split())[:80]
+                value = _shown(getattr(self, name))
                 raise ApplicationError(f"Application {self.name!r} has {name}={value}; it must be {fix}.")
+
+
+def _shown(value: object) -> str:
+    return " ".join(repr(value).split())[:80]
 
 
 def is_url_safe(name: str) -> bool:
@@ -338,8 +431,11 @@ def describe(application: Application) -> dict[str, Any]:
     return {
         "name": application.name,
         "description": application.description,
-        "input": application.input.to_json(),
-        "output": application.output.to_json(),
+        # One tensor of fixed size, or None.
+        "input": None if isinstance(application.input, RecordSpec) else application.input.to_json(),
+        "output": None if isinstance(application.output, RecordSpec) else application.output.to_json(),
+        "inputs": [spec.to_json() for spec in application.inputs.values()],
+        "outputs": [spec.to_json() for spec in application.outputs.values()],
         "raw": None if application.prepare is None else application.prepare.raw.to_json(),
         "recognition": None if application.recognition is None else application.recognition.to_json(),
         "accepts": _accepted_types(application),
@@ -357,5 +453,9 @@ def _accepted_types(application: Application) -> list[str]:
 
 
 def reply_of(application: Application) -> Reply:
-    """The application's `reply`, or the default: the output as nested lists."""
-    return application.reply or (lambda output: output.tolist())
+    """Return the application's `reply`, or the default: the output as nested lists."""
+    return application.reply or _as_lists
+
+
+def _as_lists(output: Any) -> Any:
+    return {name: array.tolist() for name, array in output.items()} if isinstance(output, dict) else output.tolist()

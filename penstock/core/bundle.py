@@ -20,14 +20,22 @@ from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application, FoundApplication, find_application
 from penstock.core.atomic_write import replace_folder, write_through
-from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, RequestError, SourcesChanged
+from penstock.core.errors import (
+    ApplicationError,
+    BundleCorrupt,
+    BundleError,
+    InvalidInput,
+    RequestError,
+    SourcesChanged,
+)
 from penstock.core.golden import Golden, raw_names
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
-from penstock.core.spec import TensorSpec
+from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
+from penstock.core.spec import Array, TensorSpec
 from penstock.core.verified_folder import FolderFiles
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 PREPARE = "prepare.onnx"
@@ -44,8 +52,8 @@ class Manifest:
         name: The application's name.
         reference: Finds the application again, see `find_application`; empty if it was made in a notebook.
         sources: The SHA-256 of each of the application's source files.
-        input: One raw input chunk.
-        output: One output chunk.
+        inputs: The tensors of one raw input chunk.
+        outputs: The tensors of one output chunk.
         files: The SHA-256 of each file beside the manifest.
         tolerance: The largest difference allowed on the golden examples.
         metrics: Validation metrics by name; in JSON, one that is NaN or infinite is null.
@@ -59,8 +67,8 @@ class Manifest:
     name: str
     reference: str
     sources: dict[str, str]
-    input: TensorSpec
-    output: TensorSpec
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     files: dict[str, str]
     tolerance: float
     metrics: dict[str, float]
@@ -69,6 +77,16 @@ class Manifest:
     rate_hz: float | None = None
     raw: RawSpec | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def input(self) -> ChunkSpec:
+        """One raw input chunk."""
+        return chunk_spec(self.inputs)
+
+    @property
+    def output(self) -> ChunkSpec:
+        """One output chunk."""
+        return chunk_spec(self.outputs)
 
     @property
     def content_hash(self) -> str:
@@ -136,10 +154,9 @@ class BundleFiles:
             ("output", application.output, manifest.output),
         ):
             if now != then:
-                fields = [name for name, value in now.to_json().items() if value != then.to_json()[name]]
                 raise BundleError(
                     f"the bundle's {side} is {then.describe()}, but application {application.name!r} now declares "
-                    f"{now.describe()} with another {' and '.join(fields)}; train it again."
+                    f"{now.describe()}{_other_fields(now, then)}; train it again."
                 )
         raw = None if application.prepare is None else application.prepare.raw
         if raw != manifest.raw:
@@ -175,6 +192,13 @@ class BundleFiles:
                 f"{', '.join(changed)} of application {found.application.name!r} changed since the bundle was made; "
                 f"train again, or pass --accept-changed-app (accept_changed=True) if the network is the same."
             )
+
+
+def _other_fields(now: ChunkSpec, then: ChunkSpec) -> str:
+    if isinstance(now, RecordSpec) or isinstance(then, RecordSpec):
+        return ""
+    fields = [name for name, value in now.to_json().items() if value != then.to_json().get(name)]
+    return f" with another {' and '.join(fields)}"
 
 
 def _prepared(raw: RawSpec | None) -> str:
@@ -268,7 +292,8 @@ def write_bundle(
     """
     # A link to a bundle stays; its target is replaced.
     place = Path(os.path.realpath(folder))
-    arrays = {"inputs": golden.inputs, "outputs": golden.outputs}
+    arrays = _named_arrays("inputs", manifest.input, golden.inputs)
+    arrays |= _named_arrays("outputs", manifest.output, golden.outputs)
     arrays |= zip(raw_names(len(golden.raws)), golden.raws, strict=True)
     contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
@@ -323,8 +348,30 @@ def _verify(file: Path, manifest: Manifest) -> None:
     _FILES.verify(file, sha256)
 
 
+def _named_arrays(side: str, spec: ChunkSpec, examples: Array) -> dict[str, Array]:
+    if not isinstance(spec, RecordSpec):
+        return {side: examples}
+    return {f"{side}.{name}": array for name, array in (spec.lengths(examples) | spec.batch(examples)).items()}
+
+
+def _examples(file: Path, side: str, spec: ChunkSpec) -> Array:
+    if not isinstance(spec, RecordSpec):
+        return _FILES.arrays(file, [side])[0]
+    names = [*spec.dims, *spec.by_name]
+    arrays = dict(zip(names, _FILES.arrays(file, [f"{side}.{name}" for name in names]), strict=True))
+    try:
+        for name, tensor in spec.by_name.items():
+            if arrays[name].dtype != tensor.numpy_dtype:
+                raise ValueError(f"{name} is {arrays[name].dtype}, not {tensor.describe()}")
+        records = spec.records(arrays, arrays)
+        spec.check_numbers(records)
+    except (ValueError, TypeError, IndexError, InvalidInput) as error:
+        raise _FILES.unusable(file, error) from None
+    return records
+
+
 def _golden(file: Path, manifest: Manifest) -> Golden:
-    inputs, outputs = _FILES.arrays(file, ("inputs", "outputs"))
+    inputs, outputs = _examples(file, "inputs", manifest.input), _examples(file, "outputs", manifest.output)
     raws = () if manifest.raw is None else _FILES.arrays(file, raw_names(inputs.shape[0] if inputs.ndim else 0))
     golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=tuple(raws))
     for spec, array in ((manifest.input, inputs), (manifest.output, outputs)):

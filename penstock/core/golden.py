@@ -12,6 +12,8 @@ from penstock.core.spec import Array
 
 # Relative to the largest prepared number.
 PREPARED_TOLERANCE = 1e-4
+# Relative to the largest recorded output.
+TOLERANCE_FP32 = 1e-4
 
 
 def raw_names(count: int) -> list[str]:
@@ -24,7 +26,7 @@ class Golden:
     """Examples recorded when the bundle was written.
 
     Args:
-        inputs: Raw inputs, `[N, *input.shape]`.
+        inputs: Raw inputs, `[N, *input.shape]`; several tensors as records, see `RecordSpec`.
         outputs: The network's answers, `[N, *output.shape]`.
         tolerance: Largest allowed absolute difference from `outputs`.
         raws: The N raw arrays that `inputs` were prepared from; empty without a `prepare`.
@@ -62,11 +64,16 @@ class Golden:
         # A copy, because a network may modify its input in place.
         answers = predict(self.inputs.copy())
         _check_shape("the network answers with", answers, self.outputs)
-        if not np.isfinite(answers).all():
-            raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
-        # Extended precision represents 64-bit integers exactly.
-        errors = np.abs(answers.astype(np.longdouble) - self.outputs.astype(np.longdouble))
-        return _checked("network's answers", float(errors.max(initial=0.0)), self.tolerance)
+        return _checked("network's answers", self._difference(answers), self.tolerance)
+
+    def _difference(self, answers: Array) -> float:
+        """Return the largest difference of the tensors, each relative to the scale of its own numbers."""
+        names = self.outputs.dtype.names
+        if names is None:
+            return _difference(answers, self.outputs)
+        scales = {name: _scale(self.outputs[name]) for name in names}
+        whole = max(scales.values())
+        return max(_difference(answers[name], self.outputs[name]) * whole / scales[name] for name in names)
 
 
 def _check_shape(found: str, array: Array, recorded: Array) -> None:
@@ -85,3 +92,23 @@ def _checked(what: str, difference: float, tolerance: float) -> float:
             f"application or a library changed. Train again, or go back to those versions."
         )
     return difference
+
+
+def _scale(array: Array) -> float:
+    return max(1.0, float(np.abs(array.astype(np.float64)).max(initial=0.0)))
+
+
+def _difference(answers: Array, recorded: Array) -> float:
+    if not np.isfinite(answers).all():
+        raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
+    # Extended precision represents 64-bit integers exactly.
+    errors = np.abs(answers.astype(np.longdouble) - recorded.astype(np.longdouble))
+    return float(errors.max(initial=0.0))
+
+
+def default_tolerance(outputs: Array) -> float:
+    """Return 1e-4 of the largest recorded output, or 1e-4 where that is below 1."""
+    names = outputs.dtype.names
+    return TOLERANCE_FP32 * max(
+        _scale(array) for array in ([outputs] if names is None else map(outputs.__getitem__, names))
+    )

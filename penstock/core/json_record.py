@@ -70,7 +70,7 @@ def _json(value: Any) -> Any:
         return [*map(_json, value)]
     if isinstance(value, dict):
         return {name: _json(each) for name, each in value.items()}
-    if isinstance(value, JsonRecord):
+    if hasattr(value, "to_json"):
         return value.to_json()
     return record_json(value) if is_dataclass(value) else value
 

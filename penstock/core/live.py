@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.core.errors import ApplicationError
 from penstock.core.prepare import RawSpec
+from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 
 # U frames of an output
@@ -54,9 +55,9 @@ class Live:
         return input.shape[0] / self.rate_hz
 
 
-def is_sound(input: TensorSpec | RawSpec) -> bool:
+def is_sound(input: ChunkSpec | RawSpec) -> bool:
     """True for a signal of one channel of 16-bit samples, which can be decoded and resampled as sound."""
-    return input.dtype == "int16" and len(input.shape) == 1
+    return not isinstance(input, RecordSpec) and input.dtype == "int16" and len(input.shape) == 1
 
 
 def events_of(live: Live) -> Events:

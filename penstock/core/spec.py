@@ -1,9 +1,10 @@
 """Specs: the dtype and shape of one array, read by decoding, the slot table, protocols and training."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, Self, SupportsIndex, final
 
 import numpy as np
 import numpy.typing as npt
@@ -83,44 +84,115 @@ class Spec(JsonRecord):
             raise InvalidInput(
                 f"{self.name} is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
             )
-        self.check_finite(array)
+        self.check_numbers(array)
         return array
 
-    def check_finite(self, array: Array) -> None:
+    def check_numbers(self, array: Array) -> None:
         """Raise `InvalidInput` if a float of the array is NaN or infinite."""
         if self.takes_nan and not np.isfinite(array).all():
             raise InvalidInput(f"{self.name} holds NaN or infinity; every number must be finite.")
 
 
+@final
+class Dim(int):
+    """A dimension whose length varies; the same name in several specs is the same length.
+
+    As a number it is its largest length, so that a shape with a `Dim` is the room that a tensor needs.
+
+    Args:
+        name: Its name, a Python identifier: `"tokens"`.
+        max: The largest length.
+        min: The smallest length.
+
+    Raises:
+        ApplicationError: The name is no identifier, or the lengths are not whole numbers, 0 <= min <= max, max >= 1.
+    """
+
+    name: str
+    min: int
+
+    def __new__(cls, name: str, max: int, min: int = 1) -> Self:  # noqa: D102
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ApplicationError(f"Dim has name {name!r}; give it a Python identifier, such as 'tokens'.")
+        if not (type(min) is int and isinstance(max, int) and 0 <= min <= max and max > 0):
+            raise ApplicationError(
+                f"Dim {name!r} has min={min!r} and max={max!r}; give whole numbers, 0 <= min <= max, max at least 1."
+            )
+        dim = super().__new__(cls, max)
+        dim.name, dim.min = name, min
+        return dim
+
+    @property
+    def max(self) -> int:
+        """The largest length."""
+        return int(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim):
+            return (self.name, self.min, int(self)) == (other.name, other.min, int(other))
+        return int(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def __repr__(self) -> str:
+        return f"{self.name}<={int(self)}"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return Dim, (self.name, int(self), self.min)
+
+    def to_json(self) -> dict[str, Any]:
+        """The dimension as JSON values."""
+        return {"name": self.name, "max": int(self), "min": self.min}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> "Dim":
+        """Read what `to_json` wrote.
+
+        Raises:
+            TypeError: It is no such object.
+        """
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"{fields!r:.80} is no dimension")
+        return Dim(**fields)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec(Spec):
-    """The dtype, shape, meaning and units of one chunk of input or output (without a batch dimension).
+    """The dtype, shape, meaning and units of one tensor of input or output (without a batch dimension).
 
     Args:
         dtype: A NumPy dtype name, one of bool, (u)int8..64, float16..64.
-        shape: The fixed shape of one chunk, such as `(28, 28)` for height and width.
+        shape: The shape of one chunk, such as `(28, 28)` for height and width, with a `Dim` where the length varies.
         meaning: Meaning of the numbers, in words: `"grey image, 0 is black"`.
         units: The unit of one number: `"0..255"`, `"probability"`, `"int16 PCM at 16 kHz"`.
         labels: Names for the entries of the last dimension, for a classifier's classes.
-        name: The tensor's name in the Open Inference Protocol.
+        name: The tensor's name in the Open Inference Protocol and among the arguments of the network. An application
+            gives it the key in `inputs` or `outputs`; in its short form, `"input"` or `"output"`.
+        limits: The smallest and the largest number that is valid, such as `(0, 30521)` for token ids; None for all
+            numbers of the dtype.
 
     Raises:
-        ApplicationError: The dtype is unknown, the shape is not a tuple of positive whole numbers, or the labels do not
-            fit.
+        ApplicationError: The dtype is unknown, the shape is not a tuple of positive whole numbers, or the labels or
+            limits do not fit.
     """
 
     unreadable = "a tensor spec is not readable ({}); write the bundle again."
-    shape: tuple[int, ...]
+    shape: tuple[int | Dim, ...]
     labels: tuple[str, ...] = ()
-    name: str = "input"
+    name: str = ""
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self.check_dtype()
-        if not isinstance(self.shape, tuple) or not all(type(size) is int and size > 0 for size in self.shape):
+        if not isinstance(self.shape, tuple) or not all(type(size) in (int, Dim) and size > 0 for size in self.shape):
             raise ApplicationError(
                 f"TensorSpec has shape {self.shape!r}; it must be a tuple of whole numbers above 0, such as (28, 28)."
             )
-        if not self.name or not isinstance(self.name, str):
+        if not isinstance(self.name, str):
             raise ApplicationError(f"TensorSpec has name {self.name!r}; give the tensor a name, such as 'image'.")
         if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):
             raise ApplicationError(
@@ -130,6 +202,34 @@ class TensorSpec(Spec):
             raise ApplicationError(
                 f"{len(self.labels)} labels for shape {self.shape}; give one for each entry of the last dim."
             )
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        limits = self.limits
+        numbers = (
+            isinstance(limits, tuple) and len(limits) == 2 and all(type(limit) in (int, float) for limit in limits)
+        )
+        if limits is not None and not (numbers and limits[0] <= limits[1]):
+            raise ApplicationError(
+                f"TensorSpec {self.name!r} has limits {limits!r}; give the smallest and the largest number, such as "
+                f"(0, 30521)."
+            )
+
+    @property
+    def tensors(self) -> tuple["TensorSpec", ...]:
+        """The tensor itself, as `RecordSpec.tensors`."""
+        return (self,)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dimensions whose length varies."""
+        return tuple(size for size in self.shape if isinstance(size, Dim))
+
+    def at(self, lengths: Mapping[str, int]) -> Self:
+        """Return the spec with fixed lengths of its named dimensions."""
+        if not self.dims:
+            return self
+        return replace(self, shape=tuple(lengths[size.name] if isinstance(size, Dim) else size for size in self.shape))
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +249,7 @@ class TensorSpec(Spec):
     @property
     def takes_any_bytes(self) -> bool:
         """True if raw bytes of the right count are always valid; floats can be NaN, and bools must be 0 or 1."""
-        return self.numpy_dtype.kind in "iu"
+        return self.numpy_dtype.kind in "iu" and self.limits is None
 
     def is_batch(self, array: Array, *, any_frames: bool = False) -> bool:
         """True if an array has the shape of one or more chunks, `[N, *shape]`.
@@ -161,6 +261,23 @@ class TensorSpec(Spec):
         of_one = (*self.shape[:1], *array.shape[2:]) if any_frames else array.shape[1:]
         return array.ndim == 1 + len(self.shape) and of_one == self.shape and array.size > 0
 
+    def check_numbers(self, array: Array) -> None:
+        """Raise `InvalidInput` if a float of the array is NaN or infinite, or a number is beyond the limits."""
+        super(TensorSpec, self).check_numbers(array)
+        if self.limits is not None and array.size:
+            low, high = self.limits
+            beyond = array[(array < low) | (array > high)]
+            if beyond.size:
+                raise InvalidInput(f"{self.name} holds {beyond.flat[0]}; it must be from {low:,} to {high:,}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as JSON values."""
+        fields = super(TensorSpec, self).to_json()
+        if self.limits is None:
+            # Left out, so that the hash is that of earlier bundles.
+            del fields["limits"]
+        return fields
+
     def check_raw(self, frames: bytes | memoryview) -> None:
         """Check some whole frames of a chunk, given as raw little-endian bytes.
 
@@ -170,7 +287,7 @@ class TensorSpec(Spec):
         array = np.frombuffer(frames, self.numpy_dtype)
         if self.dtype == "bool" and (array.view(np.uint8) > 1).any():
             raise InvalidInput(f"{self.name} holds a byte above 1; each bool is one byte, 0 or 1.")
-        self.check_finite(array)
+        self.check_numbers(array)
 
     def from_bytes(self, body: bytes | memoryview) -> Array:
         """Make one chunk from its raw little-endian bytes.
@@ -213,7 +330,7 @@ class TensorSpec(Spec):
         if wide.dtype.kind not in "biuf":
             raise self._not_numbers(str(wide.dtype))
         if wide.dtype == self.numpy_dtype:
-            self.check_finite(wide)
+            self.check_numbers(wide)
             return wide
         if wide.dtype.kind == "f" and self.numpy_dtype.kind in "iu":
             # The result of converting a float out of range depends on the processor.
@@ -224,7 +341,7 @@ class TensorSpec(Spec):
                 raise self._does_not_fit()
         with np.errstate(over="ignore"):
             narrow = wide.astype(self.numpy_dtype)
-        self.check_finite(wide)
+        self.check_numbers(wide)
         if self.takes_nan and not np.isfinite(narrow).all():
             raise self._does_not_fit()
         if narrow.dtype.kind != "f" and not np.array_equal(narrow, wide):
@@ -255,9 +372,11 @@ class TensorSpec(Spec):
             whole = [int(number) for number in numbers] if float in set(map(type, numbers)) else numbers
             if whole != numbers or (self.dtype == "bool" and not set(numbers) <= {0, 1}):
                 raise self._does_not_fit()
-            return np.array(whole, self.numpy_dtype)
+            array = np.array(whole, self.numpy_dtype)
         except (OverflowError, ValueError):
             raise self._does_not_fit() from None
+        self.check_numbers(array)
+        return array
 
     def _does_not_fit(self) -> InvalidInput:
         taken = "finite numbers" if self.takes_nan else "0 or 1" if self.dtype == "bool" else "whole numbers"

@@ -72,9 +72,11 @@ def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
         PackError: The difference exceeds the bundle's tolerance.
     """
     application, golden = predictor.application, predictor.files.golden
-    chunk = application.input.shape[0]
+    chunk = application.input_tensor.shape[0]
     try:
-        step = ExportedStep(file, network.initial_state(1), threads=1, chunk=application.input.name, any_batch=False)
+        step = ExportedStep(
+            file, network.initial_state(1), threads=1, chunk=application.input_tensor.name, any_batch=False
+        )
         made, trusted = (
             streaming_executor(application, predictor.module, slots=ALIKE_SLOTS, max_rows=1, run=run)
             for run in (step, None)

@@ -26,10 +26,10 @@ from penstock.export.pack_check import check_live, check_oneshot
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor, as_streaming
+from penstock.runtime.named_network import served_function
 from penstock.runtime.onnx_export import exported_program, load_named_bundle, step_program, strip_notes
 from penstock.runtime.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 from penstock.runtime.prepare_session import RAW
-from penstock.runtime.torch_executor import served_function
 
 # B batch (of one), T frames of a chunk
 
@@ -66,12 +66,12 @@ def write_graph(predictor: Predictor, file: Path) -> GraphReport:
 
 def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
     application, prepare = predictor.application, predictor.files.prepare
-    given = application.input
+    given = application.input_tensor
     chunk_B = torch.from_numpy(predictor.files.golden.inputs[:1].copy())
     network = _OneShot(predictor.module).eval()
     with torch.inference_mode():
         answers = network(chunk_B)
-    outputs = [application.output, *map(_embedding, answers[1:])]
+    outputs = [application.output_tensor, *map(_embedding, answers[1:])]
     # A name that cannot clash with those of `prepare`.
     name = given.name if prepare is None else CHUNK
     program = exported_program(network, (chunk_B,), [name], [output.name for output in outputs])
@@ -90,7 +90,7 @@ def _write_live(predictor: Predictor, file: Path) -> GraphReport:
     application = predictor.application
     assert application.live is not None
     network = as_streaming(application, predictor.module)
-    given, made = application.input, application.output
+    given, made = application.input_tensor, application.output_tensor
     states = _states(network)
     program = step_program(network, given, rows=1)
     program.model.graph.inputs[0].name, program.model.graph.outputs[0].name = given.name, made.name

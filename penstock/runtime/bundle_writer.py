@@ -15,14 +15,14 @@ from torch import nn
 from penstock.core.application import Application, FoundApplication
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
-from penstock.core.golden import Golden
+from penstock.core.golden import Golden, default_tolerance
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.core.versions import versions_of
 from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
 from penstock.runtime.torch_executor import TorchExecutor
 
-TOLERANCE_FP32 = 1e-4
 GOLDEN_EXAMPLES = 32
 # Bytes of all raw golden examples together.
 MAX_RAW_BYTES = 1 << 25
@@ -77,7 +77,8 @@ class Bundle:
             application: Its application.
             module: The network with its weights, on the CPU; it is put into evaluation mode.
             examples: Raw inputs `[N, *input.shape]`, N >= 1; for a live application whole signals, `[N, frames, ...]`;
-                with a `prepare` a list of raw arrays of several sizes. The first 32 become the golden examples.
+                with a `prepare` a list of raw arrays of several sizes; where there are several inputs or lengths
+                vary, a list of dictionaries of arrays by name. The first 32 become the golden examples.
             to: The bundle's folder. An existing bundle is replaced.
             metrics: Validation metrics by name.
             tolerance: The largest difference on the examples that other executors may show; by default 1e-4 of the
@@ -100,7 +101,7 @@ class Bundle:
         tensors = _own_tensors(module)
         outputs = _answers(declared, module, inputs)
         if tolerance is None:
-            tolerance = TOLERANCE_FP32 * max(1.0, float(np.abs(outputs.astype(np.float64)).max()))
+            tolerance = default_tolerance(outputs)
         if not 0 <= tolerance < math.inf:
             raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
         golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance), raws=raws)
@@ -109,8 +110,8 @@ class Bundle:
             name=declared.name,
             reference=found.reference,
             sources=found.source_sha256() if found.reference else {},
-            input=declared.input,
-            output=declared.output,
+            inputs=tuple(declared.inputs.values()),
+            outputs=tuple(declared.outputs.values()),
             files={},
             tolerance=golden.tolerance,
             metrics={name: float(value) for name, value in (metrics or {}).items()},
@@ -120,7 +121,7 @@ class Bundle:
             raw=None if declared.prepare is None else declared.prepare.raw,
         )
         if prepare is not None and declared.prepare is not None:
-            golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input))
+            golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
         return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare))
 
 
@@ -151,6 +152,8 @@ def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
 
 
 def _examples(application: Application, examples: Any) -> Array:
+    if isinstance(application.input, RecordSpec):
+        return _records(application, application.input, examples)
     spec = application.input
     fix = f"{application.name!r} needs at least one, {spec.dtype}[N{''.join(f', {size}' for size in spec.shape)}]"
     try:
@@ -167,10 +170,25 @@ def _examples(application: Application, examples: Any) -> Array:
         raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)} ({error}); {fix}.") from None
 
 
+def _records(application: Application, spec: RecordSpec, examples: Any) -> Array:
+    try:
+        records = spec.of_many(examples)[:GOLDEN_EXAMPLES]
+    except (InvalidInput, TypeError, ValueError, RuntimeError) as error:
+        raise ApplicationError(
+            f"the examples of {application.name!r} do not fit ({error}); give a list of dictionaries of arrays, or one "
+            f"dictionary of batches: {spec.describe()}."
+        ) from None
+    if not len(records):
+        raise ApplicationError(f"{application.name!r} needs at least one example, {spec.describe()}.")
+    return records
+
+
 def _answers(application: Application, module: nn.Module, inputs: Array) -> Array:
     predict = TorchExecutor(module, application.input, application.output).predict
     try:
         outputs = predict(inputs.copy())
+    except ApplicationError:
+        raise
     except Exception as error:
         # The application's network may raise anything.
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
@@ -178,14 +196,14 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
             f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
             f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
         ) from error
-    declared = application.output
-    fits = declared.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
-    if outputs.dtype != declared.numpy_dtype or not fits:
+    spec = application.output
+    fits = spec.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
+    if outputs.dtype != spec.numpy_dtype or not fits:
         raise ApplicationError(
             f"the network of {application.name!r} gives {outputs.dtype}{list(outputs.shape)} for {len(inputs)} chunks, "
-            f"but its output is declared as {declared.describe()}."
+            f"but its output is declared as {spec.describe()}."
         )
-    if not np.isfinite(outputs).all():
+    if not (spec.finite(outputs) if isinstance(spec, RecordSpec) else np.isfinite(outputs)).all():
         raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
     return np.array(outputs, order="C")
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec
+from penstock.core.spec import Array
 
 # B rows of the batch
 
@@ -69,8 +70,8 @@ class Executor(ABC):
         runs_ahead: A row never becomes busy, so that its next chunk may be begun before the last is finished.
     """
 
-    input: TensorSpec
-    output: TensorSpec
+    input: ChunkSpec
+    output: ChunkSpec
     max_rows: int
     runs_ahead: bool = False
 

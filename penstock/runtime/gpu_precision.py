@@ -56,7 +56,9 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     golden = _loosened(files.golden, precision)
     dtype = None if precision == "fp32" else DTYPES[precision]
     module = as_streaming(application, predictor.module)
-    network = partial(StatefulNetwork, module, application.input, application.output, device=device, dtype=dtype)
+    network = partial(
+        StatefulNetwork, module, application.input_tensor, application.output_tensor, device=device, dtype=dtype
+    )
     rows = len(golden.inputs)
     try:
         checked = CudaGraphExecutor(network(slots=rows), max_rows=rows)

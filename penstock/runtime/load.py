@@ -17,6 +17,7 @@ from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, Stateless, StreamingExecutor
@@ -65,7 +66,7 @@ class TorchPrepare:
                 f"the prepare gives {chunk.dtype}{list(chunk.shape)} for {raw.dtype}{list(raw.shape)}, but the input "
                 f"is declared as {self.input.describe()}."
             )
-        self.input.check_finite(chunk)
+        self.input.check_numbers(chunk)
         return chunk
 
 
@@ -90,29 +91,40 @@ class Predictor:
     preparing: TorchPrepare | None = None
     difference: float = 0.0
 
-    def predict(self, inputs: Any) -> Array:
+    def predict(self, inputs: Any) -> Any:
         """Predict the outputs for raw inputs.
 
         Args:
             inputs: One chunk of the application's input spec, or a batch of them with a leading dimension: an array or
                 nested lists of numbers. It is not changed. For a live application, a whole signal of any length. For an
-                application with `prepare`, also one raw array as `decode` returns it.
+                application with `prepare`, also one raw array as `decode` returns it. Several inputs, or inputs of
+                varying length: a dictionary of arrays by name, or a list of dictionaries.
 
         Returns:
-            One output chunk, or a batch of them.
+            One output chunk, or a batch of them; several outputs as a dictionary of arrays by name, or a list of those.
 
         Raises:
             InvalidInput: Another shape, not numbers, or numbers that the dtype cannot hold.
             TooLarge: A raw array is larger than the spec allows.
         """
+        spec = self.application.input
+        if isinstance(spec, RecordSpec):
+            single = isinstance(inputs, Mapping)
+            chunks = spec.of_many([inputs] if single else inputs)
+            return self._outputs(chunks, single)
         if self._is_raw(inputs):
             inputs = self.prepare(inputs)
-        chunks, single = _chunks(self.application, inputs)
-        if len(chunks) == 0:
-            return np.empty((0, *self.application.output.shape), self.application.output.numpy_dtype)
-        rows = self.executor.max_rows
+        return self._outputs(*_chunks(self.application, spec, inputs))
+
+    def _outputs(self, chunks: Array, single: bool) -> Any:
+        spec, rows = self.application.output, self.executor.max_rows
         parts = [self.executor.predict(chunks[start : start + rows]) for start in range(0, len(chunks), rows)]
-        outputs = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        outputs = (
+            np.concatenate([np.empty((0, *spec.shape), spec.numpy_dtype), *parts]) if len(parts) != 1 else parts[0]
+        )
+        if isinstance(spec, RecordSpec):
+            named = [spec.unpack(outputs[row]) for row in range(len(outputs))]
+            return named[0] if single else named
         return outputs[0] if single else outputs
 
     def prepare(self, raw: Array) -> Array:
@@ -146,7 +158,7 @@ class Predictor:
         if self.application.decode is None:
             raise InvalidInput(f"application {self.application.name!r} has no decode; use predict().")
         raw = self.application.decode(body, content_type)
-        chunk = self.application.input.check(raw) if self.preparing is None else self.preparing(raw)
+        chunk = self.preparing(raw) if self.preparing is not None and isinstance(raw, np.ndarray) else raw
         return reply_of(self.application)(self.predict(chunk))
 
 
@@ -230,7 +242,7 @@ def streaming_executor(
         ApplicationError: The network cannot run in chunks.
     """
     streaming = as_streaming(application, module)
-    network = StatefulNetwork(streaming, application.input, application.output, slots=slots, run=run)
+    network = StatefulNetwork(streaming, application.input_tensor, application.output_tensor, slots=slots, run=run)
     return StreamingExecutor(network, max_rows=max_rows, exact=exact)
 
 
@@ -291,7 +303,7 @@ def make_prepare(found: FoundApplication) -> TorchPrepare | None:
             f"The prepare of application {application.name!r} has {learned[0]!r} in its state, which a bundle does not "
             f"hold; move learned parameters to the model."
         )
-    return TorchPrepare(module=module, raw=application.prepare.raw, input=application.input)
+    return TorchPrepare(module=module, raw=application.prepare.raw, input=application.input_tensor)
 
 
 def _module(found: FoundApplication, field: str, made: Any) -> nn.Module:
@@ -345,8 +357,7 @@ def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list
     return missing + differ + unknown
 
 
-def _chunks(application: Application, inputs: Any) -> tuple[Array, bool]:
-    spec = application.input
+def _chunks(application: Application, spec: TensorSpec, inputs: Any) -> tuple[Array, bool]:
     try:
         given = np.asarray(inputs)
     except (ValueError, TypeError, RuntimeError):

@@ -5,8 +5,10 @@ from typing import Any, final
 
 from penstock.core.errors import BundleError
 from penstock.core.onnx_session import onnx_errors, onnx_session
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec
+from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.runtime.named_arrays import chunks_of, feeds_of
 
 # B rows of the batch
 
@@ -16,27 +18,29 @@ class OnnxExecutor(Executor):
     """A one-shot network on the CPU: any number of rows, no padding.
 
     Args:
-        graph: The exported network, an ONNX file with one input and one output whose first dimension is the batch.
+        graph: The exported network, an ONNX file; the first dimension of every tensor is the batch.
         input: One raw input chunk.
         output: One output chunk.
         threads: CPU threads for one step.
         max_rows: The largest batch.
 
     Raises:
-        BundleError: The graph has another number of inputs or outputs.
+        BundleError: The graph has other inputs or outputs.
     """
 
-    def __init__(
-        self, graph: Path, input: TensorSpec, output: TensorSpec, *, threads: int, max_rows: int = 1024
-    ) -> None:
+    def __init__(self, graph: Path, input: ChunkSpec, output: ChunkSpec, *, threads: int, max_rows: int = 1024) -> None:
         self.input = input
         self.output = output
         self.max_rows = max_rows
         self._session = open_graph(graph, threads)
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(inputs) != 1 or len(outputs) != 1:
+        self._arguments = [given.name for given in self._session.get_inputs()]
+        self._results = [made.name for made in self._session.get_outputs()]
+        # An input that does not change the outputs is no input of the graph.
+        fits = set(self._arguments) <= _names(input) and {spec.name for spec in output.tensors} <= set(self._results)
+        if not fits or set(self._results) > _names(output):
             raise BundleError(f"the exported graph {graph} is not that of a one-shot network; delete it.")
-        self._name: str = inputs[0].name
+        # One array in and one out, the most frequent case.
+        self._is_plain = len(self._arguments) == len(self._results) == 1 and not (input.dims or output.dims)
 
     def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch."""
@@ -44,7 +48,16 @@ class OnnxExecutor(Executor):
 
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
-        return self._session.run(None, {self._name: chunk_B})[0]
+        if self._is_plain:
+            return self._session.run(None, {self._arguments[0]: chunk_B})[0]
+        feeds, lengths = feeds_of(self.input, chunk_B)
+        given = feeds | lengths
+        results = self._session.run(None, {name: given[name] for name in self._arguments})
+        return chunks_of(self.output, dict(zip(self._results, results, strict=True)), lengths)
+
+
+def _names(spec: ChunkSpec) -> set[str]:
+    return {tensor.name for tensor in spec.tensors} | {dim.name for tensor in spec.tensors for dim in tensor.dims}
 
 
 def steady_graph(graph: Path) -> Path:

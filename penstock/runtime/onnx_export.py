@@ -10,10 +10,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from penstock.core.spec import TensorSpec
+from penstock.core.spec import Dim, TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
 from penstock.runtime.exporter_process import exporter_main, first_cause
 from penstock.runtime.load import Predictor, as_streaming, load
+from penstock.runtime.named_arrays import feeds_of
+from penstock.runtime.named_network import NamedNetwork
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.onnx_step import (
     CHUNK,
@@ -30,6 +32,7 @@ from penstock.runtime.onnx_step import (
 # Two, because the exporter treats a batch of one as a constant.
 EXAMPLES = 2
 BATCH = torch.export.Dim("batch")
+VARYING = torch.export.Dim.DYNAMIC
 # Whole chunks after which the number of buffered frames in every layer is constant, or never.
 STEPS_TO_STEADY = 64
 
@@ -75,13 +78,23 @@ class _SteadyStep(nn.Module):
 def export_graph(predictor: Predictor, file: Path) -> None:
     """Export the network of a loaded bundle as an ONNX graph with a dynamic batch dimension."""
     application = predictor.application
-    network = as_streaming(application, predictor.module)
     if application.live is not None:
-        export_step(network, application.input, file)
+        export_step(as_streaming(application, predictor.module), application.input_tensor, file)
         return
-    names = [application.input.name], [application.output.name]
-    chunk_B = torch.from_numpy(predictor.files.golden.inputs[[0] * EXAMPLES].copy())
-    exported_program(network, (chunk_B,), *names, ({0: BATCH},)).save(file)
+    network = NamedNetwork(predictor.module, application.input, application.output)
+    feeds, lengths = feeds_of(application.input, predictor.files.golden.inputs[[0] * EXAMPLES])
+    given = {name: torch.from_numpy(array) for name, array in (feeds | lengths).items()}
+    dynamic = {
+        spec.name: {0: BATCH} | {dim: VARYING for dim, size in enumerate(spec.shape, start=1) if isinstance(size, Dim)}
+        for spec in application.input.tensors
+    }
+    exported_program(
+        network,
+        tuple(given[name] for name in network.arguments),
+        network.arguments,
+        network.results,
+        (tuple(dynamic.get(name, {0: BATCH}) for name in network.arguments),),
+    ).save(file)
 
 
 def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:

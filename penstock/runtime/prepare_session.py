@@ -63,7 +63,7 @@ class PrepareSession:
             chunk: Array = self._session.run([PREPARED], {RAW: checked})[0]
         except onnx_errors() as error:
             raise ComputeFailed(f"The raw array {list(raw.shape)} could not be prepared ({error}).") from error
-        self._input.check_finite(chunk)
+        self._input.check_numbers(chunk)
         return chunk
 
 
@@ -75,7 +75,7 @@ def open_prepare(files: BundleFiles) -> PrepareSession | None:
     """
     if files.prepare is None or files.manifest.raw is None:
         return None
-    prepared = PrepareSession(files.prepare, files.manifest.raw, files.manifest.input)
+    prepared = PrepareSession(files.prepare, files.manifest.raw, files.manifest.inputs[0])
     files.golden.check_prepared(prepared)
     return prepared
 

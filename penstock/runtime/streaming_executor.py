@@ -12,8 +12,8 @@ from penstock.core.errors import ApplicationError
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import State, Step, Streaming
 from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.runtime.named_network import served_function
 from penstock.runtime.state_table import StateTable
-from penstock.runtime.torch_executor import served_function
 
 # B rows of the batch, T frames of a chunk, U frames that come of them
 

@@ -1,12 +1,15 @@
 """Networks run eagerly by torch."""
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
 
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec
+from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.runtime.named_arrays import chunks_of, feeds_of
+from penstock.runtime.named_network import NamedNetwork
 
 # B rows of the batch
 
@@ -22,11 +25,11 @@ class TorchExecutor(Executor):
         max_rows: The largest batch.
     """
 
-    def __init__(self, module: nn.Module, input: TensorSpec, output: TensorSpec, max_rows: int = 1024) -> None:
+    def __init__(self, module: nn.Module, input: ChunkSpec, output: ChunkSpec, max_rows: int = 1024) -> None:
         self.input = input
         self.output = output
         self.max_rows = max_rows
-        self._serve = served_function(module)
+        self._network = NamedNetwork(module, input, output)
 
     def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch."""
@@ -34,10 +37,9 @@ class TorchExecutor(Executor):
 
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
+        feeds, lengths = feeds_of(self.input, chunk_B)
+        given = feeds | lengths
         with torch.inference_mode():
-            return self._serve(torch.from_numpy(chunk_B)).numpy()
-
-
-def served_function(module: nn.Module) -> Any:
-    """Return the function to serve: `predict` where the network has one, else `forward`."""
-    return getattr(module, "predict", module)
+            results = self._network(*(torch.from_numpy(given[name]) for name in self._network.arguments))
+        named = dict(zip(self._network.results, (result.numpy() for result in results), strict=True))
+        return chunks_of(self.output, named, lengths)

@@ -168,7 +168,7 @@ def test_other_numbers_than_were_recorded_are_refused(made: Bundle) -> None:
 
 
 def test_another_graph_is_refused(made: Bundle) -> None:
-    raw, chunk = made.manifest.raw, made.manifest.input
+    raw, chunk = made.manifest.raw, made.manifest.inputs[0]
     assert raw is not None
     with pytest.raises(BundleError, match=r"prepare.onnx cannot be loaded"):
         PrepareSession(b"nothing", raw, chunk)

@@ -46,19 +46,19 @@ def bundle_workload(
     application, live = predictor.application, predictor.application.live
     if live is None:
         raise BenchError(f"{application.name} is not live; measure it by penstock bench serve.")
-    sounds = sounds_for(application.input, live, seconds + WARM_UP_S + MAX_OPENING_S)
+    sounds = sounds_for(application.input_tensor, live, seconds + WARM_UP_S + MAX_OPENING_S)
     return StreamWorkload(
         url="",
         model=model or application.name,
-        input=application.input,
+        input=application.input_tensor,
         sounds=sounds,
-        period_s=live.chunk_s(application.input),
+        period_s=live.chunk_s(application.input_tensor),
         protocol=protocol,
         expected=predictor.predict(sounds),
         tolerance=predictor.files.golden.tolerance if tolerance is None else tolerance,
         # A stream's last chunk gives all delayed frames, so there are no more than one output has; as many again for
         # windows that reach over its beginning.
-        max_delay_frames=2 * application.output.shape[0],
+        max_delay_frames=2 * application.output_tensor.shape[0],
     )
 
 

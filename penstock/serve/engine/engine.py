@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ServeError
+from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.faults import begin_isolated
@@ -257,7 +258,7 @@ class Engine:
             self._output[to_B] = result.output_B
         status_B = np.full(rows_B.size, slots.OK, np.int64)
         if self._checks_finite:
-            finite_B = _finite(result) if result.finite_B is None else result.finite_B
+            finite_B = _finite(self._table.layout.output, result) if result.finite_B is None else result.finite_B
             status_B[~finite_B] = slots.NOT_FINITE
         if batch.failed_B is not None:
             status_B[batch.failed_B] = slots.FAILED
@@ -349,7 +350,9 @@ def _count_worthwhile(rows: list[int], ns: list[float]) -> int:
     return worth
 
 
-def _finite(result: StepOutput) -> npt.NDArray[np.bool_]:
+def _finite(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
+    if isinstance(output, RecordSpec):
+        return output.finite(result.output_B)
     """Mask the rows whose valid output holds neither NaN nor infinity."""
     output_B, rows = result.output_B, len(result.output_B)
     # The usual case, in which all values are finite, takes one pass.

@@ -296,7 +296,8 @@ class TableWriter:
         submitted = self._submitted[slot]
         entry = slot * self._chunks + submitted % self._chunks
         begin = entry * self._input_nbytes
-        raw = chunk.tobytes() if isinstance(chunk, np.ndarray) else chunk
+        # A record taken from an array of records is no array.
+        raw = chunk if isinstance(chunk, bytes | memoryview) else chunk.tobytes()
         assert length < self._whole_chunk or len(raw) == self._input_nbytes, (length, len(raw))
         self._input_bytes[begin : begin + len(raw)] = raw
         self._length[entry] = length

@@ -1,6 +1,7 @@
 """The Open Inference Protocol's gRPC messages: requests to arrays and arrays to responses, as pure functions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from grpc import StatusCode
 
 from penstock.core import errors
 from penstock.core.errors import InvalidInput, RequestError
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.oip import inference
@@ -55,8 +57,8 @@ def retry_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:
 
 def parse_infer(
     request: pb.ModelInferRequest,
-    input: TensorSpec,
-    output: TensorSpec,
+    input: ChunkSpec,
+    output: ChunkSpec,
     max_rows: int,
     left_s: float | None = None,
     count: inference.Count = inference.rows_of,
@@ -65,8 +67,8 @@ def parse_infer(
 
     Args:
         request: The message.
-        input: Spec of one row of the input.
-        output: Spec of the output.
+        input: Spec of one row.
+        output: Spec of one row of the output.
         max_rows: Maximum number of rows in one request.
         left_s: Seconds until the deadline of the RPC; None if it has none.
         count: Counts the rows: `rows_of`, or `frames_of` where they are the frames of one chunk.
@@ -76,42 +78,62 @@ def parse_infer(
         TooLarge: Too many rows.
     """
     parameters = _values(request.parameters)
-    if len(request.inputs) != 1:
-        raise InvalidInput(f"The request has {len(request.inputs)} inputs; it must have exactly one, {input.name!r}.")
-    tensor = request.inputs[0]
-    rows, batched = count(tensor.name, tensor.datatype, tuple(tensor.shape), input, max_rows)
-    inference.check_input(_values(tensor.parameters))
+    if isinstance(input, RecordSpec):
+        chunks, batched = inference.records_of(_given(request), input, max_rows)
+    else:
+        if len(request.inputs) != 1:
+            raise InvalidInput(
+                f"The request has {len(request.inputs)} inputs; it must have exactly one, {input.name!r}."
+            )
+        tensor = request.inputs[0]
+        rows, batched = count(tensor.name, tensor.datatype, tuple(tensor.shape), input, max_rows)
+        chunks = _chunks(tensor, request.raw_input_contents, input, rows)
+    names = inference.output_datatypes(input, output)
     for wanted in request.outputs:
-        inference.check_output(wanted.name, _values(wanted.parameters), output)
+        inference.check_output(wanted.name, _values(wanted.parameters), names)
+    # The response has the form of the request; raw if the protocol has no other form for a dtype.
+    binary = bool(request.raw_input_contents) or any(spec.dtype not in CONTENTS for spec in output.tensors)
     return Infer(
         id=request.id or None,
-        chunks=_chunks(request, tensor, rows, input),
+        chunks=chunks,
         batched=batched,
-        # The response has the form of the request; raw if the protocol has no other form for the dtype.
-        binary=bool(request.raw_input_contents) or output.dtype not in CONTENTS,
-        wanted=True,
+        wanted=dict.fromkeys([wanted.name for wanted in request.outputs] or names, binary),
         budget_ns=_shorter(inference.timeout_ns_of(parameters), left_s),
         priority=inference.priority_of(parameters),
         place=inference.place_of(parameters),
     )
 
 
-def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: TensorSpec) -> pb.ModelInferResponse:
-    """The response to an inference request: `outputs` is `[n, *spec.shape]`."""
-    outputs = outputs if infer.batched else outputs[0]
+def infer_response(infer: Infer, outputs: Array, name: str, version: str, output: ChunkSpec) -> pb.ModelInferResponse:
+    """The response to an inference request: `outputs` is `[n, *output.shape]`."""
+    arrays = inference.output_arrays(output, outputs)
     response = pb.ModelInferResponse(model_name=name, model_version=version, id=infer.id or "")
-    tensor = response.outputs.add(name=spec.name, datatype=spec.protocol_datatype, shape=outputs.shape)
-    if infer.binary:
-        response.raw_output_contents.append(outputs.tobytes())
-    else:
-        getattr(tensor.contents, CONTENTS[spec.dtype][0]).extend(outputs.ravel().tolist())
+    for wanted, binary in infer.wanted.items():
+        array = arrays[wanted] if infer.batched else arrays[wanted][0]
+        dtype = array.dtype.name
+        tensor = response.outputs.add(name=wanted, datatype=PROTOCOL_DATATYPES[dtype], shape=array.shape)
+        if binary:
+            response.raw_output_contents.append(array.tobytes())
+        else:
+            getattr(tensor.contents, CONTENTS[dtype][0]).extend(array.ravel().tolist())
     return response
 
 
-def _chunks(
-    request: pb.ModelInferRequest, tensor: pb.ModelInferRequest.InferInputTensor, rows: int, spec: TensorSpec
-) -> Array:
+def _given(request: pb.ModelInferRequest) -> list[inference.GivenTensor]:
     raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInput(
+            f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs; send one for each."
+        )
+    given: list[inference.GivenTensor] = []
+    for at, tensor in enumerate(request.inputs):
+        read = partial(_chunks, tensor, raw[at : at + 1])
+        given.append(inference.GivenTensor(tensor.name, tensor.datatype, tuple(tensor.shape), read))
+    return given
+
+
+def _chunks(tensor: pb.ModelInferRequest.InferInputTensor, raw: Sequence[bytes], spec: TensorSpec, rows: int) -> Array:
+    inference.check_input(_values(tensor.parameters))
     filled = [field.name for field, _ in tensor.contents.ListFields()]
     if raw and filled:
         raise InvalidInput(f"{spec.name!r} has both contents and raw_input_contents; send one of them.")

@@ -5,13 +5,16 @@ raw little-endian tensors follow it in the order of the head.
 """
 
 import re
+from collections.abc import Collection
+from functools import partial
 from reprlib import repr as shown
 from typing import Any, cast, final
 
 import orjson
 
 from penstock.core.errors import InvalidInput, RequestError
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
@@ -69,14 +72,14 @@ class OipCall:
 
 
 def parse_infer(
-    request: Request, input: TensorSpec, output: TensorSpec, max_rows: int, count: inference.Count = inference.rows_of
+    request: Request, input: ChunkSpec, output: ChunkSpec, max_rows: int, count: inference.Count = inference.rows_of
 ) -> Infer:
     """Read an inference request.
 
     Args:
         request: The HTTP request.
-        input: The spec of a row of the one input.
-        output: The one output's spec.
+        input: The spec of a row.
+        output: The spec of a row of the output.
         max_rows: Maximum number of rows in one request.
         count: Counts them: `rows_of`, or `frames_of` for the frames of one chunk.
 
@@ -87,45 +90,54 @@ def parse_infer(
     head, tail = _head_and_tail(request)
     parameters = _dictionary(head.get("parameters", {}), "parameters")
     inputs = head.get("inputs")
-    if not isinstance(inputs, list) or len(cast(list[Any], inputs)) != 1:
-        raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
-    tensor = _dictionary(cast(list[Any], inputs)[0], "inputs[0]")
-    shape = _shape(tensor.get("shape"))
-    rows, batched = count(tensor.get("name"), tensor.get("datatype"), shape, input, max_rows)
-    if batched and count is inference.frames_of:
-        tensor = tensor | _of_the_only(tensor.get("data"))
-    wanted, binary = _wanted(head.get("outputs"), output, bool(parameters.get("binary_data_output")))
+    if not isinstance(inputs, list):
+        raise InvalidInput("The request has no 'inputs'; they must be a list of tensors.")
+    tensors = [_dictionary(entry, f"inputs[{at}]") for at, entry in enumerate(cast(list[Any], inputs))]
+    if isinstance(input, RecordSpec):
+        chunks, batched = inference.records_of(_given(tensors, tail), input, max_rows)
+    else:
+        if len(tensors) != 1:
+            raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
+        tensor = tensors[0]
+        shape = _shape(tensor.get("shape"))
+        rows, batched = count(tensor.get("name"), tensor.get("datatype"), shape, input, max_rows)
+        if batched and count is inference.frames_of:
+            tensor = tensor | _of_the_only(tensor.get("data"))
+        chunks = _chunks(tensor, tail, input, rows)
+    names = inference.output_datatypes(input, output)
     return Infer(
         id=_id(head.get("id")),
-        chunks=_chunks(tensor, tail, input, rows),
+        chunks=chunks,
         batched=batched,
-        binary=binary,
-        wanted=wanted,
+        wanted=_wanted(head.get("outputs"), names, bool(parameters.get("binary_data_output"))),
         budget_ns=inference.timeout_ns_of(parameters),
         priority=inference.priority_of(parameters),
         place=inference.place_of(parameters),
     )
 
 
-def infer_response(infer: Infer, outputs: Array, name: str, version: str, spec: TensorSpec) -> Response:
-    """Make the response to an inference request from `outputs`, `[n, *spec.shape]`."""
+def infer_response(infer: Infer, outputs: Array, name: str, version: str, output: ChunkSpec) -> Response:
+    """Make the response to an inference request from `outputs`, `[n, *output.shape]`."""
     head: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     if infer.id is not None:
         head["id"] = infer.id
-    if not infer.wanted:
-        return Response(200, orjson.dumps(head))
-    outputs = outputs if infer.batched else outputs[0]
-    tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.protocol_datatype, "shape": list(outputs.shape)}
-    head["outputs"].append(tensor)
-    if not infer.binary:
-        tensor["data"] = outputs.ravel().tolist()
-        return Response(200, orjson.dumps(head))
-    raw = outputs.tobytes()
-    tensor["parameters"] = {"binary_data_size": len(raw)}
+    arrays = inference.output_arrays(output, outputs)
+    parts: list[bytes] = []
+    for wanted, binary in infer.wanted.items():
+        array = arrays[wanted] if infer.batched else arrays[wanted][0]
+        datatype = PROTOCOL_DATATYPES[array.dtype.name]
+        tensor: dict[str, Any] = {"name": wanted, "datatype": datatype, "shape": list(array.shape)}
+        head["outputs"].append(tensor)
+        if binary:
+            parts.append(array.tobytes())
+            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            tensor["data"] = array.ravel().tolist()
     start = orjson.dumps(head)
-    return Response(
-        200, start + raw, "application/octet-stream", (("Inference-Header-Content-Length", str(len(start))),)
-    )
+    if not parts:
+        return Response(200, start)
+    length = (("Inference-Header-Content-Length", str(len(start))),)
+    return Response(200, b"".join([start, *parts]), "application/octet-stream", length)
 
 
 def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
@@ -143,6 +155,25 @@ def _id(value: Any) -> str | None:
     if not isinstance(value, str | None):
         raise InvalidInput(f"The id is {shown(value)}; it must be a string.")
     return value or None
+
+
+def _given(tensors: list[dict[str, Any]], tail: memoryview) -> list[inference.GivenTensor]:
+    """Give each tensor its bytes of the tail, which follow one another in the order of the head."""
+    given: list[inference.GivenTensor] = []
+    at = 0
+    for tensor in tensors:
+        size = _dictionary(tensor.get("parameters", {}), "an input's parameters").get("binary_data_size")
+        end = at + size if type(size) is int and 0 <= size <= len(tail) - at else at
+        part, at = tail[at:end], end
+        read = partial(_chunks, tensor, part)
+        given.append(
+            inference.GivenTensor(tensor.get("name"), tensor.get("datatype"), _shape(tensor.get("shape")), read)
+        )
+    if at != len(tail):
+        raise InvalidInput(
+            f"{len(tail):,} bytes follow the JSON head; the inputs' binary_data_size are {at:,} of them."
+        )
+    return given
 
 
 def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
@@ -172,18 +203,16 @@ def _of_the_only(data: Any) -> dict[str, Any]:
     return {"data": data[0]} if nested else {}
 
 
-def _wanted(outputs: Any, spec: TensorSpec, binary: bool) -> tuple[bool, bool]:
-    if outputs is None:
-        return True, binary
-    if not isinstance(outputs, list):
+def _wanted(outputs: Any, names: Collection[str], binary: bool) -> dict[str, bool]:
+    if not isinstance(outputs, list | None):
         raise InvalidInput("'outputs' must be a list.")
-    wanted = False
-    for entry in cast(list[Any], outputs):
-        tensor = _dictionary(entry, "outputs[0]")
-        parameters = _dictionary(tensor.get("parameters", {}), "outputs[0].parameters")
-        inference.check_output(tensor.get("name"), parameters, spec)
-        wanted, binary = True, bool(parameters.get("binary_data", binary))
-    return wanted or not outputs, binary
+    wanted: dict[str, bool] = {}
+    for at, entry in enumerate(cast(list[Any], outputs or [])):
+        tensor = _dictionary(entry, f"outputs[{at}]")
+        parameters = _dictionary(tensor.get("parameters", {}), f"outputs[{at}].parameters")
+        inference.check_output(tensor.get("name"), parameters, names)
+        wanted[tensor["name"]] = bool(parameters.get("binary_data", binary))
+    return wanted or dict.fromkeys(names, binary)
 
 
 def reject_overrides(body: bytes) -> None:

@@ -8,6 +8,7 @@ import orjson
 
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/apps/"
 RAW = "application/octet-stream"
+JSON = "application/json"
 # Content types that clients send by default; the type is then found from the body.
 UNSPECIFIED = ("", "application/x-www-form-urlencoded")
 
@@ -43,7 +45,10 @@ class PlainCall:
         spec = served.application.input
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if self.content_type == RAW and spec.takes_any_bytes else -1
-        self._raw_reply = RAW in head.headers.get("accept", "")
+        # Several tensors have no raw form.
+        self._raw_reply = RAW in head.headers.get("accept", "") and not isinstance(
+            served.application.output, RecordSpec
+        )
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, submit the chunk, and answer when its result comes; returns a function that cancels it.
@@ -108,7 +113,7 @@ def content_type_of(head: Head) -> str:
 
 def _reply(served: ServedModel, output: Array) -> Response:
     try:
-        body = orjson.dumps(served.reply(output.reshape(served.application.output.shape)))
+        body = orjson.dumps(served.reply(served.unpacked(output)))
     except Exception:
         log.exception("the reply of %r raised; that request alone fails", served.name)
         served.counts[BROKEN] += 1
@@ -128,14 +133,17 @@ def chunk_of(served: ServedModel, content_type: str, body: bytes) -> Array | byt
         return _decoded(served, body, content_type)
     if content_type == RAW:
         return application.input.from_bytes(body)
-    if _is_list(body) and (content_type == "application/json" or content_type in UNSPECIFIED):
+    if isinstance(application.input, RecordSpec) and (content_type == JSON or content_type in UNSPECIFIED):
         return application.input.from_numbers(json_of(body))
-    if content_type == "application/json" and "application/json" not in application.accepts:
+    if _is_list(body) and (content_type == JSON or content_type in UNSPECIFIED):
+        return application.input.from_numbers(json_of(body))
+    if content_type == JSON and "application/json" not in application.accepts:
         found = json_of(body)
         if not application.input.shape:
             return application.input.from_numbers(found)
         raise InvalidInput(f"The body is JSON but not an array; send {application.input.describe()} as nested arrays.")
-    taken = ", ".join(dict.fromkeys((*application.accepts, "application/json", RAW)))
+    raw = () if isinstance(application.input, RecordSpec) else (RAW,)
+    taken = ", ".join(dict.fromkeys((*application.accepts, JSON, *raw)))
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
 
 
@@ -143,7 +151,9 @@ def _is_decoded(application: Application, content_type: str, body: bytes) -> boo
     # Arrays and raw bytes need no decoding.
     if application.decode is None or content_type == RAW:
         return False
-    if content_type in UNSPECIFIED or content_type == "application/json":
+    if content_type in UNSPECIFIED or content_type == JSON:
+        if isinstance(application.input, RecordSpec) and body.lstrip()[:1] == b"{":
+            return content_type in application.accepts
         return not _is_list(body) and (content_type in UNSPECIFIED or content_type in application.accepts)
     return content_type in application.accepts
 

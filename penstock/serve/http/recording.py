@@ -53,7 +53,7 @@ class RecordingCall:
         """
         served, streams = self._served, self._served.streams
         assert streams is not None, served.name
-        chunks = chunks_of(self._decoder(request.body), request.body, served.application.input)
+        chunks = chunks_of(self._decoder(request.body), request.body, served.application.input_tensor)
         first = next(chunks)
         served.reject_lost()
         recording = streams.admit_stream(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
@@ -64,7 +64,7 @@ class RecordingCall:
         application, content_type = self._served.application, self._content_type
         live = application.live
         assert live is not None, application
-        sound = is_sound(application.input)
+        sound = is_sound(application.input_tensor)
         if content_type == RAW:
             return None
         if sound and (content_type in WAV or (content_type in UNSPECIFIED and body.startswith(b"RIFF"))):
@@ -132,7 +132,7 @@ class _Recording:
 
     def __init__(self, streams: Streams, served: ServedModel, chunks: Chunks, answer: Answer) -> None:
         self._streams, self._served, self._chunks, self._answer = streams, served, chunks, answer
-        self._events = EventEncoder(served.name, streams.live, served.application.output)
+        self._events = EventEncoder(served.name, streams.live, served.application.output_tensor)
         self._said: list[bytes] = []
         self._feed = SlotFeed(streams.writer, self._done, low_priority=True)
 

@@ -1,13 +1,14 @@
 """An inference request of the Open Inference Protocol, and the checks that HTTP and gRPC share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.registry.served_model import ServedModel
@@ -35,8 +36,7 @@ class Infer:
         id: The client's id of the request, or None.
         chunks: `[n, *spec.shape]`; of a live signal, the n frames of one chunk.
         batched: Whether the request had the batch dimension; without it, neither has the response.
-        binary: Whether the output is wanted as raw bytes.
-        wanted: Whether the output is wanted at all.
+        wanted: Names of the outputs that the response has, each with whether it is wanted as raw bytes.
         budget_ns: Its latency budget, or None.
         priority: As in the protocol: 1 is the highest, 0 leaves it to the server.
         place: Place in a sequence; None without one.
@@ -45,14 +45,29 @@ class Infer:
     id: str | None
     chunks: Array
     batched: bool
-    binary: bool
-    wanted: bool
+    wanted: dict[str, bool]
     budget_ns: int | None
     priority: int = 0
     place: SequencePlace | None = None
 
 
-def terms_of(served: ServedModel) -> tuple[TensorSpec, TensorSpec, int, Count]:
+class GivenTensor(NamedTuple):
+    """One input tensor of a request.
+
+    Args:
+        name: Its name, as sent.
+        datatype: Its datatype, as sent.
+        shape: Its shape, as sent.
+        read: Reads its rows, `[n, *spec.shape]`, given the spec and n.
+    """
+
+    name: Any
+    datatype: Any
+    shape: tuple[int, ...]
+    read: Callable[[TensorSpec, int], Array]
+
+
+def terms_of(served: ServedModel) -> tuple[ChunkSpec, ChunkSpec, int, Count]:
     """Return the specs of a row and of the output, the maximum rows, and the function that counts rows."""
     application, sequences = served.application, served.sequences
     if sequences is None:
@@ -165,14 +180,80 @@ def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, 
         raise InvalidInput(
             f"The shape is {shown(list(shape))}; {spec.name!r} takes {['n', *spec.shape]} with n from 1."
         )
-    if shape[0] > max_rows:
-        raise TooLarge(f"The request has {shape[0]:,} rows; at most {max_rows:,} are taken at once. Split it.")
+    _check_rows(shape[0], max_rows)
     return shape[0], True
+
+
+def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -> tuple[Array, bool]:
+    """Read the rows of several input tensors, and find whether they have a batch dimension.
+
+    Returns:
+        Records `[n]`, and whether the tensors have a batch dimension.
+
+    Raises:
+        InvalidInput: A tensor is missing, unknown, given twice or not of its spec, or rows or lengths disagree.
+        TooLarge: Too many rows.
+    """
+    tensors: dict[str, GivenTensor] = {}
+    for tensor in given:
+        if not isinstance(tensor.name, str) or tensor.name in tensors:
+            wrong = "is given twice" if tensor.name in tensors else "is no name"
+            raise InvalidInput(f"The input {shown(tensor.name)} {wrong}.")
+        tensors[tensor.name] = tensor
+    named: dict[str, GivenTensor] = input.named(tensors)
+    rows: dict[str, int | None] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in named.items():
+        spec = input.by_name[name]
+        _check_datatype(tensor.datatype, spec)
+        batched = len(tensor.shape) == len(spec.shape) + 1
+        rows[name] = tensor.shape[0] if batched else None
+        shapes[name] = tensor.shape[1:] if batched else tensor.shape
+    if len(set(rows.values())) > 1:
+        of = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in named.items())
+        raise InvalidInput(f"The inputs have different numbers of rows: {of}; give all the same batch dimension.")
+    count = next(iter(rows.values()))
+    if count is not None:
+        _check_rows(count, max_rows)
+    lengths = input.lengths_of(shapes)
+    n = 1 if count is None else count
+    arrays = {name: tensor.read(input.by_name[name].at(lengths), n) for name, tensor in named.items()}
+    return input.records(arrays, {name: np.full(n, length) for name, length in lengths.items()}), count is not None
+
+
+def _check_rows(rows: int, max_rows: int) -> None:
+    if rows < 1:
+        raise InvalidInput(f"The request has {rows} rows; send at least one.")
+    if rows > max_rows:
+        raise TooLarge(f"The request has {rows:,} rows; at most {max_rows:,} are taken at once. Split it.")
+
+
+def output_datatypes(input: ChunkSpec, output: ChunkSpec) -> dict[str, str]:
+    """Return the datatype of each output by name.
+
+    The length of a dimension that no input has, such as the number of boxes, is an output of its own, one for each row.
+    """
+    datatypes = {spec.name: spec.protocol_datatype for spec in output.tensors}
+    if isinstance(output, RecordSpec):
+        known = input.dims if isinstance(input, RecordSpec) else {}
+        datatypes |= {name: "INT64" for name in output.dims if name not in known}
+    return datatypes
+
+
+def output_arrays(output: ChunkSpec, outputs: Array) -> dict[str, Array]:
+    """Return output chunks `[n, ...]` as arrays by name; shorter rows are padded with zeros to the longest."""
+    if not isinstance(output, RecordSpec):
+        return {output.name: outputs}
+    return output.batch(outputs) | output.lengths(outputs)
 
 
 def _check_named(name: Any, datatype: Any, spec: TensorSpec) -> None:
     if name != spec.name:
         raise InvalidInput(f"The input is named {shown(name)}; this model's is {spec.name!r}.")
+    _check_datatype(datatype, spec)
+
+
+def _check_datatype(datatype: Any, spec: TensorSpec) -> None:
     if datatype != spec.protocol_datatype:
         raise InvalidInput(f"The datatype is {shown(datatype)}; {spec.name!r} is {spec.protocol_datatype}.")
 
@@ -199,14 +280,14 @@ def check_input(parameters: Mapping[str, Any]) -> None:
         raise InvalidInput("Shared memory is not taken; send the tensor's data in the request.")
 
 
-def check_output(name: Any, parameters: Mapping[str, Any], spec: TensorSpec) -> None:
+def check_output(name: Any, parameters: Mapping[str, Any], names: Collection[str]) -> None:
     """Reject an unknown output, or an unsupported form of it.
 
     Raises:
         InvalidInput: Another name, classification or shared memory.
     """
-    if name != spec.name:
-        raise InvalidInput(f"There is no output {shown(name)}; this model's is {spec.name!r}.")
+    if name not in names:
+        raise InvalidInput(f"There is no output {shown(name)}; this model has {', '.join(map(repr, names))}.")
     if parameters.get("classification"):
         raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
     if any(key in parameters for key in _SHARED_MEMORY):

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from penstock.core.spec import TensorSpec
+from penstock.core.application import Application
+from penstock.core.spec import Dim, TensorSpec
+from penstock.serve.oip.inference import output_datatypes
 from penstock.serve.registry.served_model import ServedModel
 
 
@@ -18,8 +20,8 @@ def model_metadata(served: ServedModel) -> dict[str, Any]:
         "name": served.name,
         "versions": [served.version],
         "platform": "penstock",
-        "inputs": [tensor(application.input)],
-        "outputs": [tensor(application.output)],
+        "inputs": [tensor(spec) for spec in application.inputs.values()],
+        "outputs": [tensor(spec) for spec in _outputs(application)],
     }
 
 
@@ -35,8 +37,8 @@ def model_config(served: ServedModel) -> dict[str, Any]:
         "platform": "penstock",
         "backend": "penstock",
         "max_batch_size": served.max_rows if sequences is None else 1,
-        "input": [tensor(application.input)],
-        "output": [tensor(application.output)],
+        "input": [tensor(spec) for spec in application.inputs.values()],
+        "output": [tensor(spec) for spec in _outputs(application)],
     }
     if sequences is None:
         return config
@@ -44,5 +46,13 @@ def model_config(served: ServedModel) -> dict[str, Any]:
 
 
 def _dims(served: ServedModel, spec: TensorSpec) -> list[int]:
+    dims = [-1 if isinstance(size, Dim) else size for size in spec.shape]
     # The number of frames of a live chunk and of its output varies.
-    return list(spec.shape) if served.sequences is None else [-1, *spec.shape[1:]]
+    return dims if served.sequences is None else [-1, *dims[1:]]
+
+
+def _outputs(application: Application) -> list[TensorSpec]:
+    # The lengths of dimensions that no input has are outputs too.
+    lengths = output_datatypes(application.input, application.output).keys() - application.outputs.keys()
+    counts = (TensorSpec(name=name, dtype="int64", shape=(), meaning=f"number of {name}") for name in sorted(lengths))
+    return [*application.outputs.values(), *counts]

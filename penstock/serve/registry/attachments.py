@@ -184,7 +184,7 @@ class Attachments:
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
         from penstock.runtime.prepare_session import PrepareSession
 
-        prepared = PrepareSession(read_prepare(Path(command.bundle), manifest), manifest.raw, manifest.input)
+        prepared = PrepareSession(read_prepare(Path(command.bundle), manifest), manifest.raw, manifest.inputs[0])
         return DecodePool(command.name, application.decode, prepared, self.now_ns)
 
     def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from penstock.core.application import Application, Reply, reply_of
 from penstock.core.bundle import Manifest
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.frontend.balancer import RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
@@ -81,7 +82,8 @@ class ServedModel:
     def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
         self.reply: Reply = reply_of(self.application)
         self.engine_lost = False
-        self._shape = self.application.output.shape
+        self._output = self.application.output
+        self._shape = self._output.shape
         # Shared with the balancers, and updated in place as replicas join and leave.
         self._writers: list[TableWriter] = []
         self._streams: list[Streams] = []
@@ -214,6 +216,11 @@ class ServedModel:
         """Cancel the rows of a request whose client is gone."""
         for handle in handles:
             handle.writer.cancel(handle)
+
+    def unpacked(self, output: Array) -> Any:
+        """Return the output of one row, given flat, as `reply` takes it: an array, or several by name."""
+        spec = self._output
+        return spec.unpack(output) if isinstance(spec, RecordSpec) else output.reshape(self._shape)
 
     def reject_lost(self) -> None:
         """Reject requests while no engine is left.

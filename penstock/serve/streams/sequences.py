@@ -61,7 +61,7 @@ class Sequences:
     """
 
     def __init__(self, streams: Streams | StreamBalancer, *, idle_ns: int) -> None:
-        spec = streams.application.input
+        spec = streams.application.input_tensor
         self.idle_ns = idle_ns
         self.frame = frame_of(spec)
         self.max_frames = spec.shape[0]
@@ -176,7 +176,7 @@ class _OpenSequence:
         self.active_ns = 0
         self._streams = streams
         self._forget = forget
-        self._frame = streams.application.output.shape[1:]
+        self._frame = streams.application.output_tensor.shape[1:]
         # Each unanswered request; and outputs that no request waits for yet.
         self._waiting: deque[_Answerable] = deque()
         self._parts: list[Array] = []

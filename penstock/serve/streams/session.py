@@ -82,16 +82,16 @@ class Session:
         assert application.live is not None, application
         self._enter(STARTING)
         self.max_message_bytes = MAX_START_BYTES
-        self._application, self._live, self._input = application, application.live, application.input
+        self._application, self._live, self._input = application, application.live, application.input_tensor
         self._name, self._stream, self._latency_ms = name, stream, latency_ms
         self._chunk_frames = self._input.shape[0]
         self._frame_bytes = self._input.nbytes // self._chunk_frames
-        self._output_size = math.prod(application.output.shape[1:])
-        self._is_float32 = application.output.numpy_dtype == np.dtype("<f4")
+        self._output_size = math.prod(application.output_tensor.shape[1:])
+        self._is_float32 = application.output_tensor.numpy_dtype == np.dtype("<f4")
         self._decoder: SoundDecoder | None = None
         self._held: Array = np.zeros(0, np.int16)
         self._check_samples = not self._input.takes_any_bytes
-        self._events = EventEncoder(name, self._live, application.output)
+        self._events = EventEncoder(name, self._live, application.output_tensor)
         self._binary = False
         self._next = self._answered = self._without_samples = 0
         # For each unanswered message, the number of its chunks without a result; and results of the first one's chunks.

@@ -62,7 +62,7 @@ class Streams:
         assert self.application.live is not None, self.application
         self.live = self.application.live
         self.counts = self.writer.counts
-        self._chunk_s = self.live.chunk_s(self.application.input)
+        self._chunk_s = self.live.chunk_s(self.application.input_tensor)
         # An earlier front-end process may have left a count there.
         self.counts[slots.STREAMS_OPEN] = 0
 

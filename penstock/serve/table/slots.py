@@ -25,7 +25,8 @@ import numpy.typing as npt
 
 from penstock.core.application import Application
 from penstock.core.errors import ServeError
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import ChunkSpec
+from penstock.core.spec import Array
 
 # N slots, K chunks in a slot's ring, F front-ends
 
@@ -63,7 +64,7 @@ class Column:
     """A column of the table."""
 
     name: str
-    dtype: str
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
 
@@ -81,8 +82,8 @@ class TableLayout:
 
     slots: int
     chunks: int
-    input: TensorSpec
-    output: TensorSpec
+    input: ChunkSpec
+    output: ChunkSpec
     frontends: int = 1
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ class TableLayout:
         for name, hint in get_type_hints(SlotTable, include_extras=True).items():
             _, _writer, *shape = get_args(hint)
             spec = specs.get(name)
-            dtype, chunk = ("int64", ()) if spec is None else (spec.dtype, spec.shape)
+            dtype, chunk = (np.dtype("int64"), ()) if spec is None else (spec.numpy_dtype, spec.shape)
             shape = (sizes[size] if isinstance(size, str) else size for size in shape)
             columns.append(Column(name, dtype, (*shape, *chunk)))
         return tuple(columns)

@@ -1,0 +1,67 @@
+"""Batches of chunks as named arrays, as a network takes and gives them. No torch."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock.core.errors import ApplicationError
+from penstock.core.record import ChunkSpec, Lengths, RecordSpec
+from penstock.core.spec import Array, Dim, TensorSpec
+
+# B rows of a batch
+
+# Exporters take a length of 1 for a constant, so that shorter batches are padded to this.
+SHORTEST_ROOM = 2
+
+
+def feeds_of(input: ChunkSpec, chunk_B: Array) -> tuple[dict[str, Array], dict[str, Lengths]]:
+    """Return the tensors of a batch of chunks by name, and the lengths `[B]` of its dimensions."""
+    if not isinstance(input, RecordSpec):
+        return {input.name: chunk_B}, {}
+    lengths = input.lengths(chunk_B)
+    room = {name: min(max(SHORTEST_ROOM, int(lengths[name].max())), int(dim)) for name, dim in input.dims.items()}
+    return input.batch(chunk_B, room), lengths
+
+
+def chunks_of(output: ChunkSpec, arrays: Mapping[str, Array], lengths: Mapping[str, Lengths]) -> Array:
+    """Make output chunks of a network's results.
+
+    Args:
+        output: One output chunk.
+        arrays: The results by name, `[B, ...]`; also the lengths that the network gives.
+        lengths: The lengths of the input's dimensions.
+
+    Raises:
+        ApplicationError: A result does not have its declared type or shape.
+    """
+    if not isinstance(output, RecordSpec):
+        return arrays[output.name]
+    for spec in output.tensors:
+        _check(arrays[spec.name], spec)
+    given = {
+        name: lengths[name] if name in lengths else _checked_lengths(name, arrays[name], dim)
+        for name, dim in output.dims.items()
+    }
+    return output.records(arrays, given)
+
+
+def _check(array: Array, spec: TensorSpec) -> None:
+    shape = array.shape[1:]
+    fits = len(shape) == len(spec.shape) and all(
+        size <= declared if isinstance(declared, Dim) else size == declared
+        for size, declared in zip(shape, spec.shape, strict=True)
+    )
+    if array.dtype != spec.numpy_dtype or not fits:
+        raise ApplicationError(
+            f"the network gives {spec.name!r} as {array.dtype}{list(array.shape)}, but it is declared as "
+            f"{spec.describe()} for each row."
+        )
+
+
+def _checked_lengths(name: str, lengths: Array, dim: Dim) -> Lengths:
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or ((lengths < 0) | (lengths > int(dim))).any():
+        raise ApplicationError(
+            f"the network gives the lengths {name!r} as {lengths.dtype}{list(lengths.shape)}, "
+            f"{lengths.tolist()!r:.80}; they must be whole numbers from 0 to {int(dim)}, one for each row."
+        )
+    return lengths.astype(np.int64)
