@@ -24,15 +24,15 @@ from penstock.core.errors import (
     ApplicationError,
     BundleCorrupt,
     BundleError,
-    InvalidInput,
     RequestError,
     SourcesChanged,
 )
+from penstock.core.example_arrays import example_arrays, read_examples
 from penstock.core.golden import Golden, raw_names
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.spec import TensorSpec
 from penstock.core.verified_folder import FolderFiles
 
 SCHEMA_VERSION = 2
@@ -292,8 +292,8 @@ def write_bundle(
     """
     # A link to a bundle stays; its target is replaced.
     place = Path(os.path.realpath(folder))
-    arrays = _named_arrays("inputs", manifest.input, golden.inputs)
-    arrays |= _named_arrays("outputs", manifest.output, golden.outputs)
+    arrays = example_arrays("inputs", manifest.input, golden.inputs)
+    arrays |= example_arrays("outputs", manifest.output, golden.outputs)
     arrays |= zip(raw_names(len(golden.raws)), golden.raws, strict=True)
     contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
@@ -348,30 +348,11 @@ def _verify(file: Path, manifest: Manifest) -> None:
     _FILES.verify(file, sha256)
 
 
-def _named_arrays(side: str, spec: ChunkSpec, examples: Array) -> dict[str, Array]:
-    if not isinstance(spec, RecordSpec):
-        return {side: examples}
-    return {f"{side}.{name}": array for name, array in (spec.lengths(examples) | spec.batch(examples)).items()}
-
-
-def _examples(file: Path, side: str, spec: ChunkSpec) -> Array:
-    if not isinstance(spec, RecordSpec):
-        return _FILES.arrays(file, [side])[0]
-    names = [*spec.dims, *spec.by_name]
-    arrays = dict(zip(names, _FILES.arrays(file, [f"{side}.{name}" for name in names]), strict=True))
-    try:
-        for name, tensor in spec.by_name.items():
-            if arrays[name].dtype != tensor.numpy_dtype:
-                raise ValueError(f"{name} is {arrays[name].dtype}, not {tensor.describe()}")
-        records = spec.records(arrays, arrays)
-        spec.check_numbers(records)
-    except (ValueError, TypeError, IndexError, InvalidInput) as error:
-        raise _FILES.unusable(file, error) from None
-    return records
-
-
 def _golden(file: Path, manifest: Manifest) -> Golden:
-    inputs, outputs = _examples(file, "inputs", manifest.input), _examples(file, "outputs", manifest.output)
+    inputs, outputs = (
+        read_examples(_FILES, file, side, spec)
+        for side, spec in (("inputs", manifest.input), ("outputs", manifest.output))
+    )
     raws = () if manifest.raw is None else _FILES.arrays(file, raw_names(inputs.shape[0] if inputs.ndim else 0))
     golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=tuple(raws))
     for spec, array in ((manifest.input, inputs), (manifest.output, outputs)):

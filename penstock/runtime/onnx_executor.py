@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import BundleError
+from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.named_arrays import chunks_of, feeds_of
 
 # B rows of the batch
 

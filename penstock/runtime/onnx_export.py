@@ -10,11 +10,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from penstock.core.named_arrays import feeds_of
 from penstock.core.spec import Dim, TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
 from penstock.runtime.exporter_process import exporter_main, first_cause
 from penstock.runtime.load import Predictor, as_streaming, load
-from penstock.runtime.named_arrays import feeds_of
 from penstock.runtime.named_network import NamedNetwork
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.onnx_step import (

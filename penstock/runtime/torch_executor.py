@@ -5,10 +5,10 @@ from typing import final
 import torch
 from torch import nn
 
+from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.named_arrays import chunks_of, feeds_of
 from penstock.runtime.named_network import NamedNetwork
 
 # B rows of the batch
