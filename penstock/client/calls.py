@@ -1,6 +1,6 @@
 """The calls of a server, each as steps of `exchange`, from which both clients make their methods."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias, final
@@ -9,8 +9,11 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
+from penstock.client.binary_tensors import HEAD_LENGTH, request_body
+from penstock.client.record_calls import RecordCalls
 from penstock.client.retry import Answer, Call, ClientConfig, Priority, Steps, exchange, json_of
 from penstock.core.errors import (
+    ApplicationError,
     BundleCorrupt,
     InvalidInput,
     InvalidResponse,
@@ -18,17 +21,17 @@ from penstock.core.errors import (
     UnknownRoute,
     Unreachable,
 )
+from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.spec import Array, TensorSpec
 
 # n rows of one request
 
 JSON = "application/json"
 RAW = "application/octet-stream"
-HEAD_LENGTH = "Inference-Header-Content-Length"
 
-# Bytes of a picture or another file, or numbers: nested lists or an array.
-Content: TypeAlias = bytes | bytearray | memoryview | Sequence[Any] | Array
-Specs: TypeAlias = tuple[TensorSpec, TensorSpec]
+# Bytes of a picture or another file, or numbers: nested lists or an array, or several of these by name.
+Content: TypeAlias = bytes | bytearray | memoryview | Sequence[Any] | Array | Mapping[str, Any]
+Specs: TypeAlias = tuple[ChunkSpec, ChunkSpec]
 
 
 @final
@@ -69,7 +72,7 @@ class Calls:
 
     def predict(
         self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
-    ) -> Steps[Array]:
+    ) -> Steps[Any]:
         """The steps of `Client.predict`."""
         config = self._config_of(latency_ms, priority)
         deadline_s = self._clock_s() + config.timeout_s
@@ -83,8 +86,11 @@ class Calls:
         specs = self._specs[name] = yield from self._described(name, config, deadline_s)
         return (yield from self._predict(name, specs, array, config, deadline_s))
 
-    def _predict(self, name: str, specs: Specs, array: Any, config: ClientConfig, deadline_s: float) -> Steps[Array]:
+    def _predict(self, name: str, specs: Specs, array: Any, config: ClientConfig, deadline_s: float) -> Steps[Any]:
         input_spec, output_spec = specs
+        if isinstance(input_spec, RecordSpec) or isinstance(output_spec, RecordSpec):
+            calls = RecordCalls(name=name, input=input_spec, output=output_spec)
+            return (yield from self._predict_records(calls, array, config, deadline_s))
         chunks = input_spec.cast(np.asarray(array))
         batched = chunks.shape != input_spec.shape
         if batched and (chunks.shape[1:] != input_spec.shape or len(chunks) < 1):
@@ -92,7 +98,7 @@ class Calls:
                 f"The array is {chunks.dtype}{list(chunks.shape)}; {name!r} takes {input_spec.describe()}, or several "
                 f"of them as {['n', *input_spec.shape]} with n from 1."
             )
-        call = _infer_call(name, input_spec, chunks) if batched else _raw_call(name, chunks)
+        call = _binary_call(name, *request_body({input_spec.name: chunks})) if batched else _raw_call(name, chunks)
         answer = yield from self._exchange(
             replace(call, headers=call.headers | _option_headers(config)), config, deadline_s
         )
@@ -101,6 +107,27 @@ class Calls:
                 _raw_tensor(answer, output_spec, config), (len(chunks), *output_spec.shape), output_spec, config
             )
         return _outputs(answer.body, output_spec.shape, output_spec, config)
+
+    def _predict_records(
+        self, calls: RecordCalls, given: Any, config: ClientConfig, deadline_s: float
+    ) -> Steps[dict[str, Array] | Array | list[Any]]:
+        requests, single = calls.requests(given)
+        outputs: dict[int, Any] = {}
+        for request in requests:
+            call = _binary_call(calls.name, *request_body(request.arrays))
+            answer = yield from self._exchange(
+                replace(call, headers=call.headers | _option_headers(config)), config, deadline_s
+            )
+            head = _head_of(answer, config)
+            try:
+                found = calls.outputs(head, answer.body[len(head) :], request)
+            except ValueError as error:
+                raise _invalid_response(config, str(error)) from None
+            outputs.update(zip(request.rows, found, strict=True))
+        if single:
+            return outputs[0]
+        rows = [outputs[row] for row in range(len(outputs))]
+        return rows if isinstance(calls.output, RecordSpec) else np.stack(rows)
 
     def stream(self, name: str) -> Steps[Answer]:
         """`GET /v1/apps/{name}/stream`, upgraded to a WebSocket."""
@@ -158,11 +185,11 @@ class Calls:
     def _described(self, name: str, config: ClientConfig, deadline_s: float) -> Steps[Specs]:
         apps = yield from self._listed(config, deadline_s)
         try:
-            found = {app["name"]: (app["input"], app["output"]) for app in apps}
+            found = {app["name"]: (app["inputs"], app["outputs"]) for app in apps}
             if name not in found:
                 raise UnknownRoute(f"There is no model {name!r} at {config.url}; there is {', '.join(found)}.")
-            input_spec, output_spec = (TensorSpec.from_json(spec) for spec in found[name])
-        except (KeyError, TypeError, BundleCorrupt) as error:
+            input_spec, output_spec = (chunk_spec(map(TensorSpec.from_json, specs)) for specs in found[name])
+        except (ApplicationError, KeyError, TypeError, BundleCorrupt) as error:
             raise _invalid_response(config, f"its description of an application cannot be read ({error})") from None
         return input_spec, output_spec
 
@@ -182,7 +209,7 @@ def _option_headers(config: ClientConfig) -> dict[str, str]:
     return options if config.priority is None else options | {"Penstock-Priority": config.priority}
 
 
-def _numbers(content: Sequence[Any] | Array) -> bytes:
+def _numbers(content: Sequence[Any] | Array | Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY, default=np.ndarray.tolist)
     except orjson.JSONEncodeError as error:
@@ -196,30 +223,26 @@ def _raw_call(name: str, chunk: Array) -> Call:
     return Call(method="POST", path=_app(name), headers={"Content-Type": RAW, "Accept": RAW}, body=chunk.tobytes())
 
 
-def _infer_call(name: str, input_spec: TensorSpec, chunks: Array) -> Call:
-    """Several chunks `[n, ...]` as an inference request, version 2, with binary tensors both ways."""
-    raw = chunks.tobytes()
-    tensor = {
-        "name": input_spec.name,
-        "datatype": input_spec.protocol_datatype,
-        "shape": list(chunks.shape),
-        "parameters": {"binary_data_size": len(raw)},
-    }
-    head = orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+def _binary_call(name: str, body: bytes, head_length: int) -> Call:
     return Call(
         method="POST",
         path=f"/v2/models/{quote(name, safe='')}/infer",
-        headers={"Content-Type": RAW, HEAD_LENGTH: str(len(head))},
-        body=head + raw,
+        headers={"Content-Type": RAW, HEAD_LENGTH: str(head_length)},
+        body=body,
     )
+
+
+def _head_of(answer: Answer, config: ClientConfig) -> bytes:
+    """The JSON head of a binary response."""
+    text = answer.headers.get(HEAD_LENGTH.lower(), "")
+    if not text.isdigit():
+        raise _invalid_response(config, f"an inference came with {HEAD_LENGTH} {text!r}")
+    return answer.body[: int(text)]
 
 
 def _raw_tensor(answer: Answer, output: TensorSpec, config: ClientConfig) -> bytes:
     """The bytes of the one output of a binary response."""
-    text = answer.headers.get(HEAD_LENGTH.lower(), "")
-    if not text.isdigit():
-        raise _invalid_response(config, f"an inference came with {HEAD_LENGTH} {text!r}")
-    head = answer.body[: int(text)]
+    head = _head_of(answer, config)
     try:
         (tensor,) = orjson.loads(head)["outputs"]
         datatype = tensor["datatype"]
@@ -227,7 +250,7 @@ def _raw_tensor(answer: Answer, output: TensorSpec, config: ClientConfig) -> byt
         raise _invalid_response(config, f"the head of an inference is {head[:80]!r}") from None
     if datatype != output.protocol_datatype:
         raise _invalid_response(config, f"the output is {datatype}, not {output.protocol_datatype} as described")
-    return answer.body[int(text) :]
+    return answer.body[len(head) :]
 
 
 def _outputs(raw: bytes, shape: tuple[int, ...], output: TensorSpec, config: ClientConfig) -> Array:

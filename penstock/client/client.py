@@ -28,7 +28,6 @@ from penstock.client.stream import (
     open_stream,
     open_stream_async,
 )
-from penstock.core.spec import Array
 
 try:
     import httpx2
@@ -118,7 +117,7 @@ class Client:
         Args:
             name: Name of the application.
             content: Bytes of a picture or of anything else that the application decodes; or numbers of its input's
-                shape, as nested lists or an array.
+                shape, as nested lists or an array; several inputs as a dictionary of these by name.
             content_type: Type of the bytes, such as `"image/png"`; by default the server detects it.
             latency_ms: Latency budget of this request in milliseconds; by default the client's.
             priority: Priority of this request; by default the client's.
@@ -136,18 +135,20 @@ class Client:
 
     def predict(
         self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
-    ) -> Array:
+    ) -> Any:
         """Get the network's output for one chunk, or for several at once. Numbers are sent as raw bytes.
 
         Args:
             name: Name of the application.
             array: One chunk of the input's shape, or several, `[n, ...]`; numbers that the input's
-                dtype can hold.
+                dtype can hold. Several inputs, or inputs of varying length: a dictionary of arrays by name, or a list
+                of such dictionaries; those of equal lengths share a request.
             latency_ms: Latency budget of this request in milliseconds; by default the client's.
             priority: Priority of this request; by default the client's.
 
         Returns:
-            The output, of the output's shape, or `[n, ...]` for several.
+            The output, of the output's shape, or `[n, ...]` for several. Several outputs, or outputs of varying length:
+            a dictionary of arrays by name without padding, or a list of such dictionaries.
 
         Raises:
             RequestError: The server refused, or the array is not what the application takes.
@@ -289,7 +290,7 @@ class AsyncClient:
 
     async def predict(
         self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
-    ) -> Array:
+    ) -> Any:
         """As `Client.predict`."""
         return await self._run(self._calls.predict(name, array, latency_ms=latency_ms, priority=priority))
 

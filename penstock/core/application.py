@@ -446,6 +446,9 @@ def describe(application: Application) -> dict[str, Any]:
 
 def _accepted_types(application: Application) -> list[str]:
     raw = "application/octet-stream"
+    if isinstance(application.input, RecordSpec):
+        # Several tensors have no raw form.
+        return list(dict.fromkeys((*application.accepts, "application/json")))
     if application.live is None:
         return [*application.accepts, "application/json", raw]
     # For a whole recording.

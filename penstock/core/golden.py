@@ -38,6 +38,13 @@ class Golden:
     raws: tuple[Array, ...] = ()
 
     @property
+    def tolerances(self) -> dict[str, float]:
+        """Largest allowed absolute difference of each output tensor, by name; empty for a single tensor."""
+        scales = self._scales()
+        whole = max(scales.values(), default=1.0)
+        return {name: self.tolerance * scale / whole for name, scale in scales.items()}
+
+    @property
     def prepared_tolerance(self) -> float:
         """Largest allowed absolute difference of prepared inputs."""
         return PREPARED_TOLERANCE * max(1.0, float(np.abs(self.inputs.astype(np.float64)).max(initial=0.0)))
@@ -71,9 +78,12 @@ class Golden:
         names = self.outputs.dtype.names
         if names is None:
             return _difference(answers, self.outputs)
-        scales = {name: _scale(self.outputs[name]) for name in names}
+        scales = self._scales()
         whole = max(scales.values())
         return max(_difference(answers[name], self.outputs[name]) * whole / scales[name] for name in names)
+
+    def _scales(self) -> dict[str, float]:
+        return {name: _scale(self.outputs[name]) for name in self.outputs.dtype.names or ()}
 
 
 def _check_shape(found: str, array: Array, recorded: Array) -> None:

@@ -1,7 +1,8 @@
 """Specs: the dtype and shape of one array, read by decoding, the slot table, protocols and training."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any, Self, SupportsIndex, final
@@ -229,7 +230,11 @@ class TensorSpec(Spec):
         """Return the spec with fixed lengths of its named dimensions."""
         if not self.dims:
             return self
-        return replace(self, shape=tuple(lengths[size.name] if isinstance(size, Dim) else size for size in self.shape))
+        # Not `replace`, which would refuse a length of 0.
+        fixed = copy(self)
+        shape = tuple(lengths[size.name] if isinstance(size, Dim) else size for size in self.shape)
+        object.__setattr__(fixed, "shape", shape)
+        return fixed
 
     @property
     def nbytes(self) -> int:
@@ -353,7 +358,7 @@ class TensorSpec(Spec):
         # everything, and allocate gigabytes for one long string among short ones.
         level: list[Any] = [numbers]
         for size in shape:
-            if not set(map(type, level)) <= _LISTS or set(map(len, level)) != {size}:
+            if level and (not set(map(type, level)) <= _LISTS or set(map(len, level)) != {size}):
                 wrong = next(item for item in level if type(item) not in _LISTS or len(item) != size)
                 raise self._not_nested(wrong, f"a list of {size:,} belongs", shape)
             level = list(chain.from_iterable(level))

@@ -27,7 +27,7 @@ from tests.support.clock import Clock
 URL = "http://server:8000"
 TAKEN = TensorSpec(dtype="float32", shape=(4,), meaning="four numbers", name="numbers")
 GIVEN = TensorSpec(dtype="float32", shape=(2,), meaning="sums of pairs", name="sums")
-APPS = {"apps": [{"name": "pairs", "input": TAKEN.to_json(), "output": GIVEN.to_json()}]}
+APPS = {"apps": [{"name": "pairs", "inputs": [TAKEN.to_json()], "outputs": [GIVEN.to_json()]}]}
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 # Is given each request; what it gives comes back.
@@ -155,7 +155,7 @@ def test_predict_learns_that_another_bundle_is_served(rig: Rig) -> None:
         if request.url.path == "/v1/apps":
             taken = TAKEN.to_json() | {"shape": [6]}
             given = GIVEN.to_json() | {"shape": [3]}
-            return httpx2.Response(200, json={"apps": [{"name": "pairs", "input": taken, "output": given}]})
+            return httpx2.Response(200, json={"apps": [{"name": "pairs", "inputs": [taken], "outputs": [given]}]})
         return pairs(request)
 
     server = wider

@@ -15,6 +15,7 @@ from threading import BrokenBarrierError
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bench.load.record_answers import RecordAnswers
 from penstock.bench.socket_loop import PolledSocket, SocketLoop
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
@@ -43,6 +44,7 @@ class Target:
         answers: `[g, ...]`, the expected outputs, sent as raw bytes; None to check nothing.
         tolerance: The largest difference of a right answer.
         preamble_nbytes: Bytes before the raw output in every answer's body, where a server adds its own description.
+        record: The expected answers where they are several tensors; None for raw bytes of one.
     """
 
     host: str
@@ -51,11 +53,14 @@ class Target:
     answers: Array | None
     tolerance: float
     preamble_nbytes: int = 0
+    record: RecordAnswers | None = None
 
     def count_wrong(self, given: Sequence[tuple[int, bytes]]) -> int:
         """Return how many bodies differ from the expected answer to the request whose index stands before each."""
         if self.answers is None or not given:
             return 0
+        if self.record is not None:
+            return self.record.count_wrong(given)
         start, nbytes = self.preamble_nbytes, self.preamble_nbytes + self.answers[0].nbytes
         whole = [(which, body[start:]) for which, body in given if len(body) == nbytes]
         outputs = np.frombuffer(b"".join(output for _, output in whole), self.answers.dtype)

@@ -150,7 +150,7 @@ def _chunks(tensor: pb.ModelInferRequest.InferInputTensor, raw: Sequence[bytes],
     field, wide = CONTENTS[spec.dtype]
     numbers = getattr(tensor.contents, field)
     others = ", ".join(name for name in filled if name != field)
-    if filled != [field] * bool(rows) or len(numbers) != rows * spec.size:
+    if filled != [field] * bool(rows * spec.size) or len(numbers) != rows * spec.size:
         raise InvalidInput(
             f"{spec.name!r} has {len(numbers):,} {field}{others and f' and also {others}'}; {rows} x "
             f"{spec.describe()} is {rows * spec.size:,} numbers there, or its bytes in raw_input_contents."

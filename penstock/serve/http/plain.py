@@ -134,7 +134,7 @@ def chunk_of(served: ServedModel, content_type: str, body: bytes) -> Array | byt
     if content_type == RAW:
         return application.input.from_bytes(body)
     if isinstance(application.input, RecordSpec) and (content_type == JSON or content_type in UNSPECIFIED):
-        return application.input.from_numbers(json_of(body))
+        return _record_of(application.input, body)
     if _is_list(body) and (content_type == JSON or content_type in UNSPECIFIED):
         return application.input.from_numbers(json_of(body))
     if content_type == JSON and "application/json" not in application.accepts:
@@ -145,6 +145,15 @@ def chunk_of(served: ServedModel, content_type: str, body: bytes) -> Array | byt
     raw = () if isinstance(application.input, RecordSpec) else (RAW,)
     taken = ", ".join(dict.fromkeys((*application.accepts, JSON, *raw)))
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
+
+
+def _record_of(input: RecordSpec, body: bytes) -> Array:
+    record = input.from_numbers(json_of(body))
+    # The only strings are the names, and JSON's parser keeps the last of two values of one name.
+    if body.count(b'"') > 2 * len(input.by_name):
+        names = ", ".join(map(repr, input.by_name))
+        raise InvalidInput(f"The body has an input twice; send each of {names} once.")
+    return record
 
 
 def _is_decoded(application: Application, content_type: str, body: bytes) -> bool:

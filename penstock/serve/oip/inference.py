@@ -265,7 +265,7 @@ def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
         InvalidInput: A float is NaN or infinite, or a bool is neither 0 nor 1.
     """
     assert len(raw) == rows * spec.nbytes, (len(raw), rows, spec)
-    if spec.takes_any_bytes or not rows:
+    if spec.takes_any_bytes or not len(raw):
         return np.frombuffer(raw, spec.numpy_dtype).reshape(rows, *spec.shape)
     return np.stack([spec.from_bytes(raw[row : row + spec.nbytes]) for row in range(0, len(raw), spec.nbytes)])
 

@@ -61,9 +61,9 @@ export async function ask(app, body, contentType) {
   return { reply: JSON.parse(new TextDecoder().decode(answer)), roundTripMs };
 }
 
-/** Whether an output is one number for each of its labels, and of a dtype that a browser can read. */
+/** Whether the one output is one number for each of its labels, and of a dtype that a browser can read. */
 export function hasLabels(spec) {
-  return spec.labels.length > 0 && spec.shape.length === 1 && spec.dtype in READERS;
+  return spec !== null && spec.labels.length > 0 && spec.shape.length === 1 && spec.dtype in READERS;
 }
 
 const READERS = {

@@ -5,6 +5,7 @@ import { element, sleep } from "./dom.js";
 import { Drawing } from "./draw.js";
 import { apiKey } from "./key.js";
 import { Gone, ask } from "./server.js";
+import { describe, exampleOf } from "./tensors.js";
 
 const LARGEST_PREVIEW = 64;
 const LARGEST_EXAMPLE = 256;
@@ -12,10 +13,9 @@ const LONGEST_WAIT_MS = 5000;
 
 /** The panel of an application. `connection` says when a lost server is back. */
 export function tryPanel(app, connection) {
-  const answer = new Answer(app.output);
+  const answer = new Answer(app);
   const sender = new Sender(app, connection, answer);
-  const { shape, dtype } = app.input;
-  const isImage = shape.length === 2 && dtype === "uint8";
+  const isImage = app.input?.shape.length === 2 && app.input.dtype === "uint8";
   const input = isImage ? drawingInput(app, sender) : otherInput(app, sender);
   return element("div", { className: "try" }, element("div", {}, ...input), answer.view, sameFromAShell(app, isImage));
 }
@@ -127,21 +127,30 @@ function showPixels(preview, drawing) {
 }
 
 function otherInput(app, sender) {
-  const spec = app.input;
-  const size = spec.shape.reduce((product, length) => product * length, 1);
-  const says = `${spec.name}: ${spec.dtype}[${spec.shape.join(", ")}], ${spec.meaning}${spec.units && ` (${spec.units})`}`;
   const files = app.accepts.filter((type) => type !== "application/json");
-  const file = element("input", { type: "file", id: "file", accept: files.filter((type) => !type.startsWith("application/")).join() });
-  file.addEventListener("change", () => file.files.length && sendFile(app, sender, file.files[0]));
-  const json = element("textarea", { id: "json", rows: 6, spellcheck: false, value: size <= LARGEST_EXAMPLE ? zeros(spec.shape) : "" });
+  const json = element("textarea", { id: "json", rows: app.input ? 6 : 10, spellcheck: false, value: example(app) });
   const send = element("button", { type: "submit" }, "Send");
-  const form = element("form", {}, element("label", { htmlFor: "json" }, "or the numbers as JSON"), json, send);
+  const label = app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
+  const form = element("form", {}, element("label", { htmlFor: "json" }, label), json, send);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     sender.send(() => ({ body: json.value, type: "application/json" }));
   });
   json.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
-  return [element("p", { className: "spec" }, says), element("label", { htmlFor: "file" }, "A file"), file, form];
+  const specs = app.inputs.map((spec) => element("p", { className: "spec" }, describe(spec)));
+  return [...specs, ...(files.length ? fileInput(app, sender, files) : []), form];
+}
+
+function fileInput(app, sender, files) {
+  const file = element("input", { type: "file", id: "file", accept: files.filter((type) => !type.startsWith("application/")).join() });
+  file.addEventListener("change", () => file.files.length && sendFile(app, sender, file.files[0]));
+  return [element("label", { htmlFor: "file" }, "A file"), file];
+}
+
+function example(app) {
+  if (!app.input) return exampleOf(app.inputs);
+  const size = app.input.shape.reduce((product, length) => product * length, 1);
+  return size <= LARGEST_EXAMPLE ? zeros(app.input.shape) : "";
 }
 
 function sendFile(app, sender, file) {
