@@ -76,9 +76,9 @@ export class NamedTensors {
 function inWords(spec, value) {
   if (!Array.isArray(value)) return String(value);
   if (value.length === 0) return "none";
+  if (spec.shape.length < 2) return numbers(value);
   const rows = value.slice(0, MOST_ROWS).map((row, index) => `${index}  ${ofRow(spec, row)}`);
   const rest = value.length > MOST_ROWS ? `\n… and ${value.length - MOST_ROWS} more` : "";
-  if (spec.shape.length < 2) return numbers(value);
   return rows.join("\n") + rest;
 }
 

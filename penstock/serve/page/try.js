@@ -128,7 +128,7 @@ function showPixels(preview, drawing) {
 
 function otherInput(app, sender) {
   const files = app.accepts.filter((type) => type !== "application/json");
-  const json = element("textarea", { id: "json", rows: app.input ? 6 : 10, spellcheck: false, value: example(app) });
+  const json = element("textarea", { id: "json", rows: 6, spellcheck: false, value: example(app) });
   const send = element("button", { type: "submit" }, "Send");
   const label = app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
   const form = element("form", {}, element("label", { htmlFor: "json" }, label), json, send);

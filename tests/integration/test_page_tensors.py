@@ -1,0 +1,64 @@
+"""The page of an application with several tensors: inputs as JSON by name, and the answer tensor by tensor."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.support.page import Watch, url_of
+from tests.support.serving import RunningServer
+from tests.support.text import write_text
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with RunningServer(write_text(tmp_path_factory.mktemp("text"))) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: RunningServer, watch: Watch) -> Iterator[Page]:
+    page = browser.new_page()
+    watch.look_at(page)
+    page.goto(url_of(server))
+    page.locator("#json").wait_for()
+    yield page
+    page.close()
+    # A browser itself reports every answer of status 4xx.
+    assert all("status of 4" in complaint for complaint in watch.complaints)
+
+
+def test_the_example_is_answered_tensor_by_tensor(page: Page, watch: Watch) -> None:
+    specs = page.locator(".spec").all_inner_texts()
+    assert specs[0] == "input_ids: int64[tokens ≤ 12], token ids"
+    assert specs[1].startswith("attention_mask: int64[tokens ≤ 12]")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer-time")).to_contain_text("round trip")
+    assert page.locator(".tensor h2").all_inner_texts() == [
+        "logits scores",
+        "tags kind of each word",
+        "multiples ids that are multiples of three",
+    ]
+    assert page.locator(".bars li > :first-child").all_inner_texts() == ["bad", "so so", "good"]
+    assert page.locator(".bars [data-largest]").count() == 1
+    tags = page.get_by_label("tags", exact=True).inner_text().splitlines()
+    assert len(tags) == 6
+    assert all(line.split()[1] in ("verb", "noun") for line in tags)
+    expect(page.get_by_label("multiples", exact=True)).to_have_text("3, 6")
+    assert watch.complaints == []
+
+
+def test_a_refusal_is_the_servers_sentence_and_the_next_answer_comes(page: Page) -> None:
+    box = page.get_by_label("The inputs as JSON, by name")
+    box.fill('{"input_ids": [3], "attention_mask": [1, 1]}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".message")).to_contain_text("send both equally long")
+    box.fill('{"input_ids": [1], "attention_mask": [1]}')
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_label("multiples", exact=True)).to_have_text("none")
+    expect(page.locator(".message")).to_have_text("")
+
+
+def test_the_command_for_a_shell_sends_json(page: Page) -> None:
+    page.locator("summary").click()
+    expect(page.locator("details code")).to_contain_text("@input.json -H 'Content-Type: application/json'")
