@@ -18,14 +18,18 @@ from typing import Any, Literal, cast
 import httptools
 import numpy as np
 import orjson
+from google.protobuf.message import DecodeError
 
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash, read_bundle
 from penstock.core.decode import decode_image
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Array, Dim, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS, budget_ns_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Response
+from penstock.serve.grpc.conversion import parse_infer as parse_infer_grpc
+from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest
 from penstock.serve.http import plain
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.http.oip_http import HEAD_LENGTH, infer_response, parse_infer
@@ -53,6 +57,15 @@ SPECS = (
     _spec("uint64", 2),
     _spec("float16"),
     _spec("int8", 1, 1, 2),
+)
+_TOKENS, _BOXES = Dim("tokens", max=4), Dim("boxes", max=3, min=0)
+# Two inputs of one length and one of another, which may be 0.
+RECORD = RecordSpec(
+    (
+        TensorSpec(dtype="int64", shape=(_TOKENS,), meaning="token ids", name="ids", limits=(0, 99)),
+        TensorSpec(dtype="bool", shape=(_TOKENS,), meaning="true for a token", name="mask"),
+        TensorSpec(dtype="float32", shape=(_BOXES, 2), meaning="corners", name="corners"),
+    )
 )
 SCORES = TensorSpec(dtype="float32", shape=(3,), meaning="scores", name="scores")
 
@@ -111,7 +124,7 @@ def _infers(request: Request, spec: TensorSpec, count: Count, least_rows: int) -
     assert response.status == 200
     binary = dict(response.headers).get("Inference-Header-Content-Length")
     head = orjson.loads(response.body[: int(binary)] if binary else response.body)
-    assert (len(head["outputs"]) == 1) is found.wanted
+    assert [tensor["name"] for tensor in head["outputs"]] == [*found.wanted]
     assert head.get("id") == found.id
 
 
@@ -120,6 +133,47 @@ def _is_of(spec: TensorSpec, chunks_B: Array) -> None:
     assert chunks_B.shape[1:] == spec.shape, chunks_B.shape
     assert not spec.takes_nan or bool(np.isfinite(chunks_B).all())
     assert spec.dtype != "bool" or set(chunks_B.tobytes()) <= {0, 1}
+
+
+def records(data: bytes) -> None:
+    """Several tensors of varying length. The line: `json`, `grpc`, or the text of the JSON head's length, if any."""
+    line, body = _line_and_rest(data)
+    try:
+        if line == b"json":
+            chunks_B = _plain_record(body)[None]
+        elif line == b"grpc":
+            chunks_B = parse_infer_grpc(ModelInferRequest.FromString(body), RECORD, SCORES, MOST_ROWS).chunks
+        else:
+            head = {HEAD_LENGTH.replace("-", "_"): line.decode("latin-1")} if line else {}
+            chunks_B = parse_infer(_post(body, **head), RECORD, SCORES, MOST_ROWS).chunks
+    except DecodeError:
+        return
+    except RequestError as error:
+        _is_a_refusal(error)
+        return
+    assert 1 <= len(chunks_B) <= MOST_ROWS
+    assert chunks_B.dtype == RECORD.numpy_dtype
+    RECORD.check_numbers(chunks_B)
+    for record in chunks_B:
+        named = RECORD.unpack(record)
+        assert RECORD.from_numbers(RECORD.to_numbers(record)).tobytes() == record.tobytes()
+        assert all(np.count_nonzero(record[name]) == np.count_nonzero(array) for name, array in named.items()), (
+            "padding"
+        )
+
+
+def _plain_record(body: bytes) -> Array:
+    application = SimpleNamespace(name="app", input=RECORD, accepts=(), decode=None)
+    served = cast(ServedModel, SimpleNamespace(name="app", application=application))
+    record = plain.chunk_of(served, plain.JSON, body)
+    assert not isinstance(record, bytes)
+    # Another reading of the same body.
+    pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
+    assert sorted(name for name, _ in pairs) == sorted(RECORD.by_name), "a name is there twice"
+    for name, value in pairs:
+        found = RECORD.unpack(record)[name]
+        assert np.array_equal(found, np.array(value, found.dtype).reshape(found.shape)), name
+    return record
 
 
 def _picture(body: bytes, content_type: str) -> Array:
@@ -337,6 +391,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "reader": reader,
     "infer": infer,
     "sequence": sequence,
+    "records": records,
     "chunk": chunk,
     "unpack": unpack,
     "respond": respond,
