@@ -83,21 +83,20 @@ class RecordCalls:
             ValueError: The response is not that of this application; the message says why.
         """
         arrays = tensors_of(head, tail)
-        wanted = [*self.output.tensors]
-        own: list[str] = []
-        if isinstance(self.output, RecordSpec):
-            own = [name for name in self.output.dims if name not in request.lengths]
-        if missing := [name for name in (*(spec.name for spec in wanted), *own) if name not in arrays]:
+        dims = self.output.dims if isinstance(self.output, RecordSpec) else {}
+        own = {name: dim for name, dim in dims.items() if name not in request.lengths}
+        names = [*(spec.name for spec in self.output.tensors), *own]
+        if missing := [name for name in names if name not in arrays]:
             raise ValueError(f"the output {missing[0]!r} is missing")
         n = len(request.rows)
         lengths = {name: np.full(n, length) for name, length in request.lengths.items()}
-        lengths |= {name: _read_lengths(name, arrays[name], n, self.output) for name in own}
-        for spec in wanted:
+        lengths |= {name: _read_lengths(name, arrays[name], n, dim) for name, dim in own.items()}
+        for spec in self.output.tensors:
             _check(arrays[spec.name], spec, n, lengths)
         if not isinstance(self.output, RecordSpec):
             # Copied, because an array over bytes is read-only.
             return list(arrays[self.output.name].copy())
-        records = self.output.records(arrays, {name: lengths[name] for name in self.output.dims})
+        records = self.output.records(arrays, {name: lengths[name] for name in dims})
         return [{name: part.copy() for name, part in self.output.unpack(record).items()} for record in records]
 
 
@@ -113,8 +112,8 @@ def _of_equal_lengths(spec: RecordSpec, records: Array) -> list[RequestRows]:
     ]
 
 
-def _read_lengths(name: str, array: Array, n: int, output: RecordSpec) -> Lengths:
-    if array.shape != (n,) or array.dtype.kind not in "iu" or ((array < 0) | (array > int(output.dims[name]))).any():
+def _read_lengths(name: str, array: Array, n: int, dim: Dim) -> Lengths:
+    if array.shape != (n,) or array.dtype.kind not in "iu" or ((array < 0) | (array > int(dim))).any():
         raise ValueError(f"the lengths {name!r} are {array.dtype}{list(array.shape)}, {array.tolist()!r:.80}")
     return array.astype(np.int64)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -197,7 +197,7 @@ def test_one_input_with_several_outputs() -> None:
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/apps":
-            return httpx2.Response(200, json=described(cast(RecordSpec, RecordSpec((four,))), outputs))
+            return httpx2.Response(200, json=described(RecordSpec((four,)), outputs))
         head = Head("POST", request.url.path, dict(request.headers.items()))
         infer = parse_infer(Request(head, request.content), four, outputs, 16)
         records = outputs.records({"half": infer.chunks[:, :2], "sum": infer.chunks[:, 2:]}, {})

@@ -274,7 +274,7 @@ def priority_below_zero(request: pb.ModelInferRequest) -> None:
         (two_contents, "8 fp32_contents and also int_contents"),
         (not_a_number, "NaN or infinity"),
         (shared_memory, "Shared memory is not taken"),
-        (other_output, "no output 'other'; this model's is 'scores'"),
+        (other_output, "no output 'other'; this model has 'scores'"),
         (classification, "Classification"),
         (output_in_shared_memory, "Shared memory is not taken"),
         (timeout_in_words, "timeout is 'soon'"),
