@@ -153,7 +153,8 @@ class Application:
         elif isinstance(one, TensorSpec) and not several:
             name = one.name or side
             tensors = {name: replace(one, name=name)}
-        elif isinstance(one, ChunkSpec) and one == chunk_spec(several.values()):
+        elif all(spec.name == name for name, spec in several.items()) and one == chunk_spec(several.values()):
+            # Both were completed before, in the record that `replace` copies.
             return
         else:
             fix = f"give {side} or {side}s, not both" if several else "it must be a TensorSpec"

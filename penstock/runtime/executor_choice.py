@@ -63,6 +63,11 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     files.check_sources(found, accept_changed=how.accept_changed)
     application = found.application
     open_prepare(files)
+    if how.exact and (application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]):
+        raise ServeError(
+            f"--exact needs one input and one output of fixed size, and {application.name!r} has "
+            f"{application.input.describe()} and {application.output.describe()}; leave --exact out."
+        )
     if how.device != "cpu":
         # Imported here: serving on a CPU does not load torch.
         from penstock.runtime.gpu_precision import gpu_runnable

@@ -4,16 +4,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.core.application import application_names, describe, find_application, reply_of
+from penstock.core.application import Application, application_names, describe, find_application, reply_of
 from penstock.core.errors import ApplicationError
+from penstock.core.live import Live
+from penstock.core.prepare import Prepare, RawSpec
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Dim, TensorSpec
 from tests.support.small import APP_PY, FOUR, THREE, Small, examples, network, small, write_app
 
 NET_PY = "from torch import nn\n\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(4, {})\n"
+RAW = Prepare(module=":Net", raw=RawSpec(dtype="uint8", shape=(4,), meaning="raw"))
 BY_PATH = APP_PY.replace("model=Small", 'model="{}"')
 
 
@@ -58,10 +64,69 @@ def test_a_wrong_declaration_says_what_is_right(fields: dict[str, Any], sentence
         small(**fields)
 
 
+TOKENS = Dim("tokens", max=8)
+IDS = TensorSpec(dtype="int64", shape=(TOKENS,), meaning="token ids")
+SCORES = TensorSpec(dtype="float32", shape=(3,), meaning="scores")
+
+
+def several(**fields: Any) -> Application:
+    inputs = {"ids": IDS, "mask": replace(IDS, dtype="bool")}
+    given: dict[str, Any] = {"name": "text", "inputs": inputs, "outputs": {"scores": SCORES}, "model": Small}
+    return Application(**(given | fields))
+
+
+def test_several_tensors_have_the_names_of_their_keys() -> None:
+    application = several()
+    assert isinstance(application.input, RecordSpec)
+    assert [(name, spec.name) for name, spec in application.inputs.items()] == [("ids", "ids"), ("mask", "mask")]
+    assert application.output == application.outputs["scores"] == replace(SCORES, name="scores")
+    assert replace(application, name="other").inputs == application.inputs
+    told = describe(application)
+    assert told["input"] is None
+    assert [spec["name"] for spec in told["inputs"]] == ["ids", "mask"]
+    assert told["output"]["name"] == told["outputs"][0]["name"] == "scores"
+
+
+def test_the_short_form_has_names_of_its_own() -> None:
+    nameless = replace(FOUR, name=""), replace(THREE, name="")
+    application = small(input=nameless[0], output=nameless[1])
+    assert list(application.inputs) == ["input"]
+    assert list(application.outputs) == ["output"]
+    assert application.input == application.input_tensor == replace(FOUR, name="input")
+    assert isinstance(small(input=IDS).input, RecordSpec)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"inputs": {}}, r"has no input; give input=TensorSpec\(...\)"),
+        ({"outputs": {}}, "has no output"),
+        ({"inputs": [IDS]}, "has inputs=.*; it must be a dictionary of TensorSpecs by name"),
+        ({"outputs": {"scores": 3}}, "has outputs=.*; it must be a dictionary of TensorSpecs by name"),
+        ({"input": IDS}, "has input=.*; give input or inputs, not both"),
+        ({"outputs": {"ids": SCORES}}, "an input and an output with the name 'ids'; exported graphs need different"),
+        ({"inputs": {"": IDS}}, "has name ''"),
+        ({"outputs": {"tokens": SCORES}}, "has name 'tokens'; give each a name of its own"),
+        ({"outputs": {"tags": replace(SCORES, shape=(Dim("tokens", 9),))}}, "as tokens<=8 and as tokens<=9"),
+        ({"live": Live(rate_hz=10), "chunks": 4}, "is live and has inputs ids: .*; a live signal has one input"),
+        ({"decode": bytes, "accepts": ("a/b",), "prepare": RAW}, "has a prepare and inputs ids: .* one tensor"),
+    ],
+)
+def test_a_wrong_declaration_of_several_tensors_says_what_is_right(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ApplicationError, match=sentence):
+        several(**fields)
+
+
+def test_where_one_tensor_is_needed_several_are_named() -> None:
+    with pytest.raises(ApplicationError, match=r"has the inputs ids: int64.*here it must be one tensor of fixed size"):
+        _ = several().input_tensor
+    assert several().output_tensor.name == "scores"
+
+
 def test_what_a_client_may_know() -> None:
     told = describe(small(accepts=("text/csv",), description="Scores."))
     assert told["name"] == "small"
-    assert told["input"] == FOUR.to_json()
+    assert told["input"] == FOUR.to_json() | {"name": "input"}
     assert told["output"] == THREE.to_json()
     assert told["accepts"] == ["text/csv", "application/json", "application/octet-stream"]
 

@@ -34,7 +34,6 @@ def spec(dtype: str, shape: tuple[int, ...] = (2,)) -> TensorSpec:
         ({"labels": "abc"}, "labels 'abc'; they must be a tuple"),
         ({"labels": (1, 2, 3)}, "they must be a tuple of names"),
         ({"shape": (), "labels": ("a",)}, "1 labels"),
-        ({"name": ""}, "name ''; give the tensor a name"),
     ],
 )
 def test_a_wrong_declaration_says_what_is_right(fields: dict[str, Any], sentence: str) -> None:
