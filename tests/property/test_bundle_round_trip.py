@@ -54,7 +54,7 @@ class Made(nn.Module):
 def test_a_network_comes_back_exactly(
     tensors: Any, dtypes: tuple[str, str], rows: int, metrics: dict[str, float], name: str
 ) -> None:
-    spec_in = TensorSpec(dtype=dtypes[0], shape=(3,), meaning="any \u2603 meaning")
+    spec_in = TensorSpec(dtype=dtypes[0], shape=(3,), meaning="any \u2603 meaning", name="in")
     spec_out = TensorSpec(dtype=dtypes[1], shape=(3,), meaning="numbers", labels=("a", "\u00e9", ""), name="out")
     output = getattr(torch, dtypes[1])
     app = Application(name=name, input=spec_in, output=spec_out, model=lambda: Made(tensors, output, seed=1))

@@ -74,7 +74,7 @@ def test_numbers_are_taken_unchanged_or_refused(data: st.DataObject, dtype: str,
 
 @given(junk=JUNK, dtype=DTYPES, shape=SHAPES)
 def test_anything_else_is_refused_in_a_sentence(junk: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    spec = TensorSpec(dtype=dtype, shape=shape, meaning="numbers")
+    spec = TensorSpec(dtype=dtype, shape=shape, meaning="numbers", name="input")
     try:
         taken = spec.from_numbers(junk)
     except InvalidInput as error:

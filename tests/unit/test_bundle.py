@@ -74,7 +74,7 @@ def test_the_content_hash_is_the_same_anywhere(tmp_path: Path) -> None:
         replace(manifest, name="other"),
         replace(manifest, files=manifest.files | {WEIGHTS: "0"}),
         replace(manifest, sources={"app.py": "0"}),
-        replace(manifest, input=replace(FOUR, units="m")),
+        replace(manifest, inputs=(replace(FOUR, units="m"),)),
     ):
         assert other.content_hash not in hashes
 
@@ -181,7 +181,7 @@ class Wrong(Small):
         (lambda y: y[0], r"gives float32\[3\] for 5 chunks"),
         (lambda y: y.double(), r"gives float64\[5, 3\]"),
         (lambda y: y.bfloat16(), "cannot answer its examples.*BFloat16"),
-        (lambda y: (y, y), "cannot answer its examples.*'tuple'.*one tensor"),
+        (lambda y: (y, y), "gives 2 values, but the application's outputs are 'scores'"),
         (lambda y: y @ y, r"cannot answer its examples, float32\[5, 4\] \(RuntimeError"),
         (lambda y: y * float("nan"), "answers its examples with NaN"),
     ],
@@ -289,7 +289,7 @@ def sealed(fields: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"schema_version": 2}, "schema version 2; this penstock reads 1. Write the bundle again"),
+        ({"schema_version": 1}, "schema version 1; this penstock reads 2. Write the bundle again"),
         ({"schema_version": None}, "schema version None"),
         ({"schema_version": "1"}, "schema version '1'"),
         ({"unknown": 1}, "not readable .*unknown"),
@@ -299,9 +299,9 @@ def sealed(fields: dict[str, Any]) -> bytes:
         ({"metrics": None}, "not readable"),
         ({"metrics": {"a": "b"}}, "not readable"),
         ({"tolerance": "much"}, "a field is of another type"),
-        ({"input": None}, "tensor spec is not readable"),
-        ({"input": FOUR.to_json() | {"dtype": "text"}}, "tensor spec is not readable"),
-        ({"input": FOUR.to_json() | {"shape": [5]}}, r"golden.safetensors holds float32\[5, 4\] for float32\[5\]"),
+        ({"inputs": [None]}, "tensor spec is not readable"),
+        ({"inputs": [FOUR.to_json() | {"dtype": "text"}]}, "tensor spec is not readable"),
+        ({"inputs": [FOUR.to_json() | {"shape": [5]}]}, r"golden.safetensors holds float32\[5, 4\] for float32\[5\]"),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:

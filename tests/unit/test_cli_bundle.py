@@ -216,7 +216,7 @@ def test_inspect_tells_programs_the_same(folder: Path) -> None:
     assert told["golden"] == {"examples": 32, "difference": 0.0}
     assert told["metrics"] == {"accuracy": 0.5, "loss": None}
     assert set(told["files"]) == {MANIFEST, WEIGHTS, GOLDEN}
-    assert told["input"] == read_bundle("b").manifest.input.to_json()
+    assert told["inputs"] == read_bundle("b").manifest.to_json()["inputs"]
     assert json.loads(typed("inspect", "b", "--json", "--no-run"))["golden"]["difference"] is None
 
 
