@@ -51,6 +51,11 @@ class Spec(JsonRecord):
         """The dtype as NumPy's (little-endian)."""
         return np.dtype(self.dtype).newbyteorder("<")
 
+    @property
+    def title(self) -> str:
+        """The name in messages."""
+        return self.name or "the array"
+
     def check_dtype(self) -> None:
         """Raise `ApplicationError` unless the dtype is one of the Open Inference Protocol."""
         if self.dtype not in PROTOCOL_DATATYPES:
@@ -80,10 +85,10 @@ class Spec(JsonRecord):
             InvalidInput: Not an array, another dtype or shape, or a float that is NaN or infinite.
         """
         if not isinstance(array, np.ndarray):
-            raise InvalidInput(f"{self.name} is a {type(array).__name__}; it must be an array, {self.describe()}.")
+            raise InvalidInput(f"{self.title} is a {type(array).__name__}; it must be an array, {self.describe()}.")
         if array.dtype != self.numpy_dtype or not self.accepts(array.shape):
             raise InvalidInput(
-                f"{self.name} is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
+                f"{self.title} is {array.dtype}{list(array.shape)}; it must be {self.describe()} ({self.meaning})."
             )
         self.check_numbers(array)
         return array
@@ -91,7 +96,7 @@ class Spec(JsonRecord):
     def check_numbers(self, array: Array) -> None:
         """Raise `InvalidInput` if a float of the array is NaN or infinite."""
         if self.takes_nan and not np.isfinite(array).all():
-            raise InvalidInput(f"{self.name} holds NaN or infinity; every number must be finite.")
+            raise InvalidInput(f"{self.title} holds NaN or infinity; every number must be finite.")
 
 
 @final
@@ -273,7 +278,7 @@ class TensorSpec(Spec):
             low, high = self.limits
             beyond = array[(array < low) | (array > high)]
             if beyond.size:
-                raise InvalidInput(f"{self.name} holds {beyond.flat[0]}; it must be from {low:,} to {high:,}.")
+                raise InvalidInput(f"{self.title} holds {beyond.flat[0]}; it must be from {low:,} to {high:,}.")
 
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values."""
@@ -291,7 +296,7 @@ class TensorSpec(Spec):
         """
         array = np.frombuffer(frames, self.numpy_dtype)
         if self.dtype == "bool" and (array.view(np.uint8) > 1).any():
-            raise InvalidInput(f"{self.name} holds a byte above 1; each bool is one byte, 0 or 1.")
+            raise InvalidInput(f"{self.title} holds a byte above 1; each bool is one byte, 0 or 1.")
         self.check_numbers(array)
 
     def from_bytes(self, body: bytes | memoryview) -> Array:
@@ -385,15 +390,15 @@ class TensorSpec(Spec):
 
     def _does_not_fit(self) -> InvalidInput:
         taken = "finite numbers" if self.takes_nan else "0 or 1" if self.dtype == "bool" else "whole numbers"
-        return InvalidInput(f"{self.name} holds a number that {self.dtype} cannot; send {taken} in its range.")
+        return InvalidInput(f"{self.title} holds a number that {self.dtype} cannot; send {taken} in its range.")
 
     def _not_numbers(self, found: str) -> InvalidInput:
-        return InvalidInput(f"{self.name} holds {found}, not only numbers; it must be {self.describe()}.")
+        return InvalidInput(f"{self.title} holds {found}, not only numbers; it must be {self.describe()}.")
 
     def _not_nested(self, item: Any, belongs: str, shape: tuple[int, ...]) -> InvalidInput:
         found = f"a list of {len(item):,}" if type(item) in _LISTS else f"a {type(item).__name__}"
         wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
-        return InvalidInput(f"{self.name} has {found} where {belongs}; it must be {wanted}.")
+        return InvalidInput(f"{self.title} has {found} where {belongs}; it must be {wanted}.")
 
 
 def random_numbers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -111,12 +111,13 @@ class Predictor:
         if isinstance(spec, RecordSpec):
             single = isinstance(inputs, Mapping)
             chunks = spec.of_many([inputs] if single else inputs)
-            return self._outputs(chunks, single)
+            return self._outputs(chunks, single=single)
         if self._is_raw(inputs):
             inputs = self.prepare(inputs)
-        return self._outputs(*_chunks(self.application, spec, inputs))
+        chunks, single = _chunks(self.application, spec, inputs)
+        return self._outputs(chunks, single=single)
 
-    def _outputs(self, chunks: Array, single: bool) -> Any:
+    def _outputs(self, chunks: Array, *, single: bool) -> Any:
         spec, rows = self.application.output, self.executor.max_rows
         parts = [self.executor.predict(chunks[start : start + rows]) for start in range(0, len(chunks), rows)]
         outputs = (
@@ -158,8 +159,9 @@ class Predictor:
         if self.application.decode is None:
             raise InvalidInput(f"application {self.application.name!r} has no decode; use predict().")
         raw = self.application.decode(body, content_type)
-        chunk = self.preparing(raw) if self.preparing is not None and isinstance(raw, np.ndarray) else raw
-        return reply_of(self.application)(self.predict(chunk))
+        chunk = self.application.input.check(raw) if self.preparing is None else self.preparing(raw)
+        # A copy: a network that works in place must not change what the decode keeps.
+        return reply_of(self.application)(self._outputs(np.array(chunk)[None], single=True))
 
 
 def load(

@@ -156,7 +156,7 @@ def test_an_applications_decode_is_used_where_given(tmp_path: Path) -> None:
         ImageFolder(root, COLOUR, decode=decode, random=True)
     with pytest.raises(BadExample, match=r"0.jpg cannot be read \(No\)"):
         read(ImageFolder(root, COLOUR, decode=refuse), [0])
-    with pytest.raises(BadExample, match=r"cannot be read \(input is uint8\[8\]; it must be uint8\[16, 20, 3\]"):
+    with pytest.raises(BadExample, match=r"cannot be read \(the array is uint8\[8\]; it must be uint8\[16, 20, 3\]"):
         read(ImageFolder(root, COLOUR, decode=lambda body, content_type: np.zeros(8, np.uint8)), [0])
 
 

@@ -3,6 +3,7 @@
 import io
 import wave
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,7 +67,9 @@ def wav() -> bytes:
 @pytest.mark.parametrize(("spec", "told"), [(SOUND, [*WAV, RAW]), (WIDE, [RAW])])
 def test_the_content_types_that_are_told_are_those_that_are_taken(spec: TensorSpec, told: list[str]) -> None:
     live = Live(rate_hz=8_000)
-    application = Application(name="hark", input=spec, output=WIDE, model=":net", live=live, chunks=4)
+    application = Application(
+        name="hark", input=replace(spec, name="sound"), output=WIDE, model=":net", live=live, chunks=4
+    )
     assert describe(application)["accepts"] == told
 
     def admit_stream(make: object, budget_ns: int) -> None:
