@@ -160,7 +160,7 @@ def _examples(found: "FoundApplication", file: Path | None) -> tuple[Any, str]:
         check_raw_examples(found, recipe)
         data = recipe.data()
         of = "validation data" if recipe.raw_examples is None else "raw examples"
-        return golden_examples(recipe, data), f"from the recipe's {of}"
+        return golden_examples(found.application, recipe, data), f"from the recipe's {of}"
     except PenstockError:
         raise
     except Exception as error:

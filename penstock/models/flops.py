@@ -1,9 +1,12 @@
 """FLOP count of a network and peak FLOPs of devices, for MFU."""
 
+from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 # Dense FLOPs a second by precision, from NVIDIA's data sheets, by parts of the driver's device names, the longer ones
@@ -34,7 +37,13 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None if peaks is None else peaks.get("bf16" if precision == "fp16" else precision)
 
 
-def flops(network: nn.Module, raw_B: Tensor, *, backward: bool = False) -> int:
+def flops(
+    network: nn.Module,
+    raw_B: Any,
+    *,
+    backward: bool = False,
+    call: Callable[[Any, Any], Any] = lambda network, raw_B: network(raw_B),
+) -> int:
     """Count the FLOPs of one pass over a batch (a multiply-add counts as two).
 
     The pass runs on the meta device, on shapes alone. It counts convolutions, matrix products and attention, in all
@@ -42,12 +51,14 @@ def flops(network: nn.Module, raw_B: Tensor, *, backward: bool = False) -> int:
 
     Args:
         network: The network, as it is trained; it is neither changed nor run.
-        raw_B: A batch of raw inputs; only shape and dtype matter.
+        raw_B: A batch of raw inputs, a tensor or a tree of tensors; only shape and dtype matter.
         backward: Count the backward pass too, about twice as much again.
+        call: Calls the network with the inputs.
     """
     empty = deepcopy(network).to("meta").train(backward)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
-        outputs = empty(raw_B.to("meta"))
+        outputs = call(empty, tree_map(lambda tensor: tensor.to("meta"), raw_B))
         if backward:
-            outputs.sum().backward()
+            found = [each.sum() for each in tree_leaves(outputs) if isinstance(each, Tensor) and each.requires_grad]
+            torch.stack(found).sum().backward()
     return counter.get_total_flops()

@@ -20,6 +20,39 @@ from penstock.core.spec import Dim
 
 
 @final
+class NamedCall:
+    """The way in which a network takes its inputs: by position, by keyword, or as one mapping.
+
+    Args:
+        function: The network, or its function that is called.
+        input: One raw input chunk.
+
+    Attributes:
+        arguments: Names of the arguments: tensors, then dimensions whose lengths the network wants.
+
+    Raises:
+        ApplicationError: The network does not take tensors of these names.
+    """
+
+    def __init__(self, function: Callable[..., Any], input: ChunkSpec) -> None:
+        self._positional, self._keywords = _arguments(function, input)
+        self._by_mapping = self._positional is None and not self._keywords
+        if self._by_mapping:
+            self.arguments = [*(spec.name for spec in input.tensors), *_dims(input)]
+        else:
+            self.arguments = [*([] if self._positional is None else [self._positional]), *self._keywords]
+
+    def __call__(self, function: Callable[..., Any], named: Mapping[str, Tensor]) -> Any:
+        """Call the function, or another one with the same parameters, with tensors and lengths by name."""
+        given = {name: named[name] for name in self.arguments}
+        if self._by_mapping:
+            return function(given)
+        if self._positional is None:
+            return function(**given)
+        return function(given.pop(self._positional), **given)
+
+
+@final
 class NamedNetwork(nn.Module):
     """A network whose tensors are in a declared order: positional arguments in, a tuple out.
 
@@ -40,13 +73,8 @@ class NamedNetwork(nn.Module):
         super().__init__()
         self.module = module
         self._serve = served_function(module)
-        self._positional, self._keywords = _arguments(self._serve, input)
-        self._by_mapping = self._positional is None and not self._keywords
-        names = [spec.name for spec in input.tensors]
-        if self._by_mapping:
-            self.arguments = [*names, *_dims(input)]
-        else:
-            self.arguments = [*([] if self._positional is None else [self._positional]), *self._keywords]
+        self._call = NamedCall(self._serve, input)
+        self.arguments = self._call.arguments
         self.tensors = [spec.name for spec in output.tensors]
         # Where each dimension that no input has is found: tensor and dim.
         self._own_dims = {
@@ -59,14 +87,7 @@ class NamedNetwork(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Run the network with the tensors of `arguments`; returns those of `results`."""
-        named = dict(zip(self.arguments, given, strict=True))
-        if self._by_mapping:
-            found = self._serve(named)
-        elif self._positional is None:
-            found = self._serve(**named)
-        else:
-            first = named.pop(self._positional)
-            found = self._serve(first, **named)
+        found = self._call(self._serve, dict(zip(self.arguments, given, strict=True)))
         results = _by_name(found, self.tensors)
         for name, (index, dim) in self._own_dims.items():
             lengths_B = _found(found, name)

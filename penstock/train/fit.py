@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.train.data.arrays import TRIED, check_fit, examples_of
-from penstock.train.data.examples import Examples
+from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch, first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.fit_records import FitRecords
@@ -68,7 +68,7 @@ def fit(
     *,
     validation: Any = None,
     loss: Loss | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    optimizer: Callable[[Any], Optimizer] | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
     device: str | None = None,
@@ -83,11 +83,13 @@ def fit(
         module: The network. It is not changed: a copy is trained.
         train: The training set: `(X, y)`, inputs `[n, ...]` and targets `[n]` or `[n, ...]`, or `Examples`.
             Floating-point arrays and tensors are converted to the type of the network's weights, other targets to
-            int64.
+            int64. X may be a dictionary of inputs by the names of the network's parameters; y a dictionary or tuple. In
+            these, a list of arrays may have different lengths; it is padded, see `ArraySet`.
         validation: Held out to select the best weights, of the same kinds; None to keep the last weights.
         loss: `loss(network(X), y)`, the mean over the batch. By default the cross entropy for integer targets, and the
             mean squared error for others.
-        optimizer: Makes the optimizer from the parameters; by default AdamW with the learning rate 0.001.
+        optimizer: Makes the optimizer from the parameters, or from pairs of names and parameters if its parameter is
+            called `named_parameters`; by default AdamW with the learning rate 0.001.
         epochs: Passes over the training set; 10 by default, if there is no `steps`.
         batch_size: Examples a step; 64 by default, or all if there are fewer.
         device: torch's name, `"cpu"`, `"cuda"` or `"cuda:1"`; by default a GPU if there is one.
@@ -111,6 +113,7 @@ def fit(
     check_trainable(network)
     learned = examples_of(train, "train", network)
     held_out = None if validation is None else examples_of(validation, "validation", network)
+    learned, held_out = _equally_named(learned, held_out)
     where = _device(device)
     given = recipe | {"execution": _execution(recipe.get("execution", StepExecution()), deterministic, where)}
     made = _recipe(given, learned, held_out, loss, optimizer, epochs, batch_size)
@@ -136,7 +139,7 @@ def _fit(
     total = recipe.total_steps(len(train))
     with numerics(recipe), Watchdog(world) as watchdog:
         inputs = first_inputs(train, TRIED)
-        trainer = Trainer(network, recipe, total, world, inputs=inputs)
+        trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
         records = FitRecords(out, trainer, train)
         loop = Loop(
             trainer,
@@ -170,7 +173,7 @@ def _recipe(
     train: Examples,
     validation: Examples | None,
     loss: Loss | None,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+    optimizer: Callable[[Any], Optimizer] | None,
     epochs: float | None,
     batch_size: int | None,
 ) -> Recipe:
@@ -187,7 +190,7 @@ def _recipe(
         )
     if validation is None and given.get("metrics"):
         raise TrainError("metrics need validation examples; give validation=(X, y).")
-    labels = loss is None and not first_batch(train, TRIED).targets.is_floating_point()
+    labels = loss is None and _has_labels(train)
     chosen: dict[str, Any] = {}
     if labels and validation is not None:
         chosen["metrics"] = {"accuracy": accuracy}
@@ -200,6 +203,27 @@ def _recipe(
         epochs=epochs,
         batch_size=min(BATCH_SIZE, len(train)) if batch_size is None else batch_size,
         **(chosen | given),
+    )
+
+
+def _has_labels(train: Examples) -> bool:
+    targets = first_batch(train, TRIED).targets
+    if not isinstance(targets, Tensor):
+        raise TrainError(f"the targets are a {type(targets).__name__}; give loss=FUNCTION, which gets them.")
+    return not targets.is_floating_point()
+
+
+def _equally_named(train: Examples, validation: Examples | None) -> tuple[Examples, Examples | None]:
+    """Let both sets have the same tensors, with lengths up to the longest of both."""
+    if validation is None or train.record == validation.record:
+        return train, validation
+    named = train.record is not None and validation.record is not None
+    if named and isinstance(train, ArraySet) and isinstance(validation, ArraySet):
+        longer = train.with_room_for(validation)
+        return longer, validation.with_room_for(longer)
+    raise TrainError(
+        f"the training inputs are {train.describe()} and the validation inputs {validation.describe()}; give both "
+        f"the same tensors."
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.core.errors import TrainError
 from penstock.train.data.examples import ArraySet, Examples
+from penstock.train.data.trees import leaves
 from penstock.train.history import History, resume
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import RUN_FILE, read_metrics
@@ -19,7 +20,7 @@ from penstock.train.run_folder import RunFolder, described, finished_fields, mak
 from penstock.train.trainer import Trainer
 
 # Entries of an optimizer's groups that do not change its result; the learning rate is recorded by itself.
-_NOT_SETTINGS = ("fused", "foreach", "capturable", "differentiable", "params", "lr", "initial_lr")
+_NOT_SETTINGS = ("fused", "foreach", "capturable", "differentiable", "params", "param_names", "lr", "initial_lr")
 # Settings that a resumed training may change.
 _MAY_CHANGE = ("loading.workers", "execution.compile", "execution.graph")
 
@@ -48,11 +49,14 @@ class FitRecords:
         self._folder: RunFolder | None = None
         if out is None:
             return
-        self._learned = {"examples": len(train), "inputs": f"{train.input_dtype}{list(train.input_shape)}"}
+        self._learned = {"examples": len(train), "inputs": train.describe()}
         self._learned |= _made_by_functions(trainer)
         if isinstance(train, ArraySet):
-            digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
-            digest.update(np.ascontiguousarray(train.targets).data)
+            digest = hashlib.sha256()
+            for array in leaves((train.inputs, train.targets)):
+                if train.record is not None:
+                    digest.update(str(array.shape).encode())
+                digest.update(np.ascontiguousarray(array).data)
             self._learned["sha256"] = digest.hexdigest()
         make_folder(out)
         if (out / RUN_FILE).exists():

@@ -1,12 +1,12 @@
 """Training recipes: one frozen record, made by a function of the application's recipe module."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,20 +18,23 @@ from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad
 from penstock.train.placement import Placements
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Metric = Callable[[Tensor, Tensor], float]
+# Outputs and targets are tensors, or trees of them as the network and the examples give them.
+Loss = Callable[[Any, Any], Tensor]
+Metric = Callable[[Any, Any], float]
 
 
 class Predictions(NamedTuple):
     """Predictions of a network for a whole set, with their targets.
 
     Args:
-        outputs: `[n, ...]`, on the CPU.
-        targets: `[n]` or `[n, ...]`.
+        outputs: `[n, ...]`, on the CPU; a tree of such tensors if the network gives several. Outputs of different
+            lengths are padded with zeros to the longest.
+        targets: `[n]` or `[n, ...]`, or a tree. Those of different lengths are padded: floats with 0, whole numbers
+            with -100.
     """
 
-    outputs: Tensor
-    targets: Tensor
+    outputs: Any
+    targets: Any
 
 
 Calibrate = Callable[[Path, Predictions, Predictions], Mapping[str, Tensor]]
@@ -222,10 +225,14 @@ class Recipe:
 
     Args:
         data: Makes the examples.
-        loss: `loss(network(inputs), targets)`, the mean over the batch.
-        optimizer: Makes the optimizer from the parameters.
+        loss: `loss(network(inputs), targets)`, the mean over the batch. It gets what the network gives: a tensor, a
+            tuple, a mapping, a dataclass or a Hugging Face output object; and the targets as the examples give them.
+        optimizer: Makes the optimizer from the parameters. A function whose parameter is called `named_parameters` gets
+            pairs of names and parameters instead, for groups by name: see
+            `penstock.train.step.parameter_groups.parameter_groups`.
         schedule: Makes the learning-rate schedule from the optimizer and the number of steps; it advances once a step.
-        metrics: Functions of the outputs and targets of the whole validation set, by name.
+        metrics: Functions of the outputs and targets of the whole validation set, by name; they get the same trees as
+            `loss`, concatenated over the set.
         batch_size: Examples a step, over all devices together.
         epochs: Passes over the training examples; may be a fraction. Give exactly one of `epochs` and `steps`.
         steps: Training steps.
@@ -235,6 +242,7 @@ class Recipe:
             gradients overflow.
         clip_norm: Maximal Euclidean norm of the gradient; None for no clipping.
         augment: Changes a training batch at random; it must draw from the generator it is given and from nothing else.
+            Several inputs are a dictionary of tensors by name, with the lengths `[B]` under the name of each `Dim`.
         selection: Validation, and selection of the best weights.
         ema: Moving average of the weights; None for the weights themselves.
         checkpoints: Checkpoint interval.
@@ -255,7 +263,7 @@ class Recipe:
 
     data: Callable[[], Data]
     loss: Loss
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    optimizer: Callable[[Any], Optimizer]
     schedule: Callable[[Optimizer, int], LRScheduler] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     batch_size: int = 64

@@ -21,6 +21,7 @@ from penstock.train.recipe import Data, Recipe
 from penstock.train.report.progress import Progress
 from penstock.train.run_folder import (
     RunFolder,
+    bound,
     check_raw_examples,
     finished_fields,
     fitted_buffers,
@@ -84,11 +85,13 @@ def train(
     world = world or World()
     make_folder(folder)
     check_raw_examples(found, recipe)
-    data = recipe.data()
+    data = bound(found.application, recipe.data())
     _check_inputs(found.application, data)
     with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
-        trainer = Trainer(found.model(), recipe, recipe.total_steps(len(data.train)), world, inputs=inputs)
+        trainer = Trainer(
+            found.model(), recipe, recipe.total_steps(len(data.train)), world, inputs=inputs, record=data.train.record
+        )
         history = resume(folder, trainer)
         profile = None
         if profiled_steps is not None:
@@ -147,7 +150,7 @@ def _check_inputs(application: Application, data: Data) -> None:
     """Reject data that do not match the application's spec before the training, not after it."""
     spec = application.input
     for name, part in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        if part is None:
+        if part is None or part.record is not None:
             continue
         # A live application trains on whole signals of any one length.
         frames = part.input_shape[:1] if application.live is not None else spec.shape[:1]

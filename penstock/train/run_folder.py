@@ -6,11 +6,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.application import FoundApplication
+from penstock.core.application import Application, FoundApplication
 from penstock.core.errors import TrainError
+from penstock.core.record import Lengths
+from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.train.data.loader import first_inputs
 from penstock.train.history import History
@@ -19,6 +22,8 @@ from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, draw_runs, rea
 from penstock.train.report.throughput import Rate
 from penstock.train.trainer import Trainer
 
+# Examples that golden examples of several lengths are chosen from.
+GOLDEN_CHOICE = 1024
 # The fields of a recipe that run.json records.
 RECIPE_FIELDS = (
     "batch_size",
@@ -97,15 +102,65 @@ def write_bundle(
     """
     network = found.model()
     network.load_state_dict(weights)
-    bundle = Bundle.write(found, network, golden_examples(recipe, data), to=folder / "bundle", metrics=metrics)
+    examples = golden_examples(found.application, recipe, data)
+    bundle = Bundle.write(found, network, examples, to=folder / "bundle", metrics=metrics)
     return bundle.manifest.content_hash
 
 
-def golden_examples(recipe: Recipe, data: Data) -> Any:
-    """Return the inputs of a bundle's golden examples, see `Bundle.write`."""
+def bound(application: Application, data: Data) -> Data:
+    """Return the data as records of the application's inputs, where it has several or their lengths vary.
+
+    Raises:
+        TrainError: An example has other inputs than the application.
+    """
+    record = application.input
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    made: dict[str, Any] = {}
+    for name, part in parts.items():
+        if part is None or (isinstance(record, TensorSpec) and part.record is None):
+            made[name] = part
+        elif isinstance(record, TensorSpec):
+            raise TrainError(
+                f"the {name} inputs are {part.describe()}; application {application.name!r} declares one tensor of "
+                f"fixed size, {record.describe()}."
+            )
+        else:
+            try:
+                made[name] = part.bound(record)
+            except TrainError as error:
+                raise TrainError(f"the {name} data of application {application.name!r}: {error}") from None
+    return Data(**made)
+
+
+def golden_examples(application: Application, recipe: Recipe, data: Data) -> Any:
+    """Return the inputs of a bundle's golden examples, see `Bundle.write`.
+
+    They are the first of the validation set; where lengths vary, the shortest, the longest and some between them of
+    the first 1,024.
+    """
     if recipe.raw_examples is not None:
         return recipe.raw_examples()
-    return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=recipe.loading.bad_examples)
+    record, on_bad = application.input, recipe.loading.bad_examples
+    if isinstance(record, TensorSpec):
+        return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=on_bad)
+    records = first_inputs(bound(application, data).validation, GOLDEN_CHOICE, on_bad=on_bad)
+    return records[spread_rows(list(record.lengths(records).values()), len(records), GOLDEN_EXAMPLES)]
+
+
+def spread_rows(lengths: list[Lengths], rows: int, count: int) -> list[int]:
+    """Choose rows of many lengths: for each length the shortest and the longest, then evenly between by their sum.
+
+    Args:
+        lengths: `[n]` of each dimension.
+        rows: The number of rows, n.
+        count: The number to choose.
+    """
+    if not lengths or rows <= count:
+        return list(range(min(rows, count)))
+    ends = [int(place) for each in lengths for place in (each.argmin(), each.argmax())]
+    by_size = np.argsort(sum(lengths), kind="stable")
+    between = by_size[np.linspace(0, rows - 1, count).round().astype(np.int64)].tolist()
+    return list(dict.fromkeys([*ends, *between]))[:count]
 
 
 def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:

@@ -2,21 +2,27 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from penstock.core.errors import TrainError
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.runtime.named_network import NamedCall
 from penstock.train.checkpoint.state import full_state
+from penstock.train.data.collate import joined_tensors, traced_tensors
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Loader, ReadingLoader
 from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
 from penstock.train.data.sampler import equal_shares, one_pass, training_order
+from penstock.train.data.trees import Tree, leaves, mapped, split
 from penstock.train.parallel.batch_norm import RunningStatistics
 from penstock.train.parallel.buckets import GradientBuckets
-from penstock.train.parallel.collectives import all_gather_rows
+from penstock.train.parallel.dataflow import Call, plain_call
+from penstock.train.parallel.gathered import gathered, rows_of_outputs
 from penstock.train.parallel.layout import cast_of, lay_out
 from penstock.train.parallel.losses import CrossEntropy, start_targets
 from penstock.train.parallel.tensor_parallel import layers_that_wait
@@ -28,6 +34,7 @@ from penstock.train.step.compile import compiled, should_split
 from penstock.train.step.cuda_graph import Steps
 from penstock.train.step.ema import EMA
 from penstock.train.step.optimizer_step import OptimizerStep
+from penstock.train.step.parameter_groups import optimizer_of
 from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
 
 # B examples of this process
@@ -47,6 +54,7 @@ class Trainer:
         total_steps: Number of steps that the schedule spans.
         world: The processes.
         inputs: Some raw inputs, `[B, ...]`, to trace the network with.
+        record: The named tensors of one input, where the inputs are records.
 
     Attributes:
         notify: Called with a sentence when a step runs in an unexpected way.
@@ -64,21 +72,25 @@ class Trainer:
         world: World | None = None,
         *,
         inputs: Array,
+        record: RecordSpec | None = None,
     ) -> None:
         self.notify: Callable[[str], object] = lambda notice: None
         self.world = world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
+        self._call: Call = plain_call if record is None else NamedCall(module, record)
+        examples_B = traced_tensors(inputs, record)
+        varies = record is not None and bool(record.dims)
         # Counted before the network is placed.
-        self.mfu_of_one = mfu_of_one(module, inputs, recipe, world)
-        self.layout = lay_out(module, recipe, world, torch.from_numpy(inputs))
+        self.mfu_of_one = mfu_of_one(module, examples_B, recipe, world, call=self._call, varies=varies)
+        self.layout = lay_out(module, recipe, world, examples_B, self._call)
         self.parallel_model = self.layout.model
         self.module = self.parallel_model.module
         self.module.train()
-        self.optimizer = recipe.optimizer(self.module.parameters())
+        self.optimizer = optimizer_of(recipe, self.parallel_model)
         check_optimizer(self.optimizer, self.parallel_model.slices)
         share_norms(self.optimizer, self.parallel_model, world)
-        self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, inputs)
+        self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, examples_B, self._call)
         self.layout.notices.extend(self.optimizer_step.notices)
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
         self.gradients = GradientBuckets(
@@ -95,7 +107,7 @@ class Trainer:
         why_eager = self.optimizer_step.capturable.why_eager if recipe.execution.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, world, why_eager, lambda notice: self.notify(notice), self._captured)
 
-    def _compiled(self) -> Callable[[Tensor], Tensor]:
+    def _compiled(self) -> Callable[..., Any]:
         example_s = self.mfu_of_one[0]
         least_s = None if example_s is None else example_s * self.recipe.batch_size
         splits = should_split(self.gradients.all_reduce_bytes, least_s)
@@ -120,16 +132,31 @@ class Trainer:
         order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
         on_bad = recipe.loading.bad_examples
         kept = keep_on_device(examples, world.device, workers=workers, notify=notify, on_piece=world.mark_progress)
-        return make_loader(kept, order, workers=workers, on_bad=on_bad, device=world.device, notify=notify)
+        return make_loader(
+            kept,
+            order,
+            workers=workers,
+            on_bad=on_bad,
+            device=world.device,
+            notify=notify,
+            # A captured or compiled step has one shape.
+            to_max=self.steps.captures or recipe.execution.compile or self._shares_rows,
+        )
+
+    @property
+    def _shares_rows(self) -> bool:
+        """True if layers gather the rows of all processes, which must then be equally long."""
+        kinds = {placement.kind for placement in self.layout.placements.values()}
+        return self.world.size > 1 and bool(kinds - {"fully-sharded"})
 
     def _workers(self) -> int:
         return self.recipe.loading.workers or reading_threads(self.world.local_size)
 
-    def step(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+    def step(self, batch: tuple[Tree, Tree], step: int) -> Tensor:
         """Take one step with this process's rows of the batch.
 
         Args:
-            batch: Raw inputs and their targets.
+            batch: Raw inputs and their targets, tensors or trees of them.
             step: The step's number, which determines all its random numbers.
 
         Returns:
@@ -141,7 +168,7 @@ class Trainer:
         seed = seed_of_step(recipe.seed, step, self.world.rank)
         if recipe.augment is not None:
             inputs_B, targets_B = recipe.augment(inputs_B, targets_B, torch.Generator().manual_seed(seed))
-        inputs_B, targets_B = inputs_B.to(device), targets_B.to(device)
+        inputs_B, targets_B = (mapped(lambda part: part.to(device), tree) for tree in (inputs_B, targets_B))
         # Dropout draws from torch's global generator, which must not repeat the augmentation's numbers.
         seed_torch(seed ^ DROPOUT, device)
         # Only after a validation: it visits all layers, which takes a tenth of a short step.
@@ -154,12 +181,12 @@ class Trainer:
             self.schedule.step()
         return share
 
-    def _compute(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+    def _compute(self, inputs_B: Tree, targets_B: Tree) -> Tensor:
         """Run the device's part of a step. The host reads no tensor in it, so that a CUDA graph can capture it."""
         micro_batches, rows = self.recipe.execution.accumulation_steps, self.layout.rows[self.world.rank]
         losses: list[Tensor] = []
         self.gradients.start()
-        micro = zip(inputs_B.chunk(micro_batches), targets_B.chunk(micro_batches), strict=True)
+        micro = zip(split(inputs_B, micro_batches), split(targets_B, micro_batches), strict=True)
         for count, (inputs, targets) in enumerate(micro, start=1):
             if count == micro_batches:
                 self.gradients.begin_last_backward()
@@ -175,15 +202,22 @@ class Trainer:
             self.ema.update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _loss(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+    def _loss(self, inputs_B: Tree, targets_B: Tree) -> Tensor:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
         with cast_of(recipe, world.device):
             if not self.parallel_model.vocab_parallel:
-                return recipe.loss(self._network(inputs_B), targets_B)
+                return recipe.loss(self._call(self._network, inputs_B), targets_B)
             assert isinstance(recipe.loss, CrossEntropy)
+            if not isinstance(targets_B, Tensor):
+                raise TrainError(
+                    f"a vocab-parallel last layer needs one array of targets, not a {type(targets_B).__name__}; make "
+                    f"the layer's placement 'model'."
+                )
             # Gathered while the network computes.
             targets_of_all = start_targets(world, targets_B, rows)
-            return recipe.loss.vocab_parallel(world, self._network(inputs_B), targets_B, rows, targets_of_all)
+            return recipe.loss.vocab_parallel(
+                world, self._call(self._network, inputs_B), targets_B, rows, targets_of_all
+            )
 
     def _captured(self) -> None:
         self.gradients.finish_capture()
@@ -223,27 +257,39 @@ class Trainer:
         order = equal_shares(one_pass(len(examples), batch_rows), world.rank, world.size)
         workers, on_bad = 0 if examples.in_memory else self._workers(), recipe.loading.bad_examples
         notify = None if bad is None else self.notify
-        all_outputs: list[Tensor] = []
-        all_targets: list[Tensor] = []
+        all_outputs: list[Tree] = []
+        all_targets: list[Tree] = []
+        scalars: list[bool] = []
+        varies = examples.record is not None and bool(examples.record.dims)
         self.module.eval()
         with (
             torch.inference_mode(),
             cast_of(recipe, world.device),
             ReadingLoader(
-                examples, order, workers=workers, on_bad=on_bad, device=world.device, notify=notify
+                examples,
+                order,
+                workers=workers,
+                on_bad=on_bad,
+                device=world.device,
+                notify=notify,
+                to_max=self._shares_rows,
             ) as loader,
         ):
             loader.bad = {} if bad is None else bad
             for count, (inputs, targets) in zip(counts, loader, strict=True):
-                outputs = self.module(inputs).float()
+                outputs, scalars = rows_of_outputs(self._call(self.module, inputs), len(leaves(inputs)[0]))
                 if world.size > 1:
-                    outputs = all_gather_rows(world, "the outputs", outputs)[:count]
-                    targets = all_gather_rows(world, "the targets", targets)[:count]
+                    outputs = gathered(world, "the outputs", outputs, count, varies=varies, fills=False)
+                    targets = gathered(world, "the targets", targets, count, varies=varies, fills=True)
                 if world.is_rank_zero:
-                    all_outputs.append(outputs.cpu())
-                    all_targets.append(targets.cpu())
+                    all_outputs.append(mapped(Tensor.cpu, outputs))
+                    all_targets.append(mapped(Tensor.cpu, targets))
         # Only the first process has outputs.
-        return Predictions(torch.cat(all_outputs), torch.cat(all_targets)) if all_outputs else None
+        if not all_outputs:
+            return None
+        means = iter(scalars)
+        outputs = mapped(lambda part: part.mean() if next(means) else part, joined_tensors(all_outputs, fills=False))
+        return Predictions(outputs, joined_tensors(all_targets, fills=True))
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Give the network the EMA of its weights, where the recipe has one, while the context is open."""

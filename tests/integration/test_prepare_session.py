@@ -279,7 +279,7 @@ def test_a_training_is_refused_before_it_begins_where_no_bundle_could_be_written
 
 def test_the_golden_examples_of_a_run_are_the_raw_ones() -> None:
     data: Any = None
-    assert golden_examples(recipe_with(lambda: RAWS), data) is RAWS
+    assert golden_examples(small(), recipe_with(lambda: RAWS), data) is RAWS
 
 
 def test_inspect_says_what_inputs_are_prepared_of(made: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

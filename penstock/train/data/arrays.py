@@ -1,6 +1,7 @@
 """Conversion of arrays and tensors to examples, with checks."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -8,20 +9,23 @@ from torch import Tensor, nn
 
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
+from penstock.runtime.named_network import NamedCall
+from penstock.train.data.columns import IGNORED, Column, columns_in
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch
+from penstock.train.data.trees import leaves, mapped
 
 # n examples
 
 TRIED = 2
-# The label that cross-entropy ignores.
-IGNORED = -100
 
 
 def examples_of(given: Any, name: str, network: nn.Module) -> Examples:
     """Convert `(X, y)` to examples; `Examples` are returned unchanged.
 
-    Floats get the dtype of the network's weights, other targets int64; other inputs keep their dtype.
+    Floats get the dtype of the network's weights, other targets int64; other inputs keep their dtype. X may be a
+    dictionary of arrays by name, y a dictionary or tuple of arrays; in them, a list of arrays may have different
+    lengths.
 
     Args:
         given: `Examples`, or inputs `[n, ...]` and targets `[n]` or `[n, ...]`, NumPy arrays or what can become one,
@@ -41,15 +45,48 @@ def examples_of(given: Any, name: str, network: nn.Module) -> Examples:
     floating = next((one.dtype for one in network.parameters() if one.is_floating_point()), torch.float32)
     # A half has no NumPy type of its own in each case, and autocast makes them anyway.
     wanted = np.dtype(np.float64 if floating == torch.float64 else np.float32)
-    inputs = _array(given[0], f"X of {name}", wanted)
-    targets = _array(given[1], f"y of {name}", wanted)
-    if len(inputs) != len(targets):
-        raise TrainError(
-            f"X of {name} has {len(inputs):,} examples and y has {len(targets):,}; give one target for each input."
-        )
-    if targets.dtype.kind in "biu":
-        targets = targets.astype(np.int64)
+    inputs: Any
+    if isinstance(given[0], Mapping):
+        named = cast(Mapping[str, Any], given[0])
+        inputs = {key: _column(part, f"X[{key!r}] of {name}", wanted) for key, part in named.items()}
+        if not inputs:
+            raise TrainError(f"X of {name} is an empty dictionary; give arrays by name.")
+    else:
+        inputs = _array(given[0], f"X of {name}", wanted)
+    targets = _targets(given[1], f"y of {name}", wanted)
+    columns = [*(inputs.values() if isinstance(inputs, dict) else [inputs]), *columns_in(targets)]
+    for column in columns:
+        if len(column) != len(columns[0]):
+            raise TrainError(
+                f"X of {name} has {len(columns[0]):,} examples and {'y' if column is targets else 'another array'} has "
+                f"{len(column):,}; give one target for each input."
+            )
     return ArraySet(inputs=inputs, targets=targets)
+
+
+def _targets(given: Any, name: str, floating: np.dtype[Any]) -> Any:
+    if isinstance(given, Mapping):
+        named = cast(Mapping[str, Any], given)
+        return {key: _targets(part, f"{name}[{key!r}]", floating) for key, part in named.items()}
+    # A tuple of numbers or of lists is one array.
+    if isinstance(given, tuple) and all(isinstance(part, np.ndarray | Tensor | Mapping) for part in given):
+        parts = cast(tuple[Any, ...], given)
+        return tuple(_targets(part, f"{name}[{place}]", floating) for place, part in enumerate(parts))
+    column = _column(given, name, floating, joins=True)
+    return column.astype(np.int64) if isinstance(column, np.ndarray) and column.dtype.kind in "biu" else column
+
+
+def _column(given: Any, name: str, floating: np.dtype[Any], *, joins: bool = False) -> Column:
+    """Convert an array, or a list of arrays of different lengths; `joins` makes an array of equally long ones."""
+    rows = cast(list[Any], given) if isinstance(given, list) else []
+    lengths = {len(row) for row in rows if _has_length(row)}
+    if not lengths or not all(map(_has_length, rows)) or (joins and len(lengths) == 1):
+        return _array(given, name, floating)
+    return [_array(row, f"{name}, example {place:,},", floating, empty=True) for place, row in enumerate(rows)]
+
+
+def _has_length(row: Any) -> bool:
+    return row.ndim > 0 if isinstance(row, np.ndarray | Tensor) else isinstance(row, list | tuple)
 
 
 def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> None:
@@ -65,22 +102,26 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
         TrainError: They are not accepted, or the loss is not one number.
     """
     device = next(network.parameters()).device
-    inputs, targets = (part.to(device) for part in first_batch(examples, TRIED))
+    call = None if examples.record is None else NamedCall(network, examples.record)
+    inputs, targets = (mapped(lambda leaf: leaf.to(device), part) for part in first_batch(examples, TRIED))
     what = _shape(inputs)
     before = network.training
     network.eval()
     try:
         with torch.no_grad():
-            outputs = network(inputs)
-            if not isinstance(outputs, Tensor):
-                raise TrainError(f"the network gives a {type(outputs).__name__}; it must give one tensor.")
+            outputs = network(inputs) if call is None else call(network, inputs)
+            if not isinstance(outputs, Tensor) and loss in (nn.functional.cross_entropy, nn.functional.mse_loss):
+                raise TrainError(
+                    f"the network gives a {type(outputs).__name__}, and {loss.__name__} takes one tensor; give "
+                    f"loss=FUNCTION, which gets it with the targets."
+                )
             of = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
             squares = loss is nn.functional.mse_loss or isinstance(loss, nn.MSELoss)
-            if squares and outputs.shape != targets.shape:
+            if squares and isinstance(targets, Tensor) and outputs.shape != targets.shape:
                 raise TrainError(f"MSE needs equal shapes, and there are {of}; reshape y.")
             _check_labels(examples, outputs, loss, name)
             found = loss(outputs, targets)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         said = " ".join(str(error).split())[:300]
         raise TrainError(
             f"the network or the loss does not take {what} of {name}, targets {_shape(targets)}: {said}"
@@ -91,12 +132,12 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
         raise TrainError(f"the loss of {of} is {_described(found)}; it must be one number, the mean over the batch.")
 
 
-def _check_labels(examples: Examples, outputs: Tensor, loss: Any, name: str) -> None:
+def _check_labels(examples: Examples, outputs: Any, loss: Any, name: str) -> None:
     """Refuse labels that are not a class: on a GPU they would abort the process."""
     if loss is not nn.functional.cross_entropy or not isinstance(examples, ArraySet) or outputs.ndim < 2:
         return
     labels, classes = examples.targets, outputs.shape[1]
-    if labels.dtype.kind != "i":
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i":
         return
     labels = labels[labels != IGNORED]
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
@@ -106,7 +147,7 @@ def _check_labels(examples: Examples, outputs: Tensor, loss: Any, name: str) -> 
         )
 
 
-def _array(given: Any, name: str, floating: np.dtype[Any]) -> Array:
+def _array(given: Any, name: str, floating: np.dtype[Any], *, empty: bool = False) -> Array:
     if isinstance(given, Tensor):
         given = given.detach().cpu()
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
@@ -116,7 +157,7 @@ def _array(given: Any, name: str, floating: np.dtype[Any]) -> Array:
         raise TrainError(f"{name} is no array ({error}); give equally long rows.") from None
     if array.dtype.kind not in "fbiu":
         raise TrainError(f"{name} is {array.dtype}; give numbers, a float or an integer type.")
-    if array.ndim == 0 or len(array) == 0:
+    if array.ndim == 0 or (len(array) == 0 and not empty):
         raise TrainError(f"{name} has the shape {list(array.shape)}; give at least one example, [n, ...].")
     if array.dtype.kind != "f":
         return np.ascontiguousarray(array)
@@ -129,7 +170,9 @@ def _array(given: Any, name: str, floating: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(array, floating)
 
 
-def _shape(tensor: Tensor) -> str:
+def _shape(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return ", ".join(_shape(leaf) if isinstance(leaf, Tensor) else str(leaf) for leaf in leaves(tensor))
     return f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
 

@@ -1,6 +1,7 @@
 """Random changes to training batches, drawn from the given generator."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from penstock.core.errors import TrainError
 
 # B batch, K classes
 
-Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+# Inputs and targets are trees where the examples have several tensors.
+Augment = Callable[[Any, Any, torch.Generator], tuple[Any, Any]]
 
 
 def mixup(classes: int, alpha: float = 0.2) -> Augment:
@@ -31,6 +33,7 @@ def mixup(classes: int, alpha: float = 0.2) -> Augment:
         raise TrainError(f"mixup has alpha {alpha}; it must be above 0.")
 
     def mix(inputs_B: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        _check_tensors("mixup", inputs_B, targets_B)
         count, device = len(inputs_B), inputs_B.device
         # Torch draws from a Beta distribution, but from no generator that one could give it.
         seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
@@ -52,6 +55,7 @@ def random_flip(dim: int = 2) -> Augment:
     """
 
     def flip(inputs_B: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        _check_tensors("random_flip", inputs_B)
         drawn_B = torch.rand(len(inputs_B), generator=generator, device=generator.device) < 0.5
         flipped_B = drawn_B.to(inputs_B.device).view(-1, *[1] * (inputs_B.ndim - 1))
         return torch.where(flipped_B, inputs_B.flip(dim), inputs_B), targets_B
@@ -72,3 +76,8 @@ def in_turn(*augments: Augment) -> Augment:
         return inputs_B, targets_B
 
     return each
+
+
+def _check_tensors(name: str, *parts: Any) -> None:
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise TrainError(f"{name} changes one tensor, and the examples have several; write an augment for them.")

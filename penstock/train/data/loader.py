@@ -11,15 +11,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.errors import BadExample
 from penstock.core.spec import Array
+from penstock.train.data.collate import Collate
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad, Piece, read_piece
 from penstock.train.data.sampler import BatchIndices, one_pass
+from penstock.train.data.trees import Tree, joined, leaves, mapped
 
 # B examples of a batch
 
@@ -30,10 +31,10 @@ BATCHES_AHEAD = 2
 
 
 class Batch(NamedTuple):
-    """Raw inputs and targets of a step, on the loader's device."""
+    """Raw inputs and targets of a step, on the loader's device: tensors, or trees of them."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
 
 
 class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
@@ -94,6 +95,7 @@ class ReadingLoader(Loader):
         device: The device of the batches. For a GPU they are read into page-locked memory and copied during the step
             before.
         notify: Called with a sentence when an example is first found to be damaged.
+        to_max: Pad to the largest lengths, as `Collate`.
     """
 
     def __init__(
@@ -105,9 +107,10 @@ class ReadingLoader(Loader):
         on_bad: OnBad = "stop",
         device: torch.device | None = None,
         notify: Callable[[str], object] | None = None,
+        to_max: bool = False,
     ) -> None:
         super().__init__(order, on_bad, notify)
-        self._examples = examples
+        self._examples, self._collate = examples, Collate(examples, to_max=to_max)
         self._device = device or torch.device("cpu")
         self._piece = min(max(PIECE_BYTES // max(1, examples.input_nbytes), LEAST_PIECE), LARGEST_PIECE)
         self._pool = ThreadPoolExecutor(workers, "penstock-read") if workers else None
@@ -144,9 +147,13 @@ class ReadingLoader(Loader):
         self._pieces_under_way -= len(parts)
         if self._pool is not None:
             self._read_ahead()
-        targets = torch.from_numpy(np.concatenate([part.targets_P for part in parts]))
+        inputs, targets = self._collate.tensors(batch.inputs, joined([part.targets_P for part in parts]))
         bad = [error for part in parts for error in part.bad]
-        return _Ready(Batch(batch.inputs, targets.pin_memory() if self._copies else targets), bad)
+        if self._copies:
+            # One array of fixed size was read into page-locked memory.
+            inputs = inputs if inputs is batch.inputs else mapped(Tensor.pin_memory, inputs)
+            targets = mapped(Tensor.pin_memory, targets)
+        return _Ready(Batch(inputs, targets), bad)
 
     def _read_ahead(self) -> None:
         """Start enough batches to keep every worker busy during a step."""
@@ -159,10 +166,14 @@ class ReadingLoader(Loader):
 
     def _begin(self, places: BatchIndices) -> None:
         count = len(places.indices_B)
-        # Torch's cache of page-locked memory reuses none before its copy is done.
-        room = torch.from_numpy(self._examples.empty(0))
-        inputs = torch.empty((count, *room.shape[1:]), dtype=room.dtype, pin_memory=self._copies is not None)
-        inputs_B = inputs.numpy()
+        inputs: Array | Tensor
+        if self._examples.record is None:
+            # Torch's cache of page-locked memory reuses none before its copy is done.
+            room = torch.from_numpy(self._examples.empty(0))
+            inputs = torch.empty((count, *room.shape[1:]), dtype=room.dtype, pin_memory=self._copies is not None)
+            inputs_B = inputs.numpy()
+        else:
+            inputs = inputs_B = self._examples.empty(count)
         submit = self._pool.submit if self._pool else _run
         parts: list[Future[Piece]] = []
         for start in range(0, count, self._piece):
@@ -178,7 +189,7 @@ class _Ready(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    inputs: Tensor
+    inputs: Array | Tensor
     parts: list[Future[Piece]]
 
 
@@ -200,15 +211,18 @@ class _Copies:
 
     def start(self, ready: _Ready) -> None:
         with torch.cuda.stream(self._stream):
-            batch = Batch(*(part.to(self._device, non_blocking=True) for part in ready.batch))
+            batch = Batch(*(mapped(self._to_device, part) for part in ready.batch))
         self.waiting = _Ready(batch, ready.bad)
+
+    def _to_device(self, part: Tensor) -> Tensor:
+        return part.to(self._device, non_blocking=True)
 
     def take(self) -> _Ready:
         ready, self.waiting = self.waiting, None
         assert ready is not None
         step = torch.cuda.current_stream(self._device)
         step.wait_stream(self._stream)
-        for part in ready.batch:
+        for part in leaves(tuple(ready.batch)):
             # Its memory belongs to the copy stream, which must not reuse it before the step is done.
             part.record_stream(step)
         return ready
@@ -222,7 +236,10 @@ def first_inputs(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> A
         count: The number of examples.
         on_bad: As of `ReadingLoader`.
     """
-    return first_batch(examples, count, on_bad=on_bad).inputs.numpy()
+    if examples.record is None:
+        return first_batch(examples, count, on_bad=on_bad).inputs.numpy()
+    places = next(one_pass(len(examples), min(count, len(examples))))
+    return read_piece(examples, places, examples.empty(len(places.indices_B)), on_bad).inputs_P
 
 
 def first_batch(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> Batch:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.sampler import BatchIndices, another
+from penstock.train.data.trees import Tree, joined
 
 # B examples of a batch, P examples of a piece
 
@@ -36,13 +37,13 @@ class Piece(NamedTuple):
 
     Args:
         inputs_P: Raw inputs.
-        targets_P: Targets.
+        targets_P: The tree of targets.
         indices_P: Indices.
         bad: The errors of those that cannot be read.
     """
 
     inputs_P: Array
-    targets_P: Array
+    targets_P: Tree
     indices_P: Array
     bad: list[BadExample]
 
@@ -79,21 +80,21 @@ def read_piece(
             raise
     # One by one, so that a bad example does not read the others again.
     good: list[int] = []
-    targets: list[Any] = []
+    targets: list[Tree] = []
     bad: list[BadExample] = []
     for row in range(len(inputs_P)):
         place = places.of(slice(row, row + 1))
         index_1, attempts_1 = place.indices_B, np.zeros(1, np.int64)
         while len(index_1):
             try:
-                targets.extend(examples.read(index_1, place.seeds_B, inputs_P[row : row + 1]))
+                targets.append(examples.read(index_1, place.seeds_B, inputs_P[row : row + 1]))
                 good.append(row)
                 break
             except BadExample as error:
                 bad.append(error)
                 skips = on_bad == "skip"
                 index_1 = replaced(index_1, place, error, attempts_1, len(examples))[0] if skips else index_1[:0]
-    return Piece(inputs_P[good], np.array(targets), places.indices_B[good], bad)
+    return Piece(inputs_P[good], joined(targets) if targets else np.array([]), places.indices_B[good], bad)
 
 
 def replaced(

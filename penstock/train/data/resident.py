@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import BadExample
+from penstock.core.record import Lengths
+from penstock.train.data.collate import cut, room_of
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Batch, Loader, ReadingLoader
-from penstock.train.data.readers import OnBad, in_order, replaced
+from penstock.train.data.readers import OnBad, Piece, in_order, replaced
 from penstock.train.data.sampler import BatchIndices, Indices, one_pass
+from penstock.train.data.trees import Tree, leaves, mapped
 
 # n examples, B examples of a batch
 
@@ -45,10 +48,15 @@ class Resident:
         on_piece: Callable[[], object] = lambda: None,
     ) -> None:
         assert not examples.varies, examples
-        shape, dtype = examples.input_shape, torch.from_numpy(examples.empty(0)).dtype
-        inputs = torch.zeros((len(examples), *shape), dtype=dtype, device=device)
-        targets: Tensor | None = None
+        self.record, self.target_axes = examples.record, examples.target_axes
+        self.lengths: dict[str, Lengths] = {}
+        inputs: Tree = None
+        targets: Tree = None
         self.damaged: dict[int, BadExample] = {}
+
+        def room_for(part: Tensor) -> Tensor:
+            return torch.zeros((len(examples), *part.shape[1:]), dtype=part.dtype, device=device)
+
         at_once = max(1, AT_ONCE_BYTES // max(1, examples.input_nbytes))
         for piece in in_order(examples, one_pass(len(examples), at_once), workers):
             on_piece()
@@ -56,17 +64,34 @@ class Resident:
             if not len(piece.indices_P):
                 continue
             rows = torch.from_numpy(piece.indices_P).to(device)
-            inputs[rows] = torch.from_numpy(piece.inputs_P).to(device)
-            read = torch.from_numpy(piece.targets_P).to(device)
+            read_inputs, read_targets = self._tensors(piece)
             if targets is None:
-                targets = torch.zeros((len(examples), *read.shape[1:]), dtype=read.dtype, device=device)
-            targets[rows] = read
+                inputs, targets = mapped(room_for, read_inputs), mapped(room_for, read_targets)
+            for whole, part in zip(leaves((inputs, targets)), leaves((read_inputs, read_targets)), strict=True):
+                whole[rows] = part.to(device)
         if targets is None:
             raise next(iter(self.damaged.values()))
         self.device, self.inputs, self.targets = device, inputs, targets
+        if self.record is not None:
+            # On the host too, which knows the length of a batch without waiting for the device.
+            self.lengths = {name: inputs[name].cpu().numpy() for name in self.record.dims}
+
+    def _tensors(self, piece: Piece) -> tuple[Tree, Tree]:
+        targets = mapped(torch.from_numpy, piece.targets_P)
+        if self.record is None:
+            return torch.from_numpy(piece.inputs_P), targets
+        batch = self.record.batch(piece.inputs_P, room_of(self.record, None))
+        return mapped(torch.from_numpy, batch | self.record.lengths(piece.inputs_P)), targets
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(leaves(self.inputs)[0])
+
+    def cut(self, inputs_B: Tree, targets_B: Tree, room: dict[str, int]) -> tuple[Tree, Tree]:
+        """Cut a batch to the lengths of its longest example."""
+        assert self.record is not None, room
+        shapes = {spec.name: tuple(getattr(size, "name", None) for size in spec.shape) for spec in self.record.tensors}
+        axes = shapes | dict.fromkeys(self.record.dims, ())
+        return cut(inputs_B, axes, room), cut(targets_B, self.target_axes, room)
 
 
 @final
@@ -78,6 +103,7 @@ class ResidentLoader(Loader):
         order: The examples of each batch.
         on_bad: As of `ReadingLoader`.
         notify: Called with a sentence when an example is first met that is damaged.
+        to_max: Pad to the largest lengths, as `Collate`.
     """
 
     def __init__(
@@ -87,10 +113,12 @@ class ResidentLoader(Loader):
         *,
         on_bad: OnBad = "stop",
         notify: Callable[[str], object] | None = None,
+        to_max: bool = False,
     ) -> None:
         super().__init__(order, on_bad, notify)
-        self._examples = examples
+        self._examples, self._cuts = examples, bool(examples.lengths) and not to_max
         self._rows: deque[Tensor] = deque()
+        self._rooms: deque[dict[str, int]] = deque()
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -100,7 +128,12 @@ class ResidentLoader(Loader):
         if not self._rows:
             self._copy_indices()
         rows_B = self._rows.popleft()
-        return Batch(examples.inputs.index_select(0, rows_B), examples.targets.index_select(0, rows_B))
+
+        def select(whole: Tensor) -> Tensor:
+            return whole.index_select(0, rows_B)
+
+        inputs, targets = mapped(select, examples.inputs), mapped(select, examples.targets)
+        return Batch(*(examples.cut(inputs, targets, self._rooms.popleft()) if self._cuts else (inputs, targets)))
 
     def _copy_indices(self) -> None:
         """Copy the indices of the next batches to the device."""
@@ -108,6 +141,9 @@ class ResidentLoader(Loader):
         count = 0
         for places in self._order:
             batches.append(self._without_damaged(places))
+            if self._cuts:
+                lengths = {name: lengths_n[batches[-1]] for name, lengths_n in self._examples.lengths.items()}
+                self._rooms.append(room_of(self._examples.record, lengths))
             count += len(batches[-1])
             # With on_bad="stop" the error must come with its batch, not before.
             if count >= INDICES_AT_ONCE or self._examples.damaged:
@@ -172,6 +208,7 @@ def make_loader(
     on_bad: OnBad = "stop",
     device: torch.device | None = None,
     notify: Callable[[str], object] | None = None,
+    to_max: bool = False,
 ) -> Loader:
     """Make the loader for resident examples, examples in memory, or others.
 
@@ -182,9 +219,10 @@ def make_loader(
         on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
         device: The device of the batches; the CPU by default.
         notify: Called with a sentence when an example is first found to be damaged.
+        to_max: Pad to the largest lengths, as `Collate`.
     """
     if isinstance(examples, Resident):
-        return ResidentLoader(examples, order, on_bad=on_bad, notify=notify)
+        return ResidentLoader(examples, order, on_bad=on_bad, notify=notify, to_max=to_max)
     on_cpu = device is None or device.type == "cpu"
     workers = 0 if examples.in_memory and on_cpu else workers
-    return ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notify=notify)
+    return ReadingLoader(examples, order, workers=workers, on_bad=on_bad, device=device, notify=notify, to_max=to_max)

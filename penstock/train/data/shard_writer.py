@@ -52,6 +52,10 @@ def write_shards(
     folder = Path(folder)
     if folder.exists():
         raise TrainError(f"{folder} exists; choose another folder, or remove it.")
+    if examples.record is not None:
+        raise TrainError(
+            f"the examples have {examples.describe()}; shards hold one array of fixed size. Train on them as they are."
+        )
     if examples.input_dtype.name not in PROTOCOL_DATATYPES:
         raise TrainError(f"the examples are {examples.input_dtype}; shards hold {', '.join(PROTOCOL_DATATYPES)}.")
     left_out: list[BadExample] = []
@@ -63,6 +67,8 @@ def write_shards(
             if piece.bad and on_bad == "stop":
                 raise piece.bad[0]
             left_out.extend(piece.bad)
+            if not isinstance(piece.targets_P, np.ndarray):
+                raise TrainError("the examples have several targets; shards hold one array. Train on them as they are.")
             if len(piece.targets_P):
                 targets.append(piece.targets_P)
             yield piece.inputs_P

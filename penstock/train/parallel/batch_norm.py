@@ -10,8 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from penstock.core.errors import TrainError
 from penstock.nn.normalisation import SequenceBatchNorm
+from penstock.train.data.trees import Tree
 from penstock.train.parallel.collectives import all_gather_rows
-from penstock.train.parallel.dataflow import evaluating
+from penstock.train.parallel.dataflow import Call, evaluating, plain_call
 from penstock.train.parallel.world import World
 
 # B examples, C channels, R ranks
@@ -102,12 +103,13 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronizedBatchNorm) for layer in module.modules())
 
 
-def norm_of_single_numbers(module: nn.Module, example_B: Tensor) -> str | None:
+def norm_of_single_numbers(module: nn.Module, example_B: Tree, call: Call = plain_call) -> str | None:
     """Find the first batch norm that gets a single number for each channel of one example.
 
     Args:
         module: The network; run in evaluation mode, which is restored.
         example_B: One raw input, `[1, ...]`, on the network's device.
+        call: Calls the network with it.
     """
     names: dict[nn.Module, str] = {
         layer: name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)
@@ -123,7 +125,7 @@ def norm_of_single_numbers(module: nn.Module, example_B: Tensor) -> str | None:
     with ExitStack() as hooks, evaluating(module):
         for layer in names:
             hooks.enter_context(layer.register_forward_pre_hook(look))
-        module(example_B)
+        call(module, example_B)
     return lonely[0] if lonely else None
 
 

@@ -3,7 +3,7 @@
 If the outputs of a layer pass through elementwise operations alone, these can be computed on a slice of the features.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, final
@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.train.data.trees import Tree, leaves, mapped
+
 OUTPUT = "the network's output"
+OUTPUTS = "a tuple or mapping of the network's outputs"
+# Calls a network with the inputs of a batch.
+Call = Callable[[Callable[..., Any], Tree], Any]
 
 # Elementwise as well, though not tagged so.
 _CARRIES = {"_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "hardswish", "hardswish_", "hardsigmoid"}
@@ -40,21 +45,32 @@ class LinearUse:
     goes_to: frozenset[str]
 
 
-def linear_uses(module: nn.Module, examples_B: Tensor) -> dict[str, LinearUse]:
+def plain_call(network: Callable[..., Any], inputs_B: Tree) -> Any:
+    """Call a network of one input."""
+    return network(inputs_B)
+
+
+def first_rows(examples_B: Tree, count: int, device: torch.device) -> Tree:
+    """Return the first few examples of a batch, on a device."""
+    return mapped(lambda tensor: tensor[:count].to(device), examples_B)
+
+
+def linear_uses(module: nn.Module, examples_B: Tree, call: Call = plain_call) -> dict[str, LinearUse]:
     """Trace the use of every linear layer, in the order of the calls.
 
     Args:
         module: The network; run in evaluation mode, which is restored.
         examples_B: A few raw inputs, `[B, ...]`, on the network's device.
+        call: Calls the network with them.
     """
     watch = _Watch()
     with evaluating(module), watch.hooked(module), watch:
-        outputs = module(examples_B)
-    watch.meets(OUTPUT, (outputs,))
-    return watch.seen(len(examples_B))
+        outputs = call(module, examples_B)
+    watch.meets(OUTPUT if isinstance(outputs, Tensor) else OUTPUTS, leaves(outputs))
+    return watch.seen(len(leaves(examples_B)[0]))
 
 
-def uses_of_weights(module: nn.Module, examples_B: Tensor) -> dict[int, set[str]]:
+def uses_of_weights(module: nn.Module, examples_B: Tree, call: Call = plain_call) -> dict[int, set[str]]:
     """Collect the names of torch's functions that take each parameter, by the parameter's `id`.
 
     Names of calls outside of autocast end in "without autocast".
@@ -62,10 +78,11 @@ def uses_of_weights(module: nn.Module, examples_B: Tensor) -> dict[int, set[str]
     Args:
         module: The network; run in evaluation mode, which is restored.
         examples_B: A few raw inputs, `[B, ...]`, on the network's device.
+        call: Calls the network with them.
     """
-    watch = _Uses((id(weight) for weight in module.parameters()), examples_B.device.type)
+    watch = _Uses((id(weight) for weight in module.parameters()), leaves(examples_B)[0].device.type)
     with evaluating(module), watch:
-        module(examples_B)
+        call(module, examples_B)
     return watch.seen
 
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penstock.core.errors import TrainError
+from penstock.train.data.trees import Tree
 from penstock.train.parallel.batch_norm import has_batch_norm, norm_of_single_numbers, synchronize
-from penstock.train.parallel.dataflow import linear_uses
+from penstock.train.parallel.dataflow import Call, first_rows, linear_uses, plain_call
 from penstock.train.parallel.planner import check, choose, named_layers
 from penstock.train.parallel.tensor_parallel import ParallelModel, parallelize
 from penstock.train.parallel.world import World, split_rows
@@ -76,7 +77,7 @@ def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
     return tuple(share // parts for share in shares)
 
 
-def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor) -> Layout:
+def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tree, call: Call = plain_call) -> Layout:
     """Lay a network out over the processes.
 
     Args:
@@ -84,6 +85,7 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
         recipe: The training's recipe.
         world: The processes.
         examples_B: Some raw inputs, `[B, ...]`, to trace which layer feeds which.
+        call: Calls the network with them.
 
     Raises:
         TrainError: The network cannot be trained, a placement does not fit the network, the batch or the processes, or
@@ -96,17 +98,17 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
         # The memory format of cuDNN's convolutions, which otherwise transpose in every step.
         module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if min(rows) == 1 and not (recipe.parallel.batch_norm == "synchronized" and world.size > 1):
-        _check_spread(module, recipe, world, examples_B[:1].to(world.device))
+        _check_spread(module, recipe, world, first_rows(examples_B, 1, world.device), call)
     world.broadcast([*module.parameters(), *module.buffers()], "the first weights")
     notices: list[str] = []
     placements: dict[str, Placement] = {}
     if recipe.parallel.placements == "auto" and world.size > 1:
-        uses = linear_uses(module, examples_B[:TRACED_EXAMPLES].to(world.device))
+        uses = linear_uses(module, first_rows(examples_B, TRACED_EXAMPLES, world.device), call)
         choice = choose(uses, sum(rows), world.size, recipe.loss)
         placements = choice.placements
         notices += [f"Placement of {reason}" for reason in choice.reasons]
     elif recipe.parallel.placements and recipe.parallel.placements != "auto":
-        uses = linear_uses(module, examples_B[:TRACED_EXAMPLES].to(world.device))
+        uses = linear_uses(module, first_rows(examples_B, TRACED_EXAMPLES, world.device), call)
         placements = named_layers(module, recipe.parallel.placements)
         check(module, placements, uses, rows, recipe.loss)
         notices += [f"Placement of {name}: {placement.kind}." for name, placement in placements.items()]
@@ -120,8 +122,8 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tensor)
     return Layout(model=model, placements=placements, rows=rows, notices=notices)
 
 
-def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Tensor) -> None:
-    name = norm_of_single_numbers(module, example_B)
+def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Tree, call: Call) -> None:
+    name = norm_of_single_numbers(module, example_B, call)
     if name is None:
         return
     of, parts = f"{recipe.batch_size:,}", recipe.execution.accumulation_steps

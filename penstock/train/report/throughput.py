@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import nn
 
-from penstock.core.spec import Array
 from penstock.models.flops import flops, peak_flops
+from penstock.train.data.trees import Tree, leaves
+from penstock.train.parallel.dataflow import Call, plain_call
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Recipe
 
@@ -84,14 +86,24 @@ class Pace:
         )
 
 
-def mfu_of_one(network: nn.Module, inputs_B: Array, recipe: Recipe, world: World) -> tuple[float | None, str | None]:
+def mfu_of_one(
+    network: nn.Module,
+    inputs_B: Tree,
+    recipe: Recipe,
+    world: World,
+    *,
+    call: Call = plain_call,
+    varies: bool = False,
+) -> tuple[float | None, str | None]:
     """Compute the MFU at one example a second.
 
     Args:
         network: The whole network, as it is trained.
-        inputs_B: Some raw inputs.
+        inputs_B: Some raw inputs: an array, or a tree of tensors.
         recipe: Its precision selects the peak.
         world: The processes; the peak is that of all their devices.
+        call: Calls the network with the inputs.
+        varies: The examples have different lengths.
 
     Returns:
         The MFU, or None if it is unknown, and on a GPU the reason.
@@ -102,8 +114,11 @@ def mfu_of_one(network: nn.Module, inputs_B: Array, recipe: Recipe, world: World
     peak = peak_flops(name, recipe.precision)
     if peak is None:
         return None, f"No MFU: the peak of {name!r} in {recipe.precision} is not known."
+    if varies:
+        return None, "No MFU: the examples have different lengths, and so different numbers of operations."
+    raw_B = torch.from_numpy(inputs_B) if isinstance(inputs_B, np.ndarray) else inputs_B
     try:
-        counted = flops(network, torch.from_numpy(inputs_B), backward=True)
+        counted = flops(network, raw_B, backward=True, call=call)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return None, f"No MFU: the network's arithmetic cannot be counted ({' '.join(str(error).split())[:200]})."
-    return counted / len(inputs_B) / (peak * world.size), None
+    return counted / len(leaves(raw_B)[0]) / (peak * world.size), None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.train.data.trees import Tree, leaves, mapped
 from penstock.train.parallel.world import World
 
 # Warm-up: libraries choose algorithms and allocate buffers, optimizers make their state, NCCL its connections.
@@ -21,7 +22,7 @@ PRIORITY = -1
 # Steps that the host may launch ahead of the device; their batches occupy device memory.
 STEPS_AHEAD = 2
 
-Compute = Callable[[Tensor, Tensor], Tensor]
+Compute = Callable[[Tree, Tree], Tensor]
 
 
 @final
@@ -55,16 +56,21 @@ class Steps:
         world.on_leave(self.restart)
 
     @property
+    def captures(self) -> bool:
+        """True if steps are captured, now or after the first ones: every batch then needs the same shape."""
+        return self._captures
+
+    @property
     def is_captured(self) -> bool:
         """True if steps are replayed."""
         return self._graph is not None
 
-    def take(self, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> Tensor:
+    def take(self, inputs_B: Tree, targets_B: Tree, constants: list[Any]) -> Tensor:
         """Take a step.
 
         Args:
-            inputs_B: On the device.
-            targets_B: On the device.
+            inputs_B: A tensor or a tree of tensors, on the device.
+            targets_B: Likewise.
             constants: All other numbers that the step uses; a captured step keeps their values.
 
         Returns:
@@ -80,7 +86,7 @@ class Steps:
             self._step_ends.popleft().synchronize()
         return result
 
-    def _take(self, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> Tensor:
+    def _take(self, inputs_B: Tree, targets_B: Tree, constants: list[Any]) -> Tensor:
         if self._captures and self._graph is None and self._eager_left == 0:
             self._capture(inputs_B, targets_B, constants)
         if self._graph is not None:
@@ -91,7 +97,7 @@ class Steps:
         self._eager_left = max(0, self._eager_left - 1)
         return self._compute(inputs_B, targets_B).clone()
 
-    def _capture(self, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> None:
+    def _capture(self, inputs_B: Tree, targets_B: Tree, constants: list[Any]) -> None:
         why = ""
         stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
         try:
@@ -164,29 +170,33 @@ class _Graph:
         RuntimeError: The step has an operation that cannot be captured.
     """
 
-    def __init__(self, compute: Compute, inputs_B: Tensor, targets_B: Tensor, constants: list[Any], pool: Any) -> None:
-        self._inputs, self._targets, self._constants = inputs_B.clone(), targets_B.clone(), constants
+    def __init__(self, compute: Compute, inputs_B: Tree, targets_B: Tree, constants: list[Any], pool: Any) -> None:
+        inputs, targets = mapped(Tensor.clone, inputs_B), mapped(Tensor.clone, targets_B)
+        self._static, self._constants = leaves((inputs, targets)), constants
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         before = _host_rng_states()
         # Other threads, such as NCCL's watchdog, may query the device during the capture.
         stream = torch.cuda.Stream(priority=PRIORITY)
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._result = compute(self._inputs, self._targets)
+            self._result = compute(inputs, targets)
         if _host_rng_states() != before:
             raise _HostRNGError(
                 "the network or the loss draws random numbers on the host, which would be the same in every step"
             )
 
-    def mismatch(self, inputs_B: Tensor, targets_B: Tensor, constants: list[Any]) -> str | None:
+    def mismatch(self, inputs_B: Tree, targets_B: Tree, constants: list[Any]) -> str | None:
         """Return the reason that this graph cannot compute the step, or None if it can."""
-        for own, new in ((self._inputs, inputs_B), (self._targets, targets_B)):
+        given = leaves((inputs_B, targets_B))
+        if len(given) != len(self._static):
+            return f"a batch is {len(given)} tensors after one of {len(self._static)}"
+        for own, new in zip(self._static, given, strict=True):
             if (own.shape, own.dtype) != (new.shape, new.dtype):
                 return f"a batch is {new.dtype} {list(new.shape)} after one of {own.dtype} {list(own.shape)}"
         return None if constants == self._constants else "the schedule changes more than learning rates"
 
-    def replay(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        self._inputs.copy_(inputs_B)
-        self._targets.copy_(targets_B)
+    def replay(self, inputs_B: Tree, targets_B: Tree) -> Tensor:
+        for own, new in zip(self._static, leaves((inputs_B, targets_B)), strict=True):
+            own.copy_(new)
         self._graph.replay()
         return self._result.clone()

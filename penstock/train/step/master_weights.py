@@ -18,7 +18,8 @@ from penstock.core.errors import TrainError
 from penstock.kernels import fused_optimizer as kernel
 from penstock.kernels.pointer_table import is_traversable, is_traversable_with
 from penstock.nn.entry import EntryConv2d
-from penstock.train.parallel.dataflow import uses_of_weights
+from penstock.train.data.trees import Tree
+from penstock.train.parallel.dataflow import Call, plain_call, uses_of_weights
 from penstock.train.parallel.tensor_parallel import ParallelLinear
 from penstock.train.recipe import Recipe
 
@@ -63,6 +64,7 @@ class MasterWeights:
         optimizer: The optimizer of its parameters, accepted by `why_no_master_weights`. It keeps the state.
         rate_of: Returns the learning rate of a parameter group, by its index, on the device.
         examples_B: A few raw inputs, `[B, ...]`, on the device, to find what uses the weights.
+        call: Calls the network with them.
 
     Attributes:
         leaves: The parameters that a backward pass computes gradients of, by name: the copy, or the weight where it has
@@ -70,10 +72,15 @@ class MasterWeights:
     """
 
     def __init__(
-        self, module: nn.Module, optimizer: Optimizer, rate_of: Callable[[int], Tensor], examples_B: Tensor
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        rate_of: Callable[[int], Tensor],
+        examples_B: Tree,
+        call: Call = plain_call,
     ) -> None:
         self._optimizer, self._rate_of = optimizer, rate_of
-        self._owners = _owners(module, examples_B)
+        self._owners = _owners(module, examples_B, call)
         self._copies = {weight: nn.Parameter(weight.detach().to(torch.bfloat16)) for weight in self._owners}
         self._names = {id(weight): name for name, weight in module.named_parameters()}
         self.leaves: dict[str, nn.Parameter] = {
@@ -209,9 +216,9 @@ def _in_memory_format_of(weight: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 
 
-def _owners(module: nn.Module, examples_B: Tensor) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+def _owners(module: nn.Module, examples_B: Tree, call: Call) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
     """Find the weights that can have copies, and the layers and names that hold them."""
-    uses = uses_of_weights(module, examples_B)
+    uses = uses_of_weights(module, examples_B, call)
     found: defaultdict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
     kept: set[int] = set()
     for layer in module.modules():

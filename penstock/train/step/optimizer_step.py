@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.core.spec import Array
+from penstock.train.data.trees import Tree
 from penstock.train.parallel.buckets import GradientBuckets
+from penstock.train.parallel.dataflow import Call, first_rows, plain_call
 from penstock.train.parallel.layout import TRACED_EXAMPLES, cast_of
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Recipe
@@ -31,7 +31,8 @@ class OptimizerStep:
         optimizer: The optimizer of its parameters.
         recipe: The training recipe.
         world: The processes.
-        inputs: A few raw inputs, `[B, ...]`, to find what uses the weights.
+        examples_B: A few raw inputs, `[B, ...]`, to find what uses the weights.
+        call: Calls the network with them.
 
     Attributes:
         capturable: The optimizer, whose steps a CUDA graph can capture.
@@ -45,26 +46,39 @@ class OptimizerStep:
         TrainError: The optimizer does not support the precision.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, recipe: Recipe, world: World, inputs: Array) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        recipe: Recipe,
+        world: World,
+        examples_B: Tree,
+        call: Call = plain_call,
+    ) -> None:
         self._clip_norm = recipe.clip_norm
         self.loss_scale = LossScale(world) if recipe.precision == "fp16" else None
         skips, sparse = self.loss_scale is not None, _has_sparse_gradients(module)
         self.capturable = CapturableOptimizer(optimizer, world.device, skips=skips, sparse=sparse)
         self.notices: list[str] = []
-        self._master = self._master_weights(module, recipe, world, inputs) if recipe.execution.master_weights else None
+        self._master: MasterWeights | None = None
+        if recipe.execution.master_weights:
+            self._master = self._master_weights(
+                module, recipe, world, first_rows(examples_B, TRACED_EXAMPLES, world.device), call
+            )
         self.leaves = dict(module.named_parameters()) if self._master is None else self._master.leaves
         needs_all = skips or recipe.clip_norm is not None
         apart = world.device.type == "cuda" and self.capturable.steps_apart and not needs_all
         self.steps_in_backward = apart or self._master is not None
 
-    def _master_weights(self, module: nn.Module, recipe: Recipe, world: World, inputs: Array) -> MasterWeights | None:
+    def _master_weights(
+        self, module: nn.Module, recipe: Recipe, world: World, examples_B: Tree, call: Call
+    ) -> MasterWeights | None:
         why = why_no_master_weights(recipe, self.capturable.optimizer)
         if why is not None:
             self.notices.append(f"Weights are cast to bf16 in every step: {why}.")
             return None
-        examples_B = torch.from_numpy(inputs[:TRACED_EXAMPLES]).to(world.device)
         with cast_of(recipe, world.device):
-            master = MasterWeights(module, self.capturable.optimizer, self.capturable.rate_of, examples_B)
+            master = MasterWeights(module, self.capturable.optimizer, self.capturable.rate_of, examples_B, call)
         self.notices.append(master.describe())
         return master
 

@@ -1,0 +1,103 @@
+"""Parameter groups of an optimizer by the parameters' names: layer decay, no weight decay of norms and biases."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from penstock.core.errors import TrainError
+from penstock.train.parallel.tensor_parallel import ParallelModel
+from penstock.train.recipe import Recipe
+
+# A recipe's optimizer function with a first parameter of this name gets names too.
+NAMED = "named_parameters"
+
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
+
+# A numbered layer, "encoder.layers.3.norm.weight".
+_NUMBERED = re.compile(r"^(?:(.*?)\.)?(\d+)\.")
+
+
+def optimizer_of(recipe: Recipe, model: ParallelModel) -> Optimizer:
+    """Make a recipe's optimizer, from parameters or from pairs of names and parameters, as its function asks for."""
+    make, module = recipe.optimizer, model.module
+    if not takes_names(make):
+        return make(module.parameters())
+    return make([(model.full_name(name), weight) for name, weight in module.named_parameters()])
+
+
+def takes_names(make: Any) -> bool:
+    """Check that the first parameter of a recipe's optimizer function is called `named_parameters`."""
+    try:
+        return next(iter(inspect.signature(make).parameters), None) == NAMED
+    except (TypeError, ValueError):
+        return False
+
+
+def parameter_groups(
+    named_parameters: NamedParameters, *, lr: float, weight_decay: float = 0.0, layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Group parameters for an optimizer: `AdamW(parameter_groups(named_parameters, lr=3e-4, weight_decay=0.05))`.
+
+    Parameters of fewer than two dimensions, which are biases and the weights of norms, have no weight decay.
+
+    Args:
+        named_parameters: Names and parameters, as a recipe's `optimizer` gets them whose parameter is called
+            `named_parameters`. Those that require no gradients are left out.
+        lr: The learning rate of the last layers.
+        weight_decay: The weight decay of matrices and larger weights.
+        layer_decay: Factor on the learning rate from each numbered layer (`layers.3`) to the one before, as in Clark et
+            al. 2020, "ELECTRA", section 3.1. Parameters before the first numbered layer are one layer lower, those
+            after the last one are one higher.
+
+    Returns:
+        A dictionary for each group, the highest layers first.
+
+    Raises:
+        TrainError: No parameter requires gradients, `layer_decay` is not above 0 and at most 1, or it is below 1 and no
+            layer has a number.
+    """
+    if not 0 < layer_decay <= 1:
+        raise TrainError(f"layer_decay is {layer_decay}; it must be above 0 and at most 1.")
+    named = list(named_parameters)
+    depths = _depths([name for name, _ in named])
+    if layer_decay < 1 and max(depths, default=0) == 0:
+        raise TrainError("layer_decay needs numbered layers, such as 'layers.3.weight', and the network has none.")
+    found: dict[tuple[int, float], list[nn.Parameter]] = {}
+    for (_, weight), depth in zip(named, depths, strict=True):
+        if weight.requires_grad:
+            decay = weight_decay if weight.ndim > 1 else 0.0
+            found.setdefault((depth if layer_decay < 1 else 0, decay), []).append(weight)
+    if not found:
+        raise TrainError("no parameter requires gradients; let some require them.")
+    highest = max(depths) if layer_decay < 1 else 0
+    return [
+        {"params": weights, "lr": lr * layer_decay ** (highest - depth), "weight_decay": decay}
+        for (depth, decay), weights in sorted(found.items(), key=lambda item: (-item[0][0], -item[0][1]))
+    ]
+
+
+def _depths(names: list[str]) -> list[int]:
+    """Number the layers of parameters from 0; the numbered layers are those of the chain with the most parameters."""
+    chains = [(match[1], int(match[2])) if (match := _NUMBERED.match(name)) else None for name in names]
+    counts: dict[str | None, int] = {}
+    for chain in chains:
+        if chain is not None:
+            counts[chain[0]] = counts.get(chain[0], 0) + 1
+    if not counts:
+        return [0] * len(names)
+    longest = max(counts, key=lambda chain: counts[chain])
+    numbers = sorted({chain[1] for chain in chains if chain is not None and chain[0] == longest})
+    rank = {number: place for place, number in enumerate(numbers, start=1)}
+    depths: list[int] = []
+    reached = 0
+    for chain in chains:
+        if chain is not None and chain[0] == longest:
+            depths.append(rank[chain[1]])
+            reached = 1
+        else:
+            depths.append((len(numbers) + 1) * reached)
+    return depths
