@@ -50,8 +50,10 @@ def texts(count, seed):
 
 
 def loss(outputs, targets):
-    tags = nn.functional.cross_entropy(outputs["tags"].flatten(0, 1), targets["tags"].flatten())
-    return nn.functional.cross_entropy(outputs["logits"], targets["label"]) + tags
+    # The mean of each text, so that a batch in parts has the same mean.
+    of_tokens = nn.functional.cross_entropy(outputs["tags"].transpose(1, 2), targets["tags"], reduction="none")
+    tags = of_tokens.sum(1) / (targets["tags"] >= 0).sum(1)
+    return nn.functional.cross_entropy(outputs["logits"], targets["label"]) + tags.mean()
 
 
 def accuracy(outputs, targets):
@@ -71,7 +73,7 @@ recipe = Recipe(
     ),
     schedule=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps + 1),
     metrics={"accuracy": accuracy, "tag_accuracy": tag_accuracy},
-    batch_size=50,
+    batch_size=52,
     epochs=6,
     ema=EMASettings(decay=0.9, warm_up=True),
     checkpoints=CheckpointPolicy(every_steps=20),
