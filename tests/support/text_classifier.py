@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from penstock import Application, Dim, Recipe, TensorSpec
-from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.recipe import ArraySet, CheckpointPolicy, Data, EMASettings, Selection, StepExecution
 from penstock.train.step.parameter_groups import parameter_groups
 
