@@ -253,6 +253,28 @@ class RecordSpec:
             arrays[spec.name] = array
         return arrays
 
+    def gather(self, records: Array, entries: Lengths, into: Array) -> Array:
+        """Copy some records into a buffer, each only up to the longest length of them all.
+
+        Args:
+            records: All records, `[E]`.
+            entries: Those to copy, `[B]`.
+            into: The buffer, `[B]` or more records. Beyond the longest length it keeps what it had.
+
+        Returns:
+            The first B records of the buffer.
+        """
+        gathered = into[: len(entries)]
+        room: dict[str, int] = {}
+        for name in self.dims:
+            lengths = records[name][entries]
+            gathered[name] = lengths
+            room[name] = int(lengths.max(initial=0))
+        for spec in self.tensors:
+            part = tuple(slice(room[size.name]) if isinstance(size, Dim) else slice(None) for size in spec.shape)
+            gathered[spec.name][(slice(None), *part)] = records[spec.name][(entries, *part)]
+        return gathered
+
     def records(self, arrays: Mapping[str, Array], lengths: Mapping[str, Lengths]) -> Array:
         """Make records `[n]` of batches `[n, ...]` by name, as `batch` gives them; what is beyond a length is dropped.
 

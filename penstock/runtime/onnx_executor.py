@@ -32,7 +32,7 @@ class OnnxExecutor(Executor):
         self.input = input
         self.output = output
         self.max_rows = max_rows
-        self._session = open_graph(graph, threads)
+        self._session = open_graph(graph, threads, any_size=bool(input.dims))
         self._arguments = [given.name for given in self._session.get_inputs()]
         self._results = [made.name for made in self._session.get_outputs()]
         # An input that does not change the outputs is no input of the graph.
@@ -65,19 +65,20 @@ def steady_graph(graph: Path) -> Path:
     return graph.with_suffix(".steady")
 
 
-def open_graph(graph: Path, threads: int, *, any_batch: bool = True) -> Any:
+def open_graph(graph: Path, threads: int, *, any_batch: bool = True, any_size: bool = False) -> Any:
     """Open an exported graph.
 
     Args:
         graph: An ONNX file; the first dimension of every input is the batch.
         threads: CPU threads for one run.
         any_batch: Whether it must take a batch of any size.
+        any_size: Tensors vary in length, so that memory is not planned for each of their shapes.
 
     Raises:
         BundleError: It cannot be loaded, or does not take a batch of any size.
     """
     try:
-        session = onnx_session(graph, threads=threads)
+        session = onnx_session(graph, threads=threads, any_size=any_size)
     except onnx_errors() as error:
         raise BundleError(f"the exported graph {graph} cannot be loaded ({error}); delete it.") from None
     if any_batch and any(isinstance(given.shape[0], int) for given in session.get_inputs()):

@@ -35,8 +35,11 @@ def test_columns_have_their_shapes() -> None:
         "done_count": (3,),
         "held": (3, 8),
         "counts": (3, 16),
-        **dict.fromkeys(("cost_rows", "cost_ns"), (16,)),
-        **dict.fromkeys(("handling_ns", "min_compute_ns", "other_tables_ns", "other_tables_share"), (1,)),
+        "held_lengths": (3, 4, 8),
+        **dict.fromkeys(("cost_rows", "cost_ns"), (1, 16)),
+        **dict.fromkeys(
+            ("cost_largest", "handling_ns", "min_compute_ns", "other_tables_ns", "other_tables_share"), (1,)
+        ),
         "batch_counts": (15,),
         **dict.fromkeys(("queue_counts", "compute_counts", "latency_counts"), (74,)),
         "sums": (4,),

@@ -17,9 +17,13 @@ from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.faults import begin_isolated
+from penstock.serve.engine.length_measurement import measuring_lengths
+from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
 from penstock.serve.engine.scheduler import Columns, Rows, Schedule, schedule, urgency
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
+from penstock.serve.table.length_costs import LengthCosts
+from penstock.serve.table.lengths import LengthGrid
 from penstock.serve.table.slots import SlotTable
 
 # B rows of the batch
@@ -77,7 +81,8 @@ class Engine:
         budget_ns: Latency budget of a request that names none.
         clock_ns: The monotonic clock of the deadlines, in nanoseconds.
         max_rows: A limit of the batch below what the budget allows; None for no other.
-        costs: Batch costs; None where `measuring` will find them.
+        costs: Batch costs; None where `measuring` will find them. Those of an input whose lengths vary are
+            `LengthCosts`.
         traced: Record queue time and batch size of each result, for traces.
     """
 
@@ -89,7 +94,7 @@ class Engine:
         budget_ns: int,
         clock_ns: Callable[[], int],
         max_rows: int | None = None,
-        costs: Costs | None = None,
+        costs: Costs | LengthCosts | None = None,
         traced: bool = False,
     ) -> None:
         self._executor = executor
@@ -105,6 +110,8 @@ class Engine:
             for column in table.layout.columns()
             if column.shape == table.flags.shape
         }
+        spec = table.layout.input
+        self._record = spec if isinstance(spec, RecordSpec) else None
         self._adopted = executor.adopt(self._input, self._output)
         # Read after `adopt`, which may lower the executor's limit.
         self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
@@ -114,14 +121,32 @@ class Engine:
         self._checks_finite = table.layout.output.takes_nan
         output = table.layout.output
         self._frame_size = output.size // output.shape[0] if output.shape else 1
-        self._costs = costs or Costs([1], [0.0])
+        self._grid = LengthGrid.of(spec)
+        self._costs = costs if isinstance(costs, Costs) else Costs([1], [0.0])
+        # Used in their place where lengths vary.
+        self._length_costs: LengthCosts | None = None
+        if self._grid is not None:
+            unknown = LengthCosts(self._grid, [1], np.zeros((len(self._grid.edges), 1)))
+            self._length_costs = costs if isinstance(costs, LengthCosts) else unknown
         self._end_ns = 0
-        self._costs.publish(table)
+        self.costs.publish(table)
 
     @property
-    def costs(self) -> Costs:
-        """The measured time of a batch by its rows."""
-        return self._costs
+    def costs(self) -> Costs | LengthCosts:
+        """The measured time of a batch by its rows, and by its length where lengths vary."""
+        return self._length_costs or self._costs
+
+    def describe_costs(self) -> str:
+        """The times of one row and of the largest batch, for the log."""
+        costs = self._length_costs
+        if costs is None:
+            most = self._costs.largest
+            return f"1 row {self._costs.of(1) / 1e6:.2f} ms, {most} rows {self._costs.of(most) / 1e6:.2f} ms"
+        each = ((length, costs.at(length)) for length in costs.grid.edges)
+        return "; ".join(
+            f"length {length}: 1 row {at.of(1) / 1e6:.2f} ms, {at.largest} rows {at.of(at.largest) / 1e6:.2f} ms"
+            for length, at in each
+        )
 
     def measuring(self, example: Array) -> Generator[None]:
         """Measure every bucket on this machine and choose the largest batch that is worth running.
@@ -134,6 +159,9 @@ class Engine:
         Raises:
             ServeError: The network alone is slower than the budget.
         """
+        if self._grid is not None:
+            yield from self._measuring_lengths(self._grid, example)
+            return
         self._gathered[:] = example
         rows: list[int] = []
         medians: list[float] = []
@@ -144,11 +172,7 @@ class Engine:
             times_ns = self._measured_ns(bucket)
             if bucket == 1:
                 min_compute_ns = float(times_ns.min())
-            if min_compute_ns > self._budget_ns:
-                raise ServeError(
-                    f"the network takes {min_compute_ns / 1e6:.1f} ms for one request on this machine, more than the "
-                    f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
-                )
+            self._check_budget(min_compute_ns, "one request")
             if rows and np.median(times_ns) > self._budget_ns * MAX_BUDGET_SHARE:
                 break
             rows.append(bucket)
@@ -160,6 +184,43 @@ class Engine:
         self._costs = Costs(rows, medians, min_compute_ns=min_compute_ns)
         self._costs.publish(self._table)
 
+    def _measuring_lengths(self, grid: LengthGrid, example: Array) -> Generator[None]:
+        assert self._record is not None
+
+        def measured_ns(record: Array, rows: int, limit_ns: int) -> npt.NDArray[np.int64]:
+            self._gathered[:rows] = record
+            return self._measured_ns(rows, limit_ns)
+
+        costs = yield from measuring_lengths(
+            grid,
+            self._record,
+            example,
+            _buckets(self._max_rows),
+            measured_ns,
+            _count_worthwhile,
+            max_ns=self._budget_ns * MAX_BUDGET_SHARE,
+            limit_ns=MEASURING_NS,
+        )
+        self._check_budget(costs.min_compute_L[0], f"one request of the smallest length, {grid.edges[0]},")
+        late = costs.min_compute_L > self._budget_ns
+        if late.any():
+            log.warning(
+                "one request of length %d takes %.1f ms on this machine, more than the latency budget of %g ms; "
+                "requests so long are refused unless they have a larger budget",
+                grid.edges[int(late.argmax())],
+                costs.min_compute_L[int(late.argmax())] / 1e6,
+                self._budget_ns / 1e6,
+            )
+        self._length_costs = costs
+        costs.publish(self._table)
+
+    def _check_budget(self, min_compute_ns: float, of: str) -> None:
+        if min_compute_ns > self._budget_ns:
+            raise ServeError(
+                f"the network takes {min_compute_ns / 1e6:.1f} ms for {of} on this machine, more than the "
+                f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
+            )
+
     def tick(self, now_ns: int) -> Schedule:
         """Run the next batch, if there is one.
 
@@ -169,7 +230,10 @@ class Engine:
         Returns:
             The rows that ran and expired, and the number of rows that wait.
         """
-        chosen = schedule(self._columns, now_ns, self._costs)
+        if self._length_costs is None:
+            chosen = schedule(self._columns, now_ns, self._costs)
+        else:
+            chosen = schedule_lengths(self._columns, self._table.length, now_ns, self._length_costs)
         if chosen.expire.size:
             self._expire(chosen)
         if chosen.run.size:
@@ -178,6 +242,8 @@ class Engine:
 
     def backlog(self, now_ns: int) -> Backlog:
         """Predict the work of the ready rows."""
+        if self._length_costs is not None:
+            return Backlog(*length_backlog(self._columns, self._table.length, now_ns, self._length_costs))
         rows, slack_ns = urgency(self._columns, now_ns, self._costs)
         if not rows:
             return Backlog(0, 0, 0, 0)
@@ -245,6 +311,8 @@ class Engine:
     def _gather(self, from_B: Rows) -> Array:
         if self._adopted:
             return self._gathered
+        if self._record is not None:
+            return self._record.gather(self._input, from_B, self._gathered)
         chunk_B = self._gathered[: from_B.size]
         np.take(self._input, from_B, 0, chunk_B, "clip")
         return chunk_B
@@ -270,9 +338,14 @@ class Engine:
             flat["queue_ns"][to_B] = batch.start_ns - flat["arrival_ns"][from_B]
             flat["batch_rows"][to_B] = rows_B.size
         # A batch that was begun while another ran had to wait for that one.
-        self._costs.observe(rows_B.size, end_ns - max(batch.start_ns, self._end_ns))
+        took_ns = end_ns - max(batch.start_ns, self._end_ns)
         self._end_ns = end_ns
-        self._costs.publish(table)
+        if self._length_costs is None:
+            self._costs.observe(rows_B.size, took_ns)
+            self._costs.publish(table)
+        else:
+            self._length_costs.observe(rows_B.size, int(flat["length"][from_B].max()), took_ns)
+            self._length_costs.publish(table)
         arrival_ns_B, deadline_ns_B = flat["arrival_ns"][from_B], flat["deadline_ns"][from_B]
         self._count(rows_B.size, arrival_ns_B, deadline_ns_B, status_B, batch.start_ns, end_ns)
         self._publish(rows_B, 1 - batch.busy_B, still_busy_B)
@@ -316,7 +389,7 @@ class Engine:
             # A row that was cancelled while it ran misses no deadline.
             table.outcomes[4] += late - np.count_nonzero(deadline_ns_B == slots.CANCELLED_NS)
 
-    def _measured_ns(self, rows: int) -> npt.NDArray[np.int64]:
+    def _measured_ns(self, rows: int, limit_ns: int = MEASURING_NS // 4) -> npt.NDArray[np.int64]:
         spec = self._table.layout.input
         entries = np.arange(rows) * self._table.chunks if self._adopted else None
         batch = StepInput(
@@ -329,7 +402,7 @@ class Engine:
         )
         times: list[int] = []
         # The first run of a size allocates and does not count; a slow network gets fewer runs.
-        while len(times) <= MEASURED_RUNS and sum(times) < MEASURING_NS / 4:
+        while len(times) <= MEASURED_RUNS and sum(times) < limit_ns:
             start_ns = self._clock_ns()
             self._executor.step(batch)
             times.append(self._clock_ns() - start_ns)
@@ -351,9 +424,9 @@ def _count_worthwhile(rows: list[int], ns: list[float]) -> int:
 
 
 def _finite(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
+    """Mask the rows whose valid output holds neither NaN nor infinity."""
     if isinstance(output, RecordSpec):
         return output.finite(result.output_B)
-    """Mask the rows whose valid output holds neither NaN nor infinity."""
     output_B, rows = result.output_B, len(result.output_B)
     # The usual case, in which all values are finite, takes one pass.
     with np.errstate(over="ignore", invalid="ignore"):

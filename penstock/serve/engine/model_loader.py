@@ -11,6 +11,7 @@ from typing import final
 
 from penstock.core.application import Application
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
+from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
 from penstock.serve.engine.engine import Engine
@@ -18,6 +19,7 @@ from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.engine.scheduler import Schedule
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.settings import Settings
+from penstock.serve.table.lengths import LengthGrid
 from penstock.serve.table.slots import SlotTable, TableLayout
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,15 @@ def engines_on(device: str, devices: tuple[str, ...]) -> int:
         devices: Devices of all engines.
     """
     return [_numbered(each) for each in devices].count(_numbered(device))
+
+
+def _measured_chunk(runnable: Runnable) -> Array:
+    """Take the golden example with which batches are measured: the longest where lengths vary."""
+    examples = runnable.files.golden.inputs
+    grid = LengthGrid.of(runnable.application.input)
+    if grid is None:
+        return first_chunk(runnable.application, examples)
+    return examples[int(grid.lengths_of(examples).argmax())]
 
 
 def _numbered(device: str) -> str:
@@ -99,17 +110,15 @@ class ModelLoader:
                 runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command, on_failure)
             else:
                 runnable, table, descriptor, engine = self._build(command, on_failure)
-            for _ in engine.measuring(first_chunk(runnable.application, runnable.files.golden.inputs)):
+            for _ in engine.measuring(_measured_chunk(runnable)):
                 await asyncio.sleep(0)
             on_failure.pop_all()
         layout = table.layout
         name = command.name or runnable.application.name
         log.info(
-            "%s measured: 1 row %.2f ms, %d rows %.2f ms, the largest batch within %g ms",
+            "%s measured: %s, the largest batch within %g ms",
             name,
-            engine.costs.of(1) / 1e6,
-            engine.costs.largest,
-            engine.costs.of(engine.costs.largest) / 1e6,
+            engine.describe_costs(),
             self._settings.batching.latency_ms,
         )
         self.engines[command.key] = engine

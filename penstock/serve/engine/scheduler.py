@@ -22,7 +22,7 @@ from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE
 
 Rows = npt.NDArray[np.int64]
 
-_NO_ROWS: Rows = np.empty(0, np.int64)
+NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class Columns(NamedTuple):
@@ -76,18 +76,18 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
     """
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
-        return Schedule(_NO_ROWS, _NO_ROWS, 0)
-    entry_R = _current_entry(columns, rows_R)
+        return Schedule(NO_ROWS, NO_ROWS, 0)
+    entry_R = current_entry(columns, rows_R)
     slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
     if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
-        return Schedule(rows_R, _NO_ROWS, 0)
+        return Schedule(rows_R, NO_ROWS, 0)
     flags_R = columns.flags[rows_R, entry_R]
-    ready = _ReadyRows(rows_R, slack_R, flags_R & SOFT_DEADLINE != 0)
+    ready = ReadyRows(rows_R, slack_R, flags_R & SOFT_DEADLINE != 0)
     low_R = flags_R & LOW_PRIORITY != 0
     normal = _by_deadline(ready.where(~low_R), costs)
     if not low_R.any():
         return normal
-    return _add_low_priority(normal, ready, ready.where(low_R), costs)
+    return add_low_priority(normal, ready, ready.where(low_R), costs)
 
 
 def urgency(columns: Columns, now_ns: int, costs: Costs) -> tuple[int, int]:
@@ -99,28 +99,41 @@ def urgency(columns: Columns, now_ns: int, costs: Costs) -> tuple[int, int]:
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
         return 0, 0
-    slack_ns = int(columns.deadline_ns[rows_R, _current_entry(columns, rows_R)].min()) - now_ns
+    slack_ns = int(columns.deadline_ns[rows_R, current_entry(columns, rows_R)].min()) - now_ns
     return rows_R.size, slack_ns - costs.of(min(rows_R.size, costs.largest))
 
 
-def _current_entry(columns: Columns, rows_R: Rows) -> Rows:
+def current_entry(columns: Columns, rows_R: Rows) -> Rows:
+    """Find the ring entry of each row's current chunk."""
     # A busy row still works on the chunk before the next one.
     return (columns.consumed[rows_R] - columns.busy[rows_R]) % columns.deadline_ns.shape[1]
 
 
-class _ReadyRows(NamedTuple):
+class ReadyRows(NamedTuple):
+    """Ready rows, the time left until their deadlines, and those that run even when late."""
+
     rows_R: Rows
     slack_R: Rows
     soft_R: npt.NDArray[np.bool_]
 
-    def where(self, select_R: npt.NDArray[np.bool_] | Rows) -> "_ReadyRows":
-        return _ReadyRows(self.rows_R[select_R], self.slack_R[select_R], self.soft_R[select_R])
+    def where(self, select_R: npt.NDArray[np.bool_] | Rows) -> "ReadyRows":
+        """Select some rows."""
+        return ReadyRows(self.rows_R[select_R], self.slack_R[select_R], self.soft_R[select_R])
 
-    def by_slack(self) -> "_ReadyRows":
+    def by_slack(self) -> "ReadyRows":
+        """Sort by deadline."""
         return self.where(np.argsort(self.slack_R, kind="stable"))
 
 
-def _add_low_priority(normal: Schedule, ready: _ReadyRows, low: _ReadyRows, costs: Costs) -> Schedule:
+def add_low_priority(normal: Schedule, ready: ReadyRows, low: ReadyRows, costs: Costs) -> Schedule:
+    """Add rows of low priority to the room in a batch.
+
+    Args:
+        normal: The batch of normal priority.
+        ready: All ready rows.
+        low: Those of low priority.
+        costs: The measured time of every batch size.
+    """
     if not normal.run.size:
         alone = _by_deadline(low, costs)
         return alone._replace(expire=np.concatenate([normal.expire, alone.expire]))
@@ -142,7 +155,7 @@ def _add_low_priority(normal: Schedule, ready: _ReadyRows, low: _ReadyRows, cost
     return Schedule(run, expire, ready.rows_R.size - run.size - expire.size)
 
 
-def _by_deadline(ready: _ReadyRows, costs: Costs) -> Schedule:
+def _by_deadline(ready: ReadyRows, costs: Costs) -> Schedule:
     rows_R, slack_R, soft_R = ready.by_slack()
     feasible = int(np.searchsorted(slack_R, costs.min_compute_ns))
     overdue_R = soft_R[:feasible] & (slack_R[:feasible] > CANCELLED_NS // 2)

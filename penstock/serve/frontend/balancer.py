@@ -75,13 +75,15 @@ class RequestBalancer:
             rejection = rejection or error
         return rejection
 
-    def choose(self, left_ns: int, budget_ns: int | None, *, rows: int = 1, low_priority: bool = False) -> TableWriter:
-        """Choose the replica for a request with this much time left."""
+    def choose(
+        self, left_ns: int, budget_ns: int | None, *, rows: int = 1, low_priority: bool = False, length: int = 0
+    ) -> TableWriter:
+        """Choose the replica for a request with this much time left; see `TableWriter.predict`."""
         writers = self.writers
         if len(writers) == 1:
             return writers[0]
         budget_ns = budget_ns or self.budget_ns
-        predictions = [PredictedFinish(*writer.predict(rows, budget_ns, low_priority)) for writer in writers]
+        predictions = [PredictedFinish(*writer.predict(rows, budget_ns, low_priority, length)) for writer in writers]
         return writers[soonest(predictions, left_ns)]
 
     def submit(
@@ -96,10 +98,13 @@ class RequestBalancer:
     ) -> SlotHandle:
         """Submit a request to the replica that is chosen for it, see `TableWriter.submit`."""
         left_ns = arrival_ns + (budget_ns or self.budget_ns) - now_ns
-        return self.choose(left_ns, budget_ns, low_priority=low_priority).submit(
+        writer = self.writers[0]
+        length = writer.length_of(chunk) if writer.shortest_length else 0
+        return self.choose(left_ns, budget_ns, low_priority=low_priority, length=length).submit(
             chunk, done=done, arrival_ns=arrival_ns, budget_ns=budget_ns, now_ns=now_ns, low_priority=low_priority
         )
 
     def _rejects(self, writer: TableWriter, left_ns: int) -> bool:
-        finish_ns, waiting = writer.predict(1, self.budget_ns, False)
+        # The shortest, where lengths vary: no other could be admitted.
+        finish_ns, waiting = writer.predict(1, self.budget_ns, False, writer.shortest_length)
         return finish_ns >= NEVER_NS or (waiting > 0 and finish_ns > left_ns)

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import Array
 from penstock.serve.table.costs import Costs
+from penstock.serve.table.length_costs import LengthCosts
+from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 from penstock.serve.table.slots import CANCELLED_NS, FIRST, LAST, LOW_PRIORITY, OFFERED, SOFT_DEADLINE, SlotTable
 
 Done = Callable[[int, Array, bool], None]
@@ -38,6 +40,7 @@ class SlotHandle:
             and whether it is the last. None once the client is gone.
         ended: Whether its last chunk has been put in.
         low_priority: Whether it runs after the others.
+        length: Length of its row, see `LengthGrid`; 0 where the size is fixed.
     """
 
     writer: "TableWriter"
@@ -45,6 +48,7 @@ class SlotHandle:
     done: Done | None
     ended: bool = False
     low_priority: bool = False
+    length: int = 0
 
 
 @final
@@ -61,6 +65,7 @@ class TableWriter:
 
     Attributes:
         refusing: Whether a request was rejected since the last result, so that a rejection may be cached.
+        shortest_length: The shortest length of a row; 0 where the size is fixed.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class TableWriter:
         self._wake = wake
         self._margin_ns = margin_ns
         self._chunks = table.chunks
+        self._index = index
         self._first, self._each = index * layout.slots_each, layout.slots_each
         self._free: list[int] = []
         self._handles: list[SlotHandle | None] = [None] * table.slots
@@ -96,6 +102,10 @@ class TableWriter:
         self.refusing = False
         self._rejected_until_ns = self._rejected_ns = 0
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
+        self._grid = LengthGrid.of(layout.input)
+        self.shortest_length = 0 if self._grid is None else 1
+        self._held_lengths = _scalars(table.held_lengths[index])
+        self._everybodys_lengths = [_scalars(each) for each in table.held_lengths]
         self._take_over()
         self.refresh()
 
@@ -114,17 +124,30 @@ class TableWriter:
         holds = self.refusing and now_ns < self._rejected_until_ns and left_ns < self._rejected_ns
         return self._rejection if holds else None
 
-    def predict(self, rows: int, budget_ns: int, low_priority: bool) -> tuple[int, int]:
+    def length_of(self, chunk: Array | bytes) -> int:
+        """Return the length of a record, see `LengthGrid`; 0 where the size is fixed."""
+        if self._grid is None:
+            return 0
+        return self._grid.length_of(chunk if isinstance(chunk, bytes) else chunk.tobytes())
+
+    def predict(self, rows: int, budget_ns: int, low_priority: bool, length: int = 0) -> tuple[int, int]:
         """Predict the finish of a request.
+
+        Args:
+            rows: Its rows.
+            budget_ns: Its latency budget.
+            low_priority: Whether it runs after the others.
+            length: Length of its longest row, where lengths vary.
 
         Returns:
             Nanoseconds from now to the result of its last row, `NEVER_NS` if it cannot be admitted at all; and the
             number of rows that finish before that.
         """
         rows_ahead = self._rows_ahead(low_priority) + rows - 1
-        if len(self._free) < rows or budget_ns < self._min_compute_ns[0]:
+        min_compute_ns = self._min_compute(length) if length else self._min_compute_ns[0]
+        if len(self._free) < rows or budget_ns < min_compute_ns:
             return NEVER_NS, rows_ahead
-        return self._finish_ns(rows_ahead), rows_ahead
+        return self._finish_ns(rows_ahead, length, low_priority, rows), rows_ahead
 
     def submit(
         self,
@@ -157,22 +180,27 @@ class TableWriter:
         self.counts[OFFERED] += 1
         deadline_ns, now_ns = arrival_ns + budget_ns, now_ns or arrival_ns
         left_ns = deadline_ns - now_ns
+        length = 0 if self._grid is None else self.length_of(chunk)
         try:
             rows_ahead = self._held[0] if self._only_frontend and not low_priority else self._rows_ahead(low_priority)
             if rows_ahead >= self._sure_rows or left_ns < self._sure_ns:
-                self._admit(rows_ahead, left_ns, budget_ns)
+                self._admit(rows_ahead, left_ns, budget_ns, length, low_priority)
             handle = self.open(done, low_priority=low_priority)
         except Overloaded as error:
             if whole_request and budget_ns == self._budget_ns and not low_priority:
                 # A copy: the raised error keeps the request alive through its traceback.
                 self._rejection = Overloaded(str(error), error.retry_after_s)
                 self.refusing, self._rejected_until_ns = True, now_ns + REJECTION_NS
-                # Until a result comes, no fewer rows wait, so no request with less time left can be admitted.
-                self._rejected_ns = self._finish_ns(self._rows_ahead(False)) if self._free else NEVER_NS
+                # Until a result comes, no fewer rows wait, so no request with less time left can be admitted. Where
+                # lengths vary, the shortest is the first that can.
+                rejected_ns = self._finish_ns(self._rows_ahead(False), self.shortest_length)
+                self._rejected_ns = rejected_ns if self._free else NEVER_NS
             raise
         handle.ended = True
         flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
-        self._put(handle.slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk)
+        if length:
+            self._hold_length(handle, length)
+        self._put(handle.slot, chunk, deadline_ns, arrival_ns, flags, length or self._whole_chunk)
         return handle
 
     def open(self, done: Done, *, low_priority: bool = False) -> SlotHandle:
@@ -279,6 +307,10 @@ class TableWriter:
             reading_share: Share of the engine's time that reading takes, if both share one loop.
         """
         self._stretch = 1 / (1 - min(reading_share, 0.5))
+        if self._grid is not None:
+            # A request is predicted by its length each time.
+            self._length_costs, self._sure_rows = LengthCosts.published(self._table, self._grid), 0
+            return
         self._costs = Costs.published(self._table)
         # Predictions by the number of waiting rows: with several engines each request asks every engine.
         self._own_ns: dict[int, int] = {}
@@ -309,6 +341,7 @@ class TableWriter:
 
     def _take_over(self) -> None:
         self._held[0] = self._held[1] = 0
+        self._table.held_lengths[self._index] = 0
         for slot in range(self._first + self._each - 1, self._first - 1, -1):
             idle = self._submitted[slot] == self._consumed[slot] and not self._busy[slot]
             # The earlier process is gone, so its results are dropped.
@@ -350,17 +383,33 @@ class TableWriter:
     def _release(self, handle: SlotHandle) -> None:
         self._handles[handle.slot] = None
         self._held[handle.low_priority] -= 1
+        if handle.length:
+            self._count_length(handle, -1)
         self._free.append(handle.slot)
 
-    def _admit(self, rows_ahead: int, left_ns: int, budget_ns: int) -> None:
-        min_compute_ns = self._min_compute_ns[0]
+    def _hold_length(self, handle: SlotHandle, length: int) -> None:
+        handle.length = length
+        self._count_length(handle, 1)
+
+    def _count_length(self, handle: SlotHandle, rows: int) -> None:
+        assert self._grid is not None
+        at = 2 * MAX_LENGTHS * handle.low_priority + self._grid.bucket(handle.length)
+        self._held_lengths[at] += rows
+        self._held_lengths[at + MAX_LENGTHS] += rows * handle.length
+
+    def _min_compute(self, length: int) -> int:
+        return self._length_costs.at(length).min_compute_ns
+
+    def _admit(self, rows_ahead: int, left_ns: int, budget_ns: int, length: int, low_priority: bool) -> None:
+        min_compute_ns = self._min_compute(length) if length else self._min_compute_ns[0]
         if budget_ns < min_compute_ns:
+            of = f" for a length of {length:,}" if length else ""
             raise DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
-                f"{min_compute_ns / 1e6:.2f} ms; ask for more."
+                f"{min_compute_ns / 1e6:.2f} ms{of}; ask for more."
             )
         # An idle server always tries: only a batch that runs can correct a pessimistic prediction.
-        if rows_ahead and (finish_ns := self._finish_ns(rows_ahead)) > left_ns:
+        if rows_ahead and (finish_ns := self._finish_ns(rows_ahead, length, low_priority)) > left_ns:
             raise Overloaded(
                 f"The answer would come after {finish_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms.",
                 self._retry_after_s(),
@@ -373,9 +422,17 @@ class TableWriter:
             rows_ahead += held[0] + held[1] if low_priority else held[0]
         return rows_ahead
 
-    def _finish_ns(self, rows_ahead: int) -> int:
-        own_ns = self._own_ns.get(rows_ahead)
-        if own_ns is None:
+    def _finish_ns(self, rows_ahead: int, length: int = 0, low_priority: bool = False, rows: int = 1) -> int:
+        own_ns = None if length else self._own_ns.get(rows_ahead)
+        if length:
+            waiting, sums = self._lengths_ahead(low_priority)
+            if rows > 1:
+                # The other rows of a request are at most as long as its longest.
+                bucket = self._length_costs.grid.bucket(length)
+                waiting[bucket] += rows - 1
+                sums[bucket] += (rows - 1) * length
+            own_ns = int(self._length_costs.finish_ns(waiting, sums, length) * self._stretch)
+        elif own_ns is None:
             own_ns = self._own_ns[rows_ahead] = int(self._costs.finish_ns(rows_ahead) * self._stretch)
         share, other_tables_ns = self._other_tables_share[0], self._other_tables_ns[0]
         if share or other_tables_ns:
@@ -384,8 +441,20 @@ class TableWriter:
             own_ns += max(min(other_tables_ns, own_ns), own_ns * share // (1000 - share))
         return own_ns + self._margin_ns
 
+    def _lengths_ahead(self, low_priority: bool) -> tuple[list[int], list[int]]:
+        waiting, sums = [0] * MAX_LENGTHS, [0] * MAX_LENGTHS
+        for held in self._everybodys_lengths:
+            for at in range(MAX_LENGTHS):
+                waiting[at] += held[at]
+                sums[at] += held[at + MAX_LENGTHS]
+                if low_priority:
+                    waiting[at] += held[at + 2 * MAX_LENGTHS]
+                    sums[at] += held[at + 3 * MAX_LENGTHS]
+        return waiting, sums
+
     def _retry_after_s(self) -> float:
-        return self._finish_ns(sum(sum(held[:2]) for held in self._everybody_held)) / 1e9
+        rows = sum(sum(held[:2]) for held in self._everybody_held)
+        return self._finish_ns(rows, self.shortest_length, low_priority=True) / 1e9
 
 
 def _scalars(column: npt.NDArray[np.int64]) -> "memoryview[int]":

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from penstock.serve.registry.served_model import Replica, ServedModel
 from penstock.serve.table import slots
+from penstock.serve.table.lengths import LengthGrid
 
 Counts = npt.NDArray[np.int64]
 
@@ -64,7 +65,9 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
 
 def _of_engine(replica: Replica) -> dict[str, Any]:
     table = replica.table
-    measured = table.cost_rows > 0
+    grid = LengthGrid.of(table.layout.input)
+    measured = table.cost_rows[0] > 0
+    ms = table.cost_ns[:, measured] / 1e6
     streams = {} if replica.streams is None else {"streams_open": replica.streams.open_everywhere}
     return {
         "engine": replica.engine,
@@ -74,8 +77,10 @@ def _of_engine(replica: Replica) -> dict[str, Any]:
         "rows": int(table.sums[0]),
         "batches": int(table.batch_counts.sum()),
         "costs": {
-            "rows": table.cost_rows[measured].tolist(),
-            "ms": (table.cost_ns[measured] / 1e6).tolist(),
+            "rows": table.cost_rows[0, measured].tolist(),
+            # With lengths that vary, a list for each length.
+            "ms": ms[0].tolist() if grid is None else ms.tolist(),
+            **({} if grid is None else {"lengths": list(grid.edges)}),
             "handling_us": int(table.handling_ns[0]) / 1e3,
         },
     }

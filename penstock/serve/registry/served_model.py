@@ -180,7 +180,8 @@ class ServedModel:
         writer = self.writer
         if isinstance(writer, RequestBalancer):
             left_ns = arrival_ns + (budget_ns or self.budget_ns) - self.now_ns()
-            writer = writer.choose(left_ns, budget_ns, rows=len(chunks), low_priority=low_priority)
+            length = max(map(writer.writers[0].length_of, chunks))
+            writer = writer.choose(left_ns, budget_ns, rows=len(chunks), low_priority=low_priority, length=length)
         outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
         left, failure = len(chunks), slots.OK
 

@@ -76,9 +76,9 @@ class Costs:
     def publish(self, table: SlotTable) -> None:
         """Write the curve into the table's header, for the admission control of the front-ends."""
         count = len(self.rows)
-        table.cost_ns[:count] = self._ns
-        table.cost_rows[:count] = self.rows
-        table.cost_rows[count:] = 0
+        table.cost_ns[0, :count] = self._ns
+        table.cost_rows[0, :count] = self.rows
+        table.cost_rows[0, count:] = 0
         table.handling_ns[0] = int(self.handling_ns)
         table.min_compute_ns[0] = self.min_compute_ns
 
@@ -86,7 +86,7 @@ class Costs:
     def published(cls, table: SlotTable) -> "Costs":
         """Read the curve from the table's header."""
         count = int(np.count_nonzero(table.cost_rows))
-        rows, ns = table.cost_rows[:count].tolist(), table.cost_ns[:count].tolist()
+        rows, ns = table.cost_rows[0, :count].tolist(), table.cost_ns[0, :count].tolist()
         return cls(rows, ns, handling_ns=float(table.handling_ns[0]), min_compute_ns=float(table.min_compute_ns[0]))
 
     def _network_ns(self, rows: int) -> float:

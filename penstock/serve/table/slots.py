@@ -27,8 +27,9 @@ from penstock.core.application import Application
 from penstock.core.errors import ServeError
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
+from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 
-# N slots, K chunks in a slot's ring, F front-ends
+# N slots, K chunks in a slot's ring, F front-ends, L length buckets, 1 where the size is fixed
 
 # status
 OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
@@ -100,6 +101,12 @@ class TableLayout:
         """Slots of one front-end."""
         return self.slots // self.frontends
 
+    @property
+    def lengths(self) -> int:
+        """Length buckets; 1 where the input is of fixed size."""
+        grid = LengthGrid.of(self.input)
+        return 1 if grid is None else len(grid.edges)
+
     def columns(self) -> tuple[Column, ...]:
         """Every column, in the order of the buffer."""
         sizes = {
@@ -107,6 +114,7 @@ class TableLayout:
             "K": self.chunks,
             "F": self.frontends,
             "N / F * K": self.slots_each * self.chunks,
+            "L": self.lengths,
             "times": len(TIME_EDGES_NS) + 1,
             "batches": len(BATCH_EDGES) + 1,
         }
@@ -143,7 +151,7 @@ class SlotTable:
     busy: Annotated[Ints, "engine", "N"]  # 1: the state wants another step without new input
     generation: Annotated[Ints, "front-end", "N"]  # the stream that owns the slot
     input: Annotated[Array, "front-end", "N", "K"]
-    length: Annotated[Ints, "front-end", "N", "K"]  # valid part of the chunk
+    length: Annotated[Ints, "front-end", "N", "K"]  # valid part of the chunk; of records, see `LengthGrid`
     deadline_ns: Annotated[Ints, "front-end", "N", "K"]  # the deadline of its result
     arrival_ns: Annotated[Ints, "front-end", "N", "K"]  # arrival of the request
     flags: Annotated[Ints, "front-end", "N", "K"]
@@ -159,12 +167,15 @@ class SlotTable:
     done_count: Annotated[Ints, "engine", "F"]
     # Statistics of the front-ends; a row has one writer.
     held: Annotated[Ints, "front-end", "F", 8]  # slots in use, by priority: normal, low
+    # By length bucket: slots of normal and of low priority, and the sums of their lengths.
+    held_lengths: Annotated[Ints, "front-end", "F", 4, MAX_LENGTHS]
     counts: Annotated[Ints, "front-end", "F", 16]  # see OFFERED and following
     # Header: inputs of admission control.
-    cost_rows: Annotated[Ints, "engine", MAX_COSTS]  # measured batch sizes, 0 where unused
-    cost_ns: Annotated[Ints, "engine", MAX_COSTS]
+    cost_rows: Annotated[Ints, "engine", "L", MAX_COSTS]  # measured batch sizes, 0 where unused
+    cost_ns: Annotated[Ints, "engine", "L", MAX_COSTS]
+    cost_largest: Annotated[Ints, "engine", "L"]  # largest batch of each length
     handling_ns: Annotated[Ints, "engine", 1]  # time of one row besides the network
-    min_compute_ns: Annotated[Ints, "engine", 1]  # the shortest time of the network for one row
+    min_compute_ns: Annotated[Ints, "engine", "L"]  # the shortest time of the network for one row
     other_tables_ns: Annotated[Ints, "engine", 1]  # predicted work of the device's other tables
     other_tables_share: Annotated[Ints, "engine", 1]  # their share of the recent device time, in thousandths
     # Statistics, cumulative.

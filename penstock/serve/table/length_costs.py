@@ -1,0 +1,204 @@
+"""Batch costs by rows and length: measured at start on a grid, interpolated between, updated while serving."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.serve.table.costs import HANDLING_WEIGHT, WEIGHT, Costs
+from penstock.serve.table.lengths import LengthGrid
+from penstock.serve.table.slots import MAX_COSTS, SlotTable
+
+# L lengths of the grid, S batch sizes of the grid, C batches, R rows
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@final
+class LengthCosts:
+    """The time of a batch by its rows and its longest row, to whose length it is padded.
+
+    Args:
+        grid: The length buckets; the edges are the lengths of the grid.
+        rows: Batch sizes in ascending order, the first of them 1.
+        ns_LS: Times of the network, in nanoseconds.
+        largest: The largest batch worth running at each length.
+        handling_ns: As for `Costs`.
+        min_compute_ns: The shortest time measured for one row of each length; the first column of `ns_LS` by default.
+    """
+
+    def __init__(
+        self,
+        grid: LengthGrid,
+        rows: Sequence[int],
+        ns_LS: npt.ArrayLike,
+        *,
+        largest: Sequence[int] | None = None,
+        handling_ns: float = 0.0,
+        min_compute_ns: Sequence[float] | None = None,
+    ) -> None:
+        self.grid = grid
+        self.rows = list(rows)
+        self.handling_ns = handling_ns
+        self._ns_LS: Floats = np.array(ns_LS, np.float64)
+        assert self._ns_LS.shape == (len(grid.edges), len(self.rows)), (self._ns_LS.shape, grid, rows)
+        assert self.rows[0] == 1, rows
+        assert len(self.rows) <= MAX_COSTS, rows
+        given = np.array(largest or [self.rows[-1]] * len(grid.edges))
+        # A batch that is worth running is worth it for shorter rows too.
+        self.largest_L: list[int] = np.maximum.accumulate(given[::-1])[::-1].tolist()
+        self.min_compute_L: Floats = np.array(self._ns_LS[:, 0] if min_compute_ns is None else min_compute_ns)
+        self._edges: Floats = np.array(grid.edges, np.float64)
+        self._shares_L: Floats | None = None
+        self._at: dict[int, Costs] = {}
+        self._curves: list[list[float]] = []
+        self._min_compute: list[float] = []
+
+    def largest(self, length: int) -> int:
+        """The largest batch worth running at a length."""
+        return self.largest_L[self.grid.bucket(length)]
+
+    def of(self, rows: int, length: int) -> int:
+        """Predict the time of a batch in nanoseconds."""
+        return self.at(length).of(rows)
+
+    def of_each(self, rows_C: Ints, lengths_C: Ints) -> Floats:
+        """Predict the times of several batches in nanoseconds, each with its rows and its length."""
+        sizes = np.array(self.rows)
+        low_C, share_C = _place(self._edges, lengths_C)
+        left_C, part_C = _place(sizes, rows_C)
+        # In one step, by the weights of the four corners.
+        high_C, right_C = np.minimum(low_C + 1, len(self._edges) - 1), np.minimum(left_C + 1, len(sizes) - 1)
+        ns = self._ns_LS
+        below_C = ns[low_C, left_C] * (1 - part_C) + ns[low_C, right_C] * part_C
+        above_C = ns[high_C, left_C] * (1 - part_C) + ns[high_C, right_C] * part_C
+        return below_C * (1 - share_C) + above_C * share_C + self.handling_ns * rows_C
+
+    def at(self, length: int) -> Costs:
+        """The costs of batches of one length, up to the largest worth running."""
+        found = self._at.get(length)
+        if found is None:
+            # Without NumPy, because admission asks for one length at a time.
+            if not self._curves:
+                self._curves, self._min_compute = self._ns_LS.tolist(), self.min_compute_L.tolist()
+            low, high, share = self._beside(length)
+            below, above = self._curves[low], self._curves[high]
+            most = self.largest(length)
+            ns = [
+                left * (1 - share) + right * share
+                for rows, left, right in zip(self.rows, below, above, strict=True)
+                if rows <= most
+            ]
+            min_compute_ns = self._min_compute[low] * (1 - share) + self._min_compute[high] * share
+            rows = self.rows[: len(ns)]
+            found = Costs(rows, ns, handling_ns=self.handling_ns, min_compute_ns=min_compute_ns)
+            self._at[length] = found
+        return found
+
+    def min_compute_of(self, lengths_R: Ints) -> Floats:
+        """The shortest times of the network for single rows, in nanoseconds."""
+        return np.interp(lengths_R, self._edges, self.min_compute_L)
+
+    def shares_of(self, lengths_R: Ints) -> Floats:
+        """The least time that rows take as part of a full batch of their own length, in nanoseconds."""
+        shares_L = self._shares_L
+        if shares_L is None:
+            worth_LS = np.array(self.rows) <= np.array(self.largest_L)[:, None]
+            shares_L = np.where(worth_LS, self._ns_LS / self.rows, np.inf).min(1) + self.handling_ns
+            self._shares_L = shares_L
+        return np.interp(lengths_R, self._edges, shares_L)
+
+    def finish_ns(self, waiting: Sequence[int], sums: Sequence[int], length: int) -> int:
+        """Predict the time in nanoseconds until a new row is answered.
+
+        Args:
+            waiting: Rows ahead of it, by length bucket.
+            sums: The sums of their lengths, by length bucket.
+            length: Its length.
+        """
+        own, longest, total = self.grid.bucket(length), length, sum(waiting)
+        others_ns = own_ns = 0.0
+        for bucket, rows in enumerate(waiting):
+            if not rows:
+                continue
+            mean = sums[bucket] // rows
+            longest = max(longest, mean)
+            if bucket == own:
+                own_ns = self.at(max(length, mean)).finish_ns(rows)
+            else:
+                # As many batches of their own, the last of them shared with others.
+                costs = self.at(mean)
+                full = min(rows, costs.largest)
+                others_ns += costs.of(full) * (rows / full)
+        apart_ns = others_ns + (own_ns or self.at(length).of(1))
+        together = self.at(longest)
+        # Few rows run together where that takes less time.
+        return int(min(apart_ns, together.of(total + 1)) if total < together.largest else apart_ns)
+
+    def observe(self, rows: int, length: int, ns: int) -> None:
+        """Update the grid with a batch that took the network `ns`."""
+        predicted_ns = self.of(rows, length) - self.handling_ns * rows
+        step = WEIGHT * min(ns - predicted_ns, predicted_ns)
+        low, high, share = self._beside(length)
+        right = bisect_left(self.rows, rows)
+        left = right if self.rows[right] == rows else right - 1
+        part = 0.0 if left == right else (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
+        for at, nearness in ((low, 1 - share), (high, share)):
+            self._ns_LS[at, left] += step * nearness * (1 - part)
+            self._ns_LS[at, right] += step * nearness * part
+        self._changed()
+
+    def observe_handling(self, ns: float) -> None:
+        """Update the handling time of one row."""
+        most = 2 * self.handling_ns + 10_000
+        self.handling_ns += HANDLING_WEIGHT * (min(ns, most) - self.handling_ns)
+        self._changed()
+
+    def publish(self, table: SlotTable) -> None:
+        """Write the grid into the table's header, for the admission control of the front-ends."""
+        count = len(self.rows)
+        table.cost_ns[:, :count] = self._ns_LS
+        table.cost_rows[:, :count] = self.rows
+        table.cost_rows[:, count:] = 0
+        table.cost_largest[:] = self.largest_L
+        table.handling_ns[0] = int(self.handling_ns)
+        table.min_compute_ns[:] = self.min_compute_L
+
+    @classmethod
+    def published(cls, table: SlotTable, grid: LengthGrid) -> "LengthCosts":
+        """Read the grid from the table's header."""
+        count = int(np.count_nonzero(table.cost_rows[0]))
+        return cls(
+            grid,
+            table.cost_rows[0, :count].tolist(),
+            table.cost_ns[:, :count],
+            largest=table.cost_largest.tolist(),
+            handling_ns=float(table.handling_ns[0]),
+            min_compute_ns=table.min_compute_ns.tolist(),
+        )
+
+    def _changed(self) -> None:
+        self._shares_L = None
+        self._at.clear()
+        self._curves = []
+
+    def _beside(self, length: int) -> tuple[int, int, float]:
+        """Find the lengths of the grid below and above, and the share of the way between them."""
+        edges = self.grid.edges
+        high = bisect_left(edges, length)
+        if high == 0 or edges[min(high, len(edges) - 1)] <= length:
+            at = min(high, len(edges) - 1)
+            return at, at, 0.0
+        return high - 1, high, (length - edges[high - 1]) / (edges[high] - edges[high - 1])
+
+
+def _place(points: npt.NDArray[np.int64] | Floats, values_C: Ints) -> tuple[Ints, Floats]:
+    """Find the interval of each value: the point below it, and its share of the way to the next one."""
+    below_C = np.clip(np.searchsorted(points, values_C, "right") - 1, 0, max(len(points) - 2, 0))
+    if len(points) == 1:
+        return below_C, np.zeros(len(values_C))
+    gap_C = points[below_C + 1] - points[below_C]
+    return below_C, np.clip((values_C - points[below_C]) / gap_C, 0.0, 1.0)
