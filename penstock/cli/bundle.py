@@ -8,13 +8,13 @@ import typer
 from penstock.cli.documented import documented
 from penstock.cli.printing import print_rows
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
-from penstock.core.spec import Spec
+from penstock.core.spec import Dim, Spec
 
 if TYPE_CHECKING:
     from penstock.core.application import FoundApplication
     from penstock.core.bundle import BundleFiles
     from penstock.core.prepare import RawSpec
-    from penstock.core.record import ChunkSpec
+    from penstock.core.record import ChunkSpec, RecordSpec
     from penstock.core.spec import Array, TensorSpec
 
 EXAMPLES_SEED = 0
@@ -36,7 +36,8 @@ def bundle(
         application: A name (digits), an import path, or your app.py.
         weights: A safetensors file with the keys of the network's state_dict.
         to: The bundle's folder; a bundle there is replaced.
-        examples: Raw inputs [N, ...] for golden examples, an .npy or .npz file.
+        examples: Raw inputs [N, ...] for golden examples, an .npy or .npz file; several inputs by name, and the length
+            of each row under the name of its Dim.
         metrics: A validation metric to record; may be repeated.
     """
     from penstock.core.application import find_application
@@ -147,7 +148,8 @@ def _refuse_pickle(weights: Path) -> None:
 
 def _examples(found: "FoundApplication", file: Path | None) -> tuple[Any, str]:
     if file is not None:
-        return _array(file), f"from {file}"
+        spec = found.application.input
+        return _array(file) if isinstance(spec, Spec) else _rows(file, spec), f"from {file}"
     if found.application.recipe is None:
         return _random(found), (
             f"random numbers (seed {EXAMPLES_SEED}), because {found.application.name!r} has no recipe with data; "
@@ -185,6 +187,55 @@ def _array(file: Path) -> "Array":
     except (OSError, ValueError, EOFError) as error:
         raise BundleError(f"{file} is not an array that can be read ({error}); write it with numpy.save.") from None
     raise BundleError(f"{file} holds {', '.join(names) or 'nothing'}; call the array of raw inputs 'inputs'.")
+
+
+def _rows(file: Path, spec: "RecordSpec") -> list[dict[str, "Array"]]:
+    """Read one dictionary of arrays a row; each is cut to the lengths of the row that the file has."""
+    import numpy as np
+
+    try:
+        loaded: Any = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("it is one array")
+        with loaded:
+            arrays: dict[str, Array] = {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise BundleError(f"{file} has no arrays that can be read ({error}); write it with numpy.savez.") from None
+    lengths = {name: arrays[name].tolist() for name in spec.dims if name in arrays}
+    if not _is_rows(arrays, spec):
+        held = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items())
+        raise BundleError(
+            f"{file} holds {held or 'nothing'}; write {', '.join(spec.by_name)}, as many rows of each, and lengths up "
+            f"to their room."
+        )
+
+    def cut(tensor: "TensorSpec", row: int) -> "Array":
+        names = (size.name if isinstance(size, Dim) else "" for size in tensor.shape)
+        parts = (slice(lengths[name][row] if name in lengths else None) for name in names)
+        return arrays[tensor.name][row][tuple(parts)]
+
+    rows = range(len(arrays[spec.tensors[0].name]))
+    return [{tensor.name: cut(tensor, row) for tensor in spec.tensors} for row in rows]
+
+
+def _is_rows(arrays: "dict[str, Array]", spec: "RecordSpec") -> bool:
+    """Check that arrays are rows of a spec's tensors, with lengths that they have room for."""
+    lengths = {name: arrays[name] for name in spec.dims if name in arrays}
+    tensors = {name: arrays[name] for name in spec.by_name if name in arrays}
+    if len(tensors) != len(spec.by_name) or len(arrays) != len(tensors) + len(lengths):
+        return False
+    if any(array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any() for array in lengths.values()):
+        return False
+    if any(array.ndim != 1 + len(spec.by_name[name].shape) for name, array in tensors.items()):
+        return False
+    if len({len(array) for array in arrays.values()}) != 1:
+        return False
+    return all(
+        lengths[size.name].max(initial=0) <= room
+        for name, array in tensors.items()
+        for size, room in zip(spec.by_name[name].shape, array.shape[1:], strict=True)
+        if isinstance(size, Dim) and size.name in lengths
+    )
 
 
 def _random(found: "FoundApplication") -> Any:

@@ -19,6 +19,7 @@ from penstock.core.application import find_application
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
 from penstock.runtime.load import load
 from tests.support.small import APP_PY, examples, network, write_app, written
+from tests.support.text import TEXT
 
 RECIPE = """
 from types import SimpleNamespace
@@ -120,6 +121,58 @@ def test_an_npz_gives_its_inputs_or_its_only_array(folder: Path) -> None:
     for file in ("two.npz", "one.npz"):
         bundled("--examples", file)
         assert (read_bundle("b").golden.inputs == examples()).all()
+
+
+@pytest.fixture
+def text_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with an application of two inputs of varying length, and weights for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.py").write_text(TEXT)
+    save_file(find_application("text.py").model().state_dict(), tmp_path / "text.safetensors")
+
+
+def text_bundle(*words: str) -> str:
+    return typed("bundle", "text.py", "--weights", "text.safetensors", "--to", "b", *words)
+
+
+@pytest.mark.usefixtures("text_weights")
+def test_several_inputs_come_by_name_with_their_lengths() -> None:
+    ids = np.arange(12).reshape(3, 4)
+    np.savez("x.npz", input_ids=ids, attention_mask=np.ones((3, 4), int), tokens=[4, 1, 3])
+    assert "Golden examples: 3, from x.npz." in text_bundle("--examples", "x.npz")
+    golden = read_bundle("b").golden.inputs
+    assert golden["tokens"].tolist() == [4, 1, 3]
+    assert golden["input_ids"][1].tolist() == [4] + [0] * 11
+    shown = typed("inspect", "b", "--no-run")
+    for line in ("input_ids: int64[tokens<=12]", "attention_mask: int64", "logits: float32[3]", "tags: float32[tokens"):
+        assert line in shown
+    np.savez("equal.npz", input_ids=ids, attention_mask=np.ones((3, 4), int))
+    text_bundle("--examples", "equal.npz")
+    assert read_bundle("b").golden.inputs["tokens"].tolist() == [4, 4, 4]
+    assert "random numbers" in text_bundle()
+    assert len(set(read_bundle("b").golden.inputs["tokens"].tolist())) > 3
+
+
+@pytest.mark.usefixtures("text_weights")
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"input_ids": np.ones((2, 3), int)}, "write input_ids, attention_mask, as many rows of each"),
+        ({"attention_mask": np.ones((3, 3), int)}, "as many rows of each"),
+        ({"other": np.ones((2, 3), int)}, "as many rows of each"),
+        ({"tokens": np.array([3, 4])}, "lengths up to their room"),
+        ({"tokens": np.array([-1, 2])}, "lengths up to their room"),
+        ({"tokens": np.array([1.5, 2])}, "lengths up to their room"),
+        ({"tokens": np.array([0, 2])}, "0 tokens; it must have from 1 to 12"),
+    ],
+)
+def test_several_inputs_that_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arrays: dict[str, Any], sentence: str
+) -> None:
+    right = {"input_ids": np.ones((2, 3), int), "attention_mask": np.ones((2, 3), int)}
+    np.savez("x.npz", **(arrays if list(arrays) == ["input_ids"] else right | arrays))
+    words = ("bundle", "text.py", "--weights", "text.safetensors", "--to", "b", "--examples", "x.npz")
+    assert sentence in refused(monkeypatch, capsys, *words)
 
 
 class Unpickled:
