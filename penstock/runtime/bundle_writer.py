@@ -106,6 +106,7 @@ class Bundle:
             raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
         golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance), raws=raws)
         _check_reproduced(found, tensors, golden)
+        _check_padding(declared, module, golden)
         manifest = Manifest(
             name=declared.name,
             reference=found.reference,
@@ -206,6 +207,22 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
     if not (spec.finite(outputs) if isinstance(spec, RecordSpec) else np.isfinite(outputs)).all():
         raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
     return np.array(outputs, order="C")
+
+
+def _check_padding(application: Application, module: nn.Module, golden: Golden) -> None:
+    """Check that each example has the same answer alone as in the batch of all, where shorter ones are padded."""
+    if not (isinstance(application.input, RecordSpec) and application.input.dims):
+        return
+    predict = TorchExecutor(module, application.input, application.output).predict
+    try:
+        golden.check(lambda inputs: np.concatenate([predict(inputs[row : row + 1]) for row in range(len(inputs))]))
+    except GoldenMismatch as error:
+        cause = str(error).partition(";")[0]
+        names = ", ".join(map(repr, application.input.dims))
+        raise ApplicationError(
+            f"the network of {application.name!r} depends on padding: computed alone, {cause}; ignore what is beyond "
+            f"each length, which a parameter of its name gives ({names})."
+        ) from error
 
 
 def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor], golden: Golden) -> None:

@@ -169,8 +169,9 @@ def test_several_inputs_come_by_name_with_their_lengths() -> None:
 def test_several_inputs_that_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arrays: dict[str, Any], sentence: str
 ) -> None:
-    right = {"input_ids": np.ones((2, 3), int), "attention_mask": np.ones((2, 3), int)}
-    np.savez("x.npz", **(arrays if list(arrays) == ["input_ids"] else right | arrays))
+    given: dict[str, Any] = {"input_ids": np.ones((2, 3), int), "attention_mask": np.ones((2, 3), int)}
+    given = arrays if list(arrays) == ["input_ids"] else given | arrays
+    np.savez("x.npz", **given)
     words = ("bundle", "text.py", "--weights", "text.safetensors", "--to", "b", "--examples", "x.npz")
     assert sentence in refused(monkeypatch, capsys, *words)
 
