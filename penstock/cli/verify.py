@@ -11,6 +11,7 @@ from penstock.cli.documented import documented
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
+    from penstock.core.spec import Array
     from penstock.verify.compare import Comparison
 
 EXIT_DIFFERENT = 1
@@ -75,31 +76,48 @@ def verify(
             backends.append(opened.enter_context(BrowserBackend(ready)))
         elif browser is None:
             typer.echo(f"The web app is not run: {obstacle}.")
-        found = compare(TrainingBackend(predictor), backends, examples, labelled=bool(ready.outputs[0].labels))
-    if tolerance is None:
-        tolerance = TOLERANCE * max(1.0, float(abs(ready.golden().outputs).max()))
-    _show(found, tolerance)
-    if any(one.disagreements or not one.difference <= tolerance for one in found):
+        labelled = [spec.name for spec in ready.outputs[: ready.answers] if spec.labels]
+        found = compare(TrainingBackend(predictor), backends, examples, labelled=labelled)
+    allowed = _allowed(ready.golden().outputs, tolerance)
+    _show(found, allowed)
+    if any(one.disagreements or not one.difference <= allowed[one.tensor] for one in found):
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _show(found: "list[Comparison]", tolerance: float) -> None:
+def _allowed(outputs: "Array", tolerance: float | None) -> dict[str, float]:
+    """The largest allowed difference of each tensor by name, and of whole answers under the empty name."""
+    names = outputs.dtype.names
+    if names is None:
+        return {"": _relative(outputs, tolerance)}
+    each = {name: _relative(outputs[name], tolerance) for name in names}
+    return each | {"": max(each.values())}
+
+
+def _relative(outputs: "Array", tolerance: float | None) -> float:
+    return TOLERANCE * max(1.0, float(abs(outputs).max(initial=0))) if tolerance is None else tolerance
+
+
+def _show(found: "list[Comparison]", allowed: dict[str, float]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    several = any(one.tensor for one in found)
+    limit = "" if several else f" ({allowed['']:.3g} is allowed)"
     table = Table(
         "backend",
+        *(["output", "allowed"] if several else []),
         "examples",
         "largest difference",
         "disagreements",
         "worst example",
-        title=f"Comparison with the training code ({tolerance:.3g} is allowed)",
+        title=f"Comparison with the training code{limit}",
         title_justify="left",
     )
     for one in found:
         difference = "another answer" if one.difference == math.inf else f"{one.difference:.3g}"
-        above = not one.difference <= tolerance or one.disagreements
-        cells = (one.backend, f"{one.examples:,}", difference, f"{one.disagreements:,}", one.worst)
+        above = not one.difference <= allowed[one.tensor] or one.disagreements
+        tensor = (one.tensor or "reply", f"{allowed[one.tensor]:.3g}") if several else ()
+        cells = (one.backend, *tensor, f"{one.examples:,}", difference, f"{one.disagreements:,}", one.worst)
         table.add_row(*map(Text, cells), style="bold red" if above else None)
     Console().print(table)

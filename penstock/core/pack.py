@@ -22,15 +22,18 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
+from penstock.core.example_arrays import read_examples
 from penstock.core.golden import raw_names
 from penstock.core.json_record import json_bytes, read_record, record_json
+from penstock.core.pack_tensors import PackTensors, rows_of
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
+from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.signature import key_text, verify_signature
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.core.verified_folder import FolderFiles
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 DESCRIPTION = "pack.json"
 SIGNATURE = "pack.sig"
 GOLDEN = "golden.safetensors"
@@ -38,10 +41,14 @@ MODEL = "model.onnx"
 MODEL_INT8 = "model-int8.onnx"
 INDEX = "index"
 WEB = "web"
+# Inputs of a golden example as JSON by name.
+EXAMPLE = "web/example.json"
 FP32, INT8 = "fp32", "int8"
+# The name of an input of any size.
+RAW = "raw"
 _FILES = FolderFiles(PackCorrupt, "pack", "export the bundle again", SCHEMA_VERSION)
 # Fields of a pack that pack.json holds under the same names.
-_SAME = ("name", "description", "licence", "made", "kind", "outputs", "recognition", "live", "models")
+_SAME = ("name", "description", "licence", "made", "kind", "outputs", "answers", "recognition", "live", "models")
 # pack.json's own hash is computed over its bytes with these zeros in place of the hash.
 _NO_HASH = "0" * 64
 _MALFORMED = (ApplicationError, AttributeError, BundleCorrupt, KeyError, OverflowError, TypeError, ValueError)
@@ -134,8 +141,8 @@ class PackGolden:
     """Recorded inputs and outputs.
 
     Args:
-        inputs: The graph's inputs without a batch dimension, one array each; for a live pack, whole signals.
-        outputs: The bundle's answers, `[N, ...]`.
+        inputs: The inputs without a batch dimension, one array or record each; for a live pack, whole signals.
+        outputs: The bundle's answers, `[N, ...]`; records where there are several outputs or lengths vary.
         tolerance: Largest allowed absolute difference from `outputs`.
     """
 
@@ -155,9 +162,11 @@ class Pack:
         licence: Licence of the network; empty if not stated.
         made: Versions of the packages that made it, the content hash of its bundle, and the time.
         kind: `"oneshot"`, or `"live"` for streams.
-        input: The graph's input; a dimension of any size is None, and then there is no batch dimension.
-        input_name: Name of the graph's input.
-        outputs: The graph's outputs without batch dimension: the answer, then the embedding if there is one.
+        raw: The graph's input where the application has a `prepare`: an array of any size, without a batch dimension;
+            None otherwise.
+        inputs: The graph's inputs without a batch dimension; empty with a `raw`.
+        outputs: The graph's outputs without batch dimension: the answers, then the embedding if there is one.
+        answers: The number of outputs that are the application's.
         recognition: Turns the answer into a label; None if the application has none.
         live: Inputs and outputs of a live graph; None for one-shot packs.
         tolerance: Largest difference allowed on the golden examples.
@@ -173,8 +182,6 @@ class Pack:
     licence: str
     made: dict[str, str]
     kind: Kind
-    input: RawSpec
-    input_name: str
     outputs: tuple[TensorSpec, ...]
     recognition: Recognition | None
     live: PackLive | None
@@ -182,12 +189,25 @@ class Pack:
     golden_count: int
     models: dict[str, PackModel]
     files: dict[str, tuple[str, int]]
+    raw: RawSpec | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    answers: int = 1
     signed_by: bytes | None = None
 
     @property
-    def varies(self) -> bool:
-        """True if the input has a dimension of any size."""
-        return None in self.input.shape
+    def tensors(self) -> PackTensors:
+        """The inputs and outputs of the graph of a one-shot pack."""
+        return PackTensors(input=self.input, outputs=self.outputs, answers=self.answers)
+
+    @property
+    def input(self) -> RawSpec | ChunkSpec:
+        """One input: the raw array, one tensor of fixed size, or a record of several or varying ones."""
+        return chunk_spec(self.inputs) if self.raw is None else self.raw
+
+    @property
+    def output(self) -> ChunkSpec:
+        """One answer: one tensor of fixed size, or a record of several or varying ones."""
+        return chunk_spec(self.outputs[: self.answers])
 
     def model(self, precision: str = FP32) -> Path:
         """The file of the graph in a precision.
@@ -206,9 +226,11 @@ class Pack:
             PackCorrupt: They do not match this pack.
         """
         file = self.folder / GOLDEN
-        names = raw_names(self.golden_count) if self.varies else ["inputs"]
-        *raws, outputs = _FILES.arrays(file, [*names, "outputs"])
-        inputs = tuple(raws) if self.varies else tuple(raws[0])
+        if self.raw is None:
+            inputs = rows_of(read_examples(_FILES, file, "inputs", chunk_spec(self.inputs)))
+        else:
+            inputs = tuple(_FILES.arrays(file, raw_names(self.golden_count)))
+        outputs = read_examples(_FILES, file, "outputs", self.output)
         if not len(inputs) == len(outputs) == self.golden_count:
             raise PackCorrupt(f"{file} does not hold {self.golden_count} examples; export the bundle again.")
         return PackGolden(inputs=inputs, outputs=outputs, tolerance=self.tolerance)
@@ -218,7 +240,7 @@ class Pack:
         fields = record_json(self)
         return {name: fields[name] for name in _SAME} | {
             "schema_version": SCHEMA_VERSION,
-            "input": {"name": self.input_name, **fields["input"]},
+            "inputs": fields["inputs"] if self.raw is None else [{"name": self.raw.name, **fields["raw"]}],
             "golden": {"tolerance": self.tolerance, "count": self.golden_count},
             "models": {
                 name: {key: value for key, value in model.items() if value is not None}
@@ -236,11 +258,10 @@ class Pack:
         """
         _FILES.check_version(folder / DESCRIPTION, given)
         try:
-            raw, golden = dict(given["input"]), given["golden"]
+            golden = given["golden"]
             others = {
                 "folder": folder,
-                "input_name": raw.pop("name"),
-                "input": raw,
+                **_given_inputs(given["inputs"]),
                 "tolerance": float(golden["tolerance"]),
                 "golden_count": int(golden["count"]),
                 "files": {path: (file["sha256"], file["bytes"]) for path, file in given["files"].items()},
@@ -250,6 +271,15 @@ class Pack:
         except _MALFORMED as error:
             raise _FILES.unusable(folder / DESCRIPTION, f"{type(error).__name__}: {error}".rstrip(".")) from None
         return pack
+
+
+def _given_inputs(inputs: Any) -> dict[str, Any]:
+    if len(inputs) != 1 or "max_shape" not in inputs[0]:
+        return {"inputs": inputs}
+    raw = dict(inputs[0])
+    if raw.pop("name") != RAW:
+        raise ValueError(f"an input of any size is not named {RAW!r}")
+    return {"raw": raw}
 
 
 def chunks_of(signal_T: Array, chunk: int) -> Iterator[tuple[Array, bool]]:
@@ -325,8 +355,14 @@ def _check(pack: Pack) -> None:
         raise ValueError(f"kind is {pack.kind!r}")
     if pack.live is not None:
         _check_live(pack.live)
-    if not pack.outputs or FP32 not in pack.models or pack.golden_count < 1:
-        raise ValueError("no output, no fp32 model or no golden example")
+        if not isinstance(pack.input, TensorSpec) or not isinstance(pack.output, TensorSpec):
+            raise ValueError("a live pack has one input and one output of fixed size")
+    if not 1 <= pack.answers <= len(pack.outputs) or not (pack.inputs or pack.raw):
+        raise ValueError("no input or no output")
+    # Raises where a name or a dimension is given twice.
+    RecordSpec((*pack.inputs, *pack.outputs))
+    if FP32 not in pack.models or pack.golden_count < 1:
+        raise ValueError("no fp32 model or no golden example")
     if pack.recognition is not None and pack.outputs[0].shape != (len(pack.recognition.labels),):
         raise ValueError("the recognition has other labels than the first output")
     for path in pack.files:

@@ -310,14 +310,7 @@ class RecordSpec:
         Raises:
             InvalidInput: It is no mapping, or a tensor is missing or unknown.
         """
-        if not isinstance(value, Mapping):
-            raise InvalidInput(f"The input is a {_kind(value)}; it must have {_listed(self.by_name)} by name.")
-        given = cast(Mapping[str, Any], value)
-        if unknown := [name for name in given if name not in self.by_name]:
-            raise InvalidInput(f"There is no input {unknown[0]!r:.80}; there is {_listed(self.by_name)}.")
-        if missing := [name for name in self.by_name if name not in given]:
-            raise InvalidInput(f"The input {missing[0]!r} is missing; send {_listed(self.by_name)}.")
-        return {name: given[name] for name in self.by_name}
+        return given_by_name(self.by_name, value)
 
     def _record(self, arrays: Mapping[str, Array], lengths: Mapping[str, int]) -> Array:
         one = {name: np.array([length]) for name, length in lengths.items()}
@@ -334,6 +327,23 @@ def chunk_spec(tensors: Iterable[TensorSpec]) -> ChunkSpec:
     """Return the spec of one chunk: the tensor itself where it is one of fixed size, else a record."""
     tensors = tuple(tensors)
     return tensors[0] if len(tensors) == 1 and not tensors[0].dims else RecordSpec(tensors)
+
+
+def given_by_name(names: Iterable[str], value: Any) -> dict[str, Any]:
+    """Return what a mapping has for each name, in the order of the names.
+
+    Raises:
+        InvalidInput: It is no mapping, or a name is missing or unknown.
+    """
+    names = list(names)
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"The input is a {_kind(value)}; it must have {_listed(names)} by name.")
+    given = cast(Mapping[str, Any], value)
+    if unknown := [name for name in given if name not in names]:
+        raise InvalidInput(f"There is no input {unknown[0]!r:.80}; there is {_listed(names)}.")
+    if missing := [name for name in names if name not in given]:
+        raise InvalidInput(f"The input {missing[0]!r} is missing; send {_listed(names)}.")
+    return {name: given[name] for name in names}
 
 
 def _clear_padding(array: Array, spec: TensorSpec, lengths: Mapping[str, Lengths]) -> None:

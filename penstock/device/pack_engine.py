@@ -1,14 +1,17 @@
 """Run a pack's graph by ONNX Runtime: arrays in, arrays out; the state of a stream is an explicit value."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
 import onnxruntime
 
-from penstock.core.errors import InvalidInput, PackCorrupt, PackError, RequestError, one_line
+from penstock.core.errors import ApplicationError, InvalidInput, PackCorrupt, PackError, RequestError, one_line
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.pack import FP32, Pack, PackLive, chunks_of
+from penstock.core.pack_tensors import by_name, scaled_difference
+from penstock.core.prepare import RawSpec
+from penstock.core.record import RecordSpec, given_by_name
 from penstock.core.spec import Array
 
 # T frames of a chunk, U output frames of a chunk
@@ -37,27 +40,71 @@ class PackEngine:
         self.pack = pack
         self.precision = precision
         self.session = _session(pack, precision, threads)
-        self._output_names = [output.name for output in pack.outputs]
+        self._tensors = pack.tensors
+        self._input = self._tensors.input
         if precision == FP32:
-            _check_golden(pack, (self.run(example)[0] for example in pack.golden().inputs))
+            _check_golden(pack, (self._chunk(example)[0] for example in pack.golden().inputs))
 
     def run(self, raw: Array) -> list[Array]:
-        """Run the network on one raw input.
+        """Run the network on one raw input, for a pack of one input of fixed size or of any size.
 
         Args:
             raw: RGBA of any size, or one chunk of a fixed shape, as the pack's input says; without a batch dimension.
 
         Returns:
-            One array per output, without a batch dimension: the answer, then the embedding if there is one.
+            One array per output, without a batch dimension or padding: the answer, then the embedding if there is one.
 
         Raises:
-            InvalidInput: Another dtype or shape.
+            InvalidInput: Another dtype or shape, or the pack takes several tensors or varying lengths.
             TooLarge: A dimension is larger than the pack takes.
         """
-        self.pack.input.check(raw)
-        feeds = {self.pack.input_name: raw if self.pack.varies else raw[None]}
-        outputs = self.session.run(self._output_names, feeds)
+        if isinstance(self._input, RecordSpec):
+            raise InvalidInput(
+                f"the pack {self.pack.name!r} takes {self._input.describe()}; give them to predict() by name."
+            )
+        self._input.check(raw)
+        if not self._tensors.is_plain:
+            return list(self._named(self._chunk(raw)).values())
+        feeds = {self._input.name: raw if self.pack.raw else raw[None]}
+        outputs = self.session.run(self._tensors.names, feeds)
         return [output[0] for output in outputs]
+
+    def predict(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the network on one input, its tensors by name.
+
+        Args:
+            inputs: One array for each input, without a batch dimension; or nested lists of numbers, as in JSON.
+
+        Returns:
+            One array for each output, without a batch dimension or padding.
+
+        Raises:
+            InvalidInput: A tensor is missing, unknown or not of its spec, or lengths disagree.
+            TooLarge: A dimension is larger than the pack takes.
+        """
+        return self._named(self._chunk(self._input_of(inputs)))
+
+    def _input_of(self, inputs: Mapping[str, Any]) -> Array:
+        spec = self._input
+        if isinstance(spec, RecordSpec):
+            named = spec.named(inputs)
+            if all(isinstance(given, np.ndarray) for given in named.values()):
+                return spec.of_many([named])[0, ...]
+            return spec.from_numbers({name: _as_lists(given) for name, given in named.items()})
+        (given,) = given_by_name([spec.name], inputs).values()
+        if isinstance(spec, RawSpec):
+            return spec.check(given)
+        return spec.check(spec.cast(given)) if isinstance(given, np.ndarray) else spec.from_numbers(given)
+
+    def _chunk(self, given: Array) -> list[Array]:
+        """Run one input that was checked; returns the answer, and the embedding if there is one."""
+        feeds, lengths = self._tensors.feeds(given)
+        return self._tensors.answer(self.session.run(self._tensors.names, feeds), lengths)
+
+    def _named(self, outputs: list[Array]) -> dict[str, Array]:
+        answer, *others = outputs
+        embedding = dict(zip((spec.name for spec in self.pack.outputs[self.pack.answers :]), others, strict=True))
+        return by_name(self._tensors.output, answer) | embedding
 
 
 @final
@@ -79,6 +126,7 @@ class LivePackEngine:
             raise PackError(f"the pack {pack.name!r} takes no live signal; give it a camera, a video or pictures.")
         self.pack = pack
         self.live: PackLive = pack.live
+        (self._input,) = pack.inputs
         self.session = _session(pack, precision, threads)
         states = (state.output for state in self.live.states)
         self._output_names = [pack.outputs[0].name, self.live.output_length, *states]
@@ -103,13 +151,13 @@ class LivePackEngine:
         Raises:
             InvalidInput: Another dtype or shape, or too many frames.
         """
-        live, spec = self.live, self.pack.input
+        live, spec = self.live, self._input
         frames = len(chunk_T) if chunk_T.ndim else -1
         if chunk_T.dtype != spec.numpy_dtype or chunk_T.shape[1:] != spec.shape[1:] or not 0 <= frames <= live.chunk:
             raise InvalidInput(
                 f"a chunk is {chunk_T.dtype}{list(chunk_T.shape)}; {self.pack.name!r} takes {spec.describe()} or less."
             )
-        feeds = live.feeds(self.pack.input_name, chunk_T, states, last=last)
+        feeds = live.feeds(self._input.name, chunk_T, states, last=last)
         output, length, *after = self.session.run(self._output_names, feeds)
         return output[0, : int(length[0])], live.next_states(after)
 
@@ -125,7 +173,7 @@ class LivePackEngine:
 def _session(pack: Pack, precision: str, threads: int) -> Any:
     file = pack.model(precision)
     try:
-        return onnx_session(file, threads=threads, any_size=pack.varies)
+        return onnx_session(file, threads=threads, any_size=pack.tensors.any_size)
     except onnx_errors() as error:
         raise PackError(
             f"ONNX Runtime {onnxruntime.__version__} cannot run {file} ({one_line(error, 200)}); export the bundle "
@@ -137,7 +185,7 @@ def _check_golden(pack: Pack, answers: Iterator[Array]) -> None:
     golden = pack.golden()
     try:
         found = list(answers)
-    except (RequestError, *onnx_errors()) as error:
+    except (ApplicationError, RequestError, *onnx_errors()) as error:
         raise PackCorrupt(
             f"the graph of the pack {pack.name!r} is not what pack.json says ({one_line(error, 200)}); "
             f"export the bundle again."
@@ -148,10 +196,14 @@ def _check_golden(pack: Pack, answers: Iterator[Array]) -> None:
                 f"the pack {pack.name!r} answers its example {number} with shape {list(answer.shape)}, where "
                 f"{list(recorded.shape)} was recorded; export the bundle again."
             )
-        difference = float(np.abs(answer.astype(np.float64) - recorded.astype(np.float64)).max(initial=0.0))
+        difference = scaled_difference(answer, recorded, golden.outputs)
         # Written so that NaN fails.
         if not difference <= golden.tolerance:
             raise PackCorrupt(
                 f"the pack {pack.name!r} differs on its example {number} from the recorded answer by {difference:.3g} "
                 f"where {golden.tolerance:.3g} is allowed; export the bundle again."
             )
+
+
+def _as_lists(given: Any) -> Any:
+    return given.tolist() if isinstance(given, np.ndarray) else given

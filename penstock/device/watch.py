@@ -8,6 +8,7 @@ from typing import Any, final
 from penstock.core.errors import PackError, SourceError, TooLarge
 from penstock.core.pack import Pack
 from penstock.core.recognition import Recognition
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.device.device_run import STALL_TIMEOUT_S, DeviceRun
 from penstock.device.inbox import Inbox
@@ -77,10 +78,13 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         pack = engine.pack
-        if pack.live is not None or pack.input.dtype != "uint8" or pack.input.shape != (None, None, 4):
+        raw = pack.raw
+        if pack.live is not None or raw is None or raw.dtype != "uint8" or raw.shape != (None, None, 4):
+            several = isinstance(pack.input, RecordSpec)
+            fix = "run it in its web app or by PackEngine.predict"
             raise PackError(
-                f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; give its application "
-                f"a `prepare` and export it again."
+                f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; "
+                f"{fix if several else 'give its application a `prepare` and export it again'}."
             )
         self._engine = engine
         self._recognition = recognition_of(pack)

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.pack import PackLive
+from penstock.core.pack_tensors import PackTensors
 from penstock.core.prepare import RawSpec
+from penstock.core.record import chunk_spec
 from penstock.core.spec import TensorSpec
 from penstock.export.pack_session import PackedNetwork
 
@@ -14,21 +16,29 @@ class GraphReport:
     """A graph that agrees with its bundle.
 
     Args:
-        input: The input; a dimension of any size is None, and then there is no batch dimension.
-        input_name: Its name in the graph.
+        raw: The input of any size, without a batch dimension; None without a `prepare`.
+        inputs: The inputs, without batch dimensions; empty with a `raw`.
         outputs: The outputs, without batch dimensions.
+        answers: The number of outputs that are the application's.
         live: Inputs and outputs of a live graph.
         prepare_nodes: Names of the nodes of `prepare`, which must not be quantized.
         difference: Largest difference from the bundle's answers.
     """
 
-    input: RawSpec
-    input_name: str
+    raw: RawSpec | None = None
+    inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...]
+    answers: int = 1
     live: PackLive | None = None
     prepare_nodes: tuple[str, ...] = ()
     difference: float = 0.0
 
+    @property
+    def tensors(self) -> PackTensors:
+        """The inputs and outputs of a one-shot graph."""
+        given = chunk_spec(self.inputs) if self.raw is None else self.raw
+        return PackTensors(input=given, outputs=self.outputs, answers=self.answers)
+
     def network(self, graph: Path) -> PackedNetwork:
         """Open the graph, or another one of the same inputs and outputs."""
-        return PackedNetwork(graph, self.input_name, varies=None in self.input.shape, live=self.live)
+        return PackedNetwork(graph, self.tensors, live=self.live)

@@ -48,6 +48,11 @@ def quantize(
         The models by precision: both, or fp32 alone if int8 is not smaller or loses too much; and the outcome in a
         sentence.
     """
+    output = report.tensors.output
+    if not report.tensors.is_plain:
+        return {FP32: fp32}, (
+            "int8 was not tried: the quantizer is calibrated for networks of one input and one output of fixed size."
+        )
     if not report.outputs[0].labels:
         return {FP32: fp32}, "int8 was not tried: the output has no labels to measure its loss with."
     small = graph.with_name(MODEL_INT8)
@@ -58,7 +63,7 @@ def quantize(
         small.unlink(missing_ok=True)
         return {FP32: fp32}, f"this network cannot be quantized ({type(error).__name__}: {error})."
     quantized = report.network(small)
-    int8 = measure(quantized, MODEL_INT8, golden, validation, labelled=True)
+    int8 = measure(quantized, MODEL_INT8, golden, validation, output)
     # Measured alternately, because the speed of a shared machine varies.
     fp32 = replace(fp32, ms=min(fp32.ms, exact.median_ms(golden.inputs[0])))
     int8 = replace(int8, ms=min(int8.ms, quantized.median_ms(golden.inputs[0])))

@@ -1,5 +1,6 @@
 """Check that a pack's graph agrees with its bundle."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from penstock.core.errors import GoldenMismatch, PackError, one_line
 from penstock.core.onnx_session import onnx_errors
-from penstock.core.spec import Array
+from penstock.core.pack_tensors import rows_of, scaled_difference
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Array, Dim
 from penstock.export.graph_report import GraphReport
 from penstock.nn.streaming import Streaming
 from penstock.runtime.load import Predictor, streaming_executor
@@ -21,13 +24,15 @@ from penstock.runtime.whole_signals import run_in_chunks
 
 BLENDS = 8
 OTHER_SIZES = 6
+SHORT_LENGTHS = (0, 1, 2, 3, 5)
 ALIKE_SLOTS = 3
 
 
 def check_oneshot(predictor: Predictor, report: GraphReport, file: Path) -> float:
     """Compare a one-shot graph with its bundle on the golden examples and on others; return the largest difference.
 
-    The others are blends of the golden ones or, for raw arrays of any size, random arrays of several sizes.
+    The others are blends of the golden ones; for inputs of varying length, golden ones cut or repeated to the shortest,
+    the longest and other lengths; for raw arrays of any size, random arrays of several sizes.
 
     Args:
         predictor: The bundle's network.
@@ -38,16 +43,21 @@ def check_oneshot(predictor: Predictor, report: GraphReport, file: Path) -> floa
         PackError: The difference exceeds the bundle's tolerance.
     """
     network, golden = report.network(file), predictor.files.golden
-    recorded, others = list(golden.raws or golden.inputs), _others(predictor)
+    recorded, others = list(golden.raws or rows_of(golden.inputs)), _others(predictor)
     answers = [network.answer(given) for given in (*recorded, *others)]
-    expected = np.stack([predictor.predict(given) for given in others])
-    outputs = np.concatenate([golden.outputs, expected])
-    differences = [_agree(np.stack([answer for answer, *_ in answers]), outputs, golden.tolerance)]
-    if len(report.outputs) > 1:
+    expected = np.concatenate([golden.outputs, *_expected(predictor, others)])
+    differences = [_agree(np.stack([answer for answer, *_ in answers]), expected, golden.tolerance)]
+    if len(report.outputs) > report.answers:
         embeddings = np.stack([_embedding(predictor, given) for given in (*recorded, *others)])
         tolerance = golden.tolerance * max(1.0, float(np.abs(embeddings).max()))
         differences.append(_agree(np.stack([embedding for _, embedding in answers]), embeddings, tolerance))
     return max(differences)
+
+
+def _expected(predictor: Predictor, others: list[Array]) -> Iterator[Array]:
+    """The bundle's answers `[1, ...]`, one input at a time."""
+    for chunk in others if predictor.preparing is None else map(predictor.preparing, others):
+        yield predictor.executor.predict(chunk[None].copy())
 
 
 def _embedding(predictor: Predictor, given: Array) -> Array:
@@ -58,9 +68,40 @@ def _embedding(predictor: Predictor, given: Array) -> Array:
 
 
 def _others(predictor: Predictor) -> list[Array]:
-    if predictor.preparing is None:
-        return list(_blends(predictor.files.golden.inputs))
-    return random_raws(predictor.preparing.raw, OTHER_SIZES)
+    if predictor.preparing is not None:
+        return random_raws(predictor.preparing.raw, OTHER_SIZES)
+    spec, inputs = predictor.application.input, predictor.files.golden.inputs
+    if isinstance(spec, RecordSpec):
+        return [resized(spec, inputs[at % len(inputs)], lengths) for at, lengths in enumerate(_other_lengths(spec))]
+    return list(_blends(inputs))
+
+
+def _other_lengths(spec: RecordSpec) -> Iterator[dict[str, int]]:
+    """Lengths of further inputs: the shortest, the longest and some between, in other combinations for each."""
+    between = {
+        name: sorted({min(max(length, dim.min), int(dim)) for length in (*SHORT_LENGTHS, int(dim) // 2, int(dim))})
+        for name, dim in spec.dims.items()
+    }
+    for at in range(max(map(len, between.values()), default=0)):
+        yield {name: found[(at + turn) % len(found)] for turn, (name, found) in enumerate(between.items())}
+
+
+def resized(spec: RecordSpec, record: Array, lengths: Mapping[str, int]) -> Array:
+    """Cut or repeat an input to other lengths.
+
+    Returns:
+        A record of no dimensions.
+    """
+    arrays = spec.unpack(np.asarray(record))
+    for name, tensor in spec.by_name.items():
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, Dim):
+                array, wanted = arrays[name], np.arange(lengths[size.name])
+                if not array.shape[axis]:
+                    # There is nothing to repeat.
+                    array = np.zeros((*array.shape[:axis], 1, *array.shape[axis + 1 :]), array.dtype)
+                arrays[name] = array.take(wanted % array.shape[axis], axis)
+    return spec.check(arrays)
 
 
 def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
@@ -100,7 +141,7 @@ def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
 def _agree(answers: Array, expected: Array, tolerance: float) -> float:
     if answers.shape != expected.shape:
         raise _disagrees(f"it gives {list(answers.shape)} where the bundle gives {list(expected.shape)}")
-    difference = float(np.abs(answers.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0))
+    difference = scaled_difference(answers, expected, expected)
     # Written so that NaN fails.
     if not difference <= tolerance:
         raise _disagrees(f"it differs by {difference:.3g} where {tolerance:.3g} is allowed")

@@ -17,19 +17,26 @@ from torch import Tensor, nn
 
 from penstock.core.errors import PackError
 from penstock.core.json_record import record_json
+from penstock.core.named_arrays import feeds_of
 from penstock.core.pack import PackLive, PackState
-from penstock.core.prepare import RawSpec
-from penstock.core.spec import TensorSpec
+from penstock.core.pack_tensors import dims_of
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Dim, TensorSpec
 from penstock.export.graph_report import GraphReport
 from penstock.export.join_prepare import CHUNK, join_prepare, opset_of
-from penstock.export.pack_check import check_live, check_oneshot
+from penstock.export.pack_check import check_live, check_oneshot, resized
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor, as_streaming
-from penstock.runtime.named_network import served_function
-from penstock.runtime.onnx_export import exported_program, load_named_bundle, step_program, strip_notes
+from penstock.runtime.named_network import NamedNetwork, served_function
+from penstock.runtime.onnx_export import (
+    dynamic_dims,
+    exported_program,
+    load_named_bundle,
+    step_program,
+    strip_notes,
+)
 from penstock.runtime.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
-from penstock.runtime.prepare_session import RAW
 
 # B batch (of one), T frames of a chunk
 
@@ -37,6 +44,11 @@ EMBEDDING = "embedding"
 # The limit of onnxruntime-web; see docs/decisions/020-pack.md.
 MAX_OPSET = 21
 MAX_BYTES = 1 << 31
+# The exporter takes lengths of 0 and 1 for constants.
+TRACED_LENGTH = 5
+
+# Data type and shape of each input or output.
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @final
@@ -66,24 +78,60 @@ def write_graph(predictor: Predictor, file: Path) -> GraphReport:
 
 def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
     application, prepare = predictor.application, predictor.files.prepare
-    given = application.input_tensor
+    if isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec):
+        program, made = _named_program(predictor)
+    else:
+        program, made = _plain_program(predictor)
+    # A name that cannot clash with those of `prepare`.
+    renamed = {} if prepare is None else {application.input_tensor.name: CHUNK}
+    given = application.inputs.values()
+    inputs: Shapes = {renamed.get(spec.name, spec.name): (spec.dtype, (1, *spec.shape)) for spec in given}
+    for value in program.model.graph.inputs:
+        value.name = renamed.get(value.name, value.name)
+    outputs: Shapes = {spec.name: (spec.dtype, (1, *spec.shape)) for spec in made}
+    inputs |= dict.fromkeys(dims_of(application.input), ("int64", (1,)))
+    outputs |= {name: ("int64", (1,)) for name in dims_of(application.output) if name not in inputs}
+    _save(program, file, inputs, outputs)
+    report = GraphReport(inputs=tuple(given), outputs=tuple(made), answers=len(application.outputs))
+    if prepare is not None and application.prepare is not None:
+        nodes = join_prepare(file, prepare, application.input_tensor)
+        report = replace(report, raw=application.prepare.raw, inputs=(), prepare_nodes=nodes)
+    return replace(report, difference=check_oneshot(predictor, report, file))
+
+
+def _plain_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
+    """The program of a network of one tensor of fixed size, and its outputs."""
+    application = predictor.application
     chunk_B = torch.from_numpy(predictor.files.golden.inputs[:1].copy())
     network = _OneShot(predictor.module).eval()
     with torch.inference_mode():
         answers = network(chunk_B)
     outputs = [application.output_tensor, *map(_embedding, answers[1:])]
-    # A name that cannot clash with those of `prepare`.
-    name = given.name if prepare is None else CHUNK
-    program = exported_program(network, (chunk_B,), [name], [output.name for output in outputs])
-    inputs = {name: (given.dtype, (1, *given.shape))}
-    _save(program, file, inputs, {output.name: (output.dtype, (1, *output.shape)) for output in outputs})
-    report = GraphReport(input=_raw(given), input_name=name, outputs=tuple(outputs))
-    if prepare is not None:
-        raw = application.prepare
-        assert raw is not None
-        nodes = join_prepare(file, prepare, given)
-        report = replace(report, input=raw.raw, input_name=RAW, prepare_nodes=nodes)
-    return replace(report, difference=check_oneshot(predictor, report, file))
+    names = [output.name for output in outputs]
+    return exported_program(network, (chunk_B,), [application.input_tensor.name], names), outputs
+
+
+def _named_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
+    """The program of a network of several tensors or of varying lengths, and its outputs."""
+    application = predictor.application
+    chunk_B = predictor.files.golden.inputs[:1]
+    if isinstance(application.input, RecordSpec):
+        # Different lengths, so that none is taken for another one.
+        dims = application.input.dims.items()
+        lengths = {name: min(max(dim.min, TRACED_LENGTH + at), int(dim)) for at, (name, dim) in enumerate(dims)}
+        chunk_B = resized(application.input, chunk_B[0, ...], lengths)[None]
+    network = NamedNetwork(predictor.module, application.input, application.output)
+    feeds, lengths_B = feeds_of(application.input, chunk_B)
+    given = {name: torch.from_numpy(array) for name, array in (feeds | lengths_B).items()}
+    dynamic = {spec.name: dynamic_dims(spec) for spec in application.inputs.values()}
+    program = exported_program(
+        network,
+        tuple(given[name] for name in network.arguments),
+        network.arguments,
+        network.results,
+        (tuple(dynamic.get(name, {}) for name in network.arguments),),
+    )
+    return program, list(application.outputs.values())
 
 
 def _write_live(predictor: Predictor, file: Path) -> GraphReport:
@@ -94,8 +142,8 @@ def _write_live(predictor: Predictor, file: Path) -> GraphReport:
     states = _states(network)
     program = step_program(network, given, rows=1)
     program.model.graph.inputs[0].name, program.model.graph.outputs[0].name = given.name, made.name
-    inputs = {given.name: (given.dtype, (1, *given.shape)), LENGTH: ("int64", (1,)), LAST: ("bool", (1,))}
-    outputs = {made.name: (made.dtype, (1, *made.shape)), OUTPUT_LENGTH: ("int64", (1,))}
+    inputs: Shapes = {given.name: (given.dtype, (1, *given.shape)), LENGTH: ("int64", (1,)), LAST: ("bool", (1,))}
+    outputs: Shapes = {made.name: (made.dtype, (1, *made.shape)), OUTPUT_LENGTH: ("int64", (1,))}
     inputs |= {state.input: (state.dtype, state.shape) for state in states}
     outputs |= {state.output: (state.dtype, state.shape) for state in states}
     _save(program, file, inputs, outputs)
@@ -108,18 +156,11 @@ def _write_live(predictor: Predictor, file: Path) -> GraphReport:
         output_length=OUTPUT_LENGTH,
     )
     return GraphReport(
-        input=_raw(given),
-        input_name=given.name,
+        inputs=(given,),
         outputs=(made,),
         live=live,
         difference=check_live(predictor, network, file),
     )
-
-
-def _raw(spec: TensorSpec) -> RawSpec:
-    if not spec.shape:
-        raise PackError(f"the input {spec.name!r} is a single number; a pack takes arrays. Give it shape (1,).")
-    return RawSpec(dtype=spec.dtype, shape=spec.shape, meaning=spec.meaning, units=spec.units)
 
 
 def _embedding(embedding_B: Tensor) -> TensorSpec:
@@ -156,12 +197,7 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _save(
-    program: Any,
-    file: Path,
-    inputs: dict[str, tuple[str, tuple[int, ...]]],
-    outputs: dict[str, tuple[str, tuple[int, ...]]],
-) -> None:
+def _save(program: Any, file: Path, inputs: Shapes, outputs: Shapes) -> None:
     program.save(file, external_data=False)
     model = onnx.load(file)
     opset = opset_of(model)
@@ -171,26 +207,58 @@ def _save(
             f"the graph needs {', '.join([f'opset {opset}', *foreign])}; browsers run ONNX up to opset {MAX_OPSET}. "
             f"Use a torch whose exporter writes that."
         )
+    made = {value.name: _signature(value) for value in model.graph.output}
     found = {value.name: _signature(value) for value in model.graph.input}
-    for name in inputs.keys() - found.keys():
+    symbols: dict[str, str] = {}
+    for side, expected, actual in (("input", inputs, found), ("output", outputs, made)):
         # Inputs that the network does not use are fed all the same.
+        checked = expected if side == "output" else {name: expected[name] for name in expected if name in actual}
+        wrong = [name for name in (*checked, *actual) if not _fits(checked.get(name), actual.get(name), side, symbols)]
+        if wrong:
+            raise PackError(
+                f"the exporter gave the graph's {side} {wrong[0]!r} as {actual.get(wrong[0])}, not as "
+                f"{checked.get(wrong[0])}; the network's shapes must not depend on tensor values."
+            )
+    _name_sizes(model.graph, symbols)
+    for name in inputs.keys() - found.keys():
         dtype, shape = inputs[name]
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, shape))
-        found[name] = inputs[name]
-    made = {value.name: _signature(value) for value in model.graph.output}
-    for side, expected, actual in (("input", inputs, found), ("output", outputs, made)):
-        if expected != actual:
-            wrong = next(name for name in (*expected, *actual) if expected.get(name) != actual.get(name))
-            raise PackError(
-                f"the exporter gave the graph's {side} {wrong!r} as {actual.get(wrong)}, not as {expected.get(wrong)}; "
-                f"the network's shapes must not depend on tensor values."
-            )
+        sizes = [size.name if isinstance(size, Dim) else size for size in shape]
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, sizes))
     strip_notes(model)
     onnx.save(model, file)
     onnx.checker.check_model(file)
     if file.stat().st_size >= MAX_BYTES:
         raise PackError(f"the graph has {file.stat().st_size:,} bytes, more than one ONNX file can hold.")
+
+
+def _fits(
+    declared: tuple[str, tuple[int, ...]] | None,
+    found: tuple[str, tuple[int | str, ...]] | None,
+    side: str,
+    symbols: dict[str, str],
+) -> bool:
+    """Compare one input or output with its declaration; record the exporter's symbols of named dimensions."""
+    if declared is None or found is None or declared[0] != found[0] or len(declared[1]) != len(found[1]):
+        return False
+    for size, made in zip(declared[1], found[1], strict=True):
+        if not isinstance(size, Dim):
+            if size != made:
+                return False
+        elif isinstance(made, str):
+            symbols.setdefault(made, size.name)
+        elif side == "input" or made > size:
+            # An output may have room for more than its length.
+            return False
+    return True
+
+
+def _name_sizes(graph: Any, symbols: dict[str, str]) -> None:
+    """Give varying sizes the names of the application's dimensions."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in symbols:
+                size.dim_param = symbols[size.dim_param]
 
 
 def _signature(value: Any) -> tuple[str, tuple[int | str, ...]]:

@@ -8,10 +8,12 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.errors import PackError, one_line
+from penstock.core.errors import ApplicationError, PackError, one_line
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.pack import PackGolden, PackLive, PackModel, chunks_of
-from penstock.core.spec import Array
+from penstock.core.pack_tensors import PackTensors, by_name
+from penstock.core.record import ChunkSpec
+from penstock.core.spec import Array, TensorSpec
 
 # T frames of a signal, U frames that come of them
 
@@ -19,18 +21,18 @@ TIMED_RUNS = 30
 TIMED_S = 2.0
 
 
-def packed_session(file: Path, *, varies: bool = False) -> Any:
+def packed_session(file: Path, *, any_size: bool = False) -> Any:
     """Open an exported graph, for one CPU thread.
 
     Args:
         file: The graph.
-        varies: Whether the input has any size.
+        any_size: Whether inputs vary in size.
 
     Raises:
         PackError: ONNX Runtime does not run it.
     """
     try:
-        return onnx_session(file, any_size=varies)
+        return onnx_session(file, any_size=any_size)
     except onnx_errors() as error:
         raise PackError(f"ONNX Runtime does not run the exported graph ({one_line(error)}).") from None
 
@@ -54,29 +56,30 @@ class PackedNetwork:
 
     Args:
         file: The graph.
-        input: Name of its input.
-        varies: Whether the input has any size, and no batch dimension.
+        tensors: Its inputs and outputs.
         live: Inputs and outputs of a live graph.
     """
 
-    def __init__(self, file: Path, input: str, *, varies: bool = False, live: PackLive | None = None) -> None:
-        self._session = packed_session(file, varies=varies)
-        self._input = input
-        self._varies = varies
+    def __init__(self, file: Path, tensors: PackTensors, *, live: PackLive | None = None) -> None:
+        self._session = packed_session(file, any_size=tensors.any_size)
+        self._tensors = tensors
         self._live = live
 
     def answer(self, given: Array) -> list[Array]:
         """Run one input without a batch dimension, or a whole signal; return the outputs, the answer first.
 
         Raises:
-            PackError: ONNX Runtime fails on it.
+            PackError: ONNX Runtime fails on it, or an output does not have its declared type or shape.
         """
         try:
-            outputs = [output for _, output in self._runs(given)]
+            if self._live is None:
+                feeds, lengths = self._tensors.feeds(given)
+                return self._tensors.answer(self._session.run(self._tensors.names, feeds), lengths)
+            outputs = [output for _, output in self._steps(given, self._live)]
+        except ApplicationError as error:
+            raise PackError(str(error)) from None
         except onnx_errors() as error:
             raise PackError(f"the exported graph fails on an input ({one_line(error)}).") from error
-        if self._live is None:
-            return [output[0] for output in outputs[0]]
         return [np.concatenate([output_U[0, : int(frames[0])] for output_U, frames, *_ in outputs])]
 
     def answers(self, inputs: Sequence[Array]) -> Array:
@@ -85,16 +88,15 @@ class PackedNetwork:
 
     def feeds(self, given: Array) -> Iterator[dict[str, Array]]:
         """The graph's inputs of each run for one input; for a signal, one run per chunk."""
-        return (feeds for feeds, _ in self._runs(given))
-
-    def _runs(self, given: Array) -> Iterator[tuple[dict[str, Array], list[Array]]]:
         if self._live is None:
-            feeds = {self._input: given if self._varies else given[None]}
-            yield feeds, self._session.run(None, feeds)
-            return
-        live, states = self._live, self._live.initial_states()
+            return iter([self._tensors.feeds(given)[0]])
+        return (feeds for feeds, _ in self._steps(given, self._live))
+
+    def _steps(self, given: Array, live: PackLive) -> Iterator[tuple[dict[str, Array], list[Array]]]:
+        states, spec = live.initial_states(), self._tensors.input
+        assert isinstance(spec, TensorSpec), spec
         for chunk_T, last in chunks_of(given, live.chunk):
-            feeds = live.feeds(self._input, chunk_T, states, last=last)
+            feeds = live.feeds(spec.name, chunk_T, states, last=last)
             outputs = self._session.run(None, feeds)
             yield feeds, outputs
             states = live.next_states(outputs[2:])
@@ -111,13 +113,28 @@ class PackedNetwork:
         return round(float(np.median(times_s[1:] or times_s)) * 1e3, 4)
 
 
-def agreement_of(answer_N: Array, expected_N: Array) -> float:
-    """Share of answers with the expected likeliest entry along the last dimension."""
-    return float((answer_N.argmax(-1) == expected_N.argmax(-1)).mean())
+def agreement_of(answer_N: Array, expected_N: Array, output: ChunkSpec) -> float:
+    """Share of labelled answers with the expected likeliest entry along the last dimension.
+
+    Args:
+        answer_N: Answers, one chunk each.
+        expected_N: The expected ones.
+        output: One answer.
+    """
+    agree: list[Array] = []
+    for answer, expected in zip(answer_N, expected_N, strict=True):
+        found, recorded = by_name(output, answer), by_name(output, expected)
+        for spec in output.tensors:
+            same = found[spec.name].shape == recorded[spec.name].shape
+            if spec.labels:
+                likeliest = recorded[spec.name].argmax(-1)
+                agree.append(np.ravel(same and found[spec.name].argmax(-1) == likeliest))
+    agrees = np.concatenate(agree)
+    return float(agrees.mean()) if agrees.size else 1.0
 
 
 def measure(
-    network: PackedNetwork, file: str, golden: PackGolden, validation: Validation | None, *, labelled: bool
+    network: PackedNetwork, file: str, golden: PackGolden, validation: Validation | None, output: ChunkSpec
 ) -> PackModel:
     """Measure one graph of a pack.
 
@@ -126,9 +143,10 @@ def measure(
         file: Its name in the pack.
         golden: The bundle's answers.
         validation: Validation examples, if there are any.
-        labelled: Whether the output has labels.
+        output: One answer.
     """
-    agreement = agreement_of(network.answers(golden.inputs), golden.outputs) if labelled else None
+    labelled = any(spec.labels for spec in output.tensors)
+    agreement = agreement_of(network.answers(golden.inputs), golden.outputs, output) if labelled else None
     accuracy = None
     if validation is not None and labelled:
         accuracy = round(float((network.answers(validation.inputs).argmax(-1) == validation.targets).mean()), 4)

@@ -16,10 +16,12 @@ from penstock.core.application import Application, FoundApplication
 from penstock.core.atomic_write import replace_folder
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PackCorrupt, PackError
+from penstock.core.example_arrays import example_arrays
 from penstock.core.golden import raw_names
 from penstock.core.json_record import read_record
 from penstock.core.pack import (
     DESCRIPTION,
+    EXAMPLE,
     FP32,
     GOLDEN,
     INDEX,
@@ -33,11 +35,16 @@ from penstock.core.pack import (
     pack_json,
     read_pack,
 )
+from penstock.core.pack_tensors import by_name, rows_of
+from penstock.core.prepare import RawSpec
 from penstock.core.signature import sign
 from penstock.core.versions import versions_of
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
 from penstock.runtime.exporter_process import run_exporter
+
+# A longer text is not one to edit.
+MAX_EXAMPLE_BYTES = 1 << 16
 
 _OPERATOR = re.compile(r"op='([\w.:]+)'")
 
@@ -97,13 +104,15 @@ def export_pack(
         with replace_folder(place, _refuse_taken) as beside:
             report = _write_graph(files, beside / MODEL, options)
             golden = PackGolden(
-                inputs=files.golden.raws or tuple(files.golden.inputs),
+                inputs=files.golden.raws or rows_of(files.golden.inputs),
                 outputs=files.golden.outputs,
                 tolerance=files.golden.tolerance,
             )
-            models, outcome = _models(report, beside / MODEL, golden, validation(found) if int8 else None, int8)
+            known = validation(found) if int8 and report.tensors.is_plain else None
+            models, outcome = _models(report, beside / MODEL, golden, known, int8)
             (beside / GOLDEN).write_bytes(_golden(files))
             _copy_web(beside / WEB, found.application)
+            _write_example(beside / EXAMPLE, report, golden)
             pack = _pack(files, found.application, report, models, beside, licence)
             (beside / DESCRIPTION).write_bytes(pack_json(pack))
             if key is not None:
@@ -168,16 +177,16 @@ def _not_exportable(name: str, cause: str) -> str:
 
 
 def _golden(files: BundleFiles) -> bytes:
-    golden = files.golden
+    golden, manifest = files.golden, files.manifest
     raws = dict(zip(raw_names(len(golden.raws)), golden.raws, strict=True))
-    return save_arrays((raws or {"inputs": golden.inputs}) | {"outputs": golden.outputs})
+    inputs = raws or example_arrays("inputs", manifest.input, golden.inputs)
+    return save_arrays(inputs | example_arrays("outputs", manifest.output, golden.outputs))
 
 
 def _models(
     report: GraphReport, graph: Path, golden: PackGolden, validation: Validation | None, int8: bool
 ) -> tuple[dict[str, PackModel], str]:
-    labelled = bool(report.outputs[0].labels)
-    fp32 = measure(report.network(graph), MODEL, golden, validation, labelled=labelled)
+    fp32 = measure(report.network(graph), MODEL, golden, validation, report.tensors.output)
     if not int8:
         return {FP32: fp32}, ""
     # Imported here, because it imports all of onnx.
@@ -199,6 +208,18 @@ def _copy_web(to: Path, application: Application) -> None:
     manifest.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _write_example(file: Path, report: GraphReport, golden: PackGolden) -> None:
+    """Write the inputs of a golden example of medium size as JSON by name, for the text box of the web app."""
+    spec = report.tensors.input
+    if report.live is not None or isinstance(spec, RawSpec) or not file.parent.is_dir():
+        return
+    named = [{name: array.tolist() for name, array in by_name(spec, given).items()} for given in golden.inputs]
+    texts = sorted((json.dumps(numbers) for numbers in named), key=len)
+    short = [text for text in texts if len(text) <= MAX_EXAMPLE_BYTES]
+    if short:
+        file.write_text(short[len(short) // 2] + "\n")
+
+
 def _pack(
     files: BundleFiles,
     application: Application,
@@ -217,9 +238,10 @@ def _pack(
         licence=licence,
         made=made,
         kind="oneshot" if report.live is None else "live",
-        input=report.input,
-        input_name=report.input_name,
+        raw=report.raw,
+        inputs=report.inputs,
         outputs=report.outputs,
+        answers=report.answers,
         recognition=application.recognition,
         live=report.live,
         tolerance=files.golden.tolerance,

@@ -84,10 +84,7 @@ def export_graph(predictor: Predictor, file: Path) -> None:
     network = NamedNetwork(predictor.module, application.input, application.output)
     feeds, lengths = feeds_of(application.input, predictor.files.golden.inputs[[0] * EXAMPLES])
     given = {name: torch.from_numpy(array) for name, array in (feeds | lengths).items()}
-    dynamic = {
-        spec.name: {0: BATCH} | {dim: VARYING for dim, size in enumerate(spec.shape, start=1) if isinstance(size, Dim)}
-        for spec in application.input.tensors
-    }
+    dynamic = {spec.name: {0: BATCH} | dynamic_dims(spec) for spec in application.input.tensors}
     exported_program(
         network,
         tuple(given[name] for name in network.arguments),
@@ -95,6 +92,11 @@ def export_graph(predictor: Predictor, file: Path) -> None:
         network.results,
         (tuple(dynamic.get(name, {0: BATCH}) for name in network.arguments),),
     ).save(file)
+
+
+def dynamic_dims(spec: TensorSpec) -> dict[int, Any]:
+    """Return the dimensions of a batch of a tensor whose length varies, for `torch.onnx.export`."""
+    return {dim: VARYING for dim, size in enumerate(spec.shape, start=1) if isinstance(size, Dim)}
 
 
 def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:

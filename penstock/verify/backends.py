@@ -8,6 +8,8 @@ import numpy as np
 from penstock.client.client import Client
 from penstock.core.application import reply_of
 from penstock.core.pack import Pack
+from penstock.core.prepare import RawSpec
+from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 from penstock.device.pack_engine import LivePackEngine, PackEngine
 from penstock.runtime.load import Predictor
@@ -16,6 +18,9 @@ from penstock.verify.verify_inputs import Example
 # U frames that come of a signal
 
 TIMEOUT_S = 60.0
+
+# Of one tensor of fixed size, or of several by name.
+Answer = Array | dict[str, Array]
 
 
 class Backend(ABC):
@@ -29,7 +34,7 @@ class Backend(ABC):
 
     @abstractmethod
     def answer(self, example: Example) -> Any:
-        """Return the network's first output without batch dimension; or the reply's JSON values, for a request body."""
+        """Return the network's answer without batch dimension, several tensors by name; or the reply's JSON values."""
 
 
 @final
@@ -45,13 +50,14 @@ class TrainingBackend(Backend):
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
 
-    def answer(self, example: Example) -> Array:
+    def answer(self, example: Example) -> Answer:
         """Run the example; a signal is run whole."""
-        if self._predictor.application.live is not None:
+        application = self._predictor.application
+        if application.live is not None:
             return self._predictor.predict(example.raw[None])[0]
-        return self._predictor.predict(example.raw)
+        return self._predictor.predict(named_input(application.input, example.raw))
 
-    def reply(self, answer: Array) -> Any:
+    def reply(self, answer: Answer) -> Any:
         """The reply for an output, as JSON values."""
         return reply_of(self._predictor.application)(answer)
 
@@ -77,7 +83,7 @@ class ServerBackend(Backend):
             return self._streamed(example.raw)
         if example.body is not None:
             return self._client.ask(self._pack.name, example.body, content_type=example.content_type)
-        return self._client.predict(self._pack.name, example.raw)
+        return self._client.predict(self._pack.name, named_input(self._pack.input, example.raw))
 
     def _streamed(self, signal_T: Array) -> Array:
         with self._client.stream(self._pack.name, events="binary", latency_ms=TIMEOUT_S * 1e3) as stream:
@@ -99,8 +105,19 @@ class PackBackend(Backend):
     def __init__(self, pack: Pack) -> None:
         self._engine = PackEngine(pack) if pack.live is None else LivePackEngine(pack)
 
-    def answer(self, example: Example) -> Array:
+    def answer(self, example: Example) -> Answer:
         """Run the example."""
         if isinstance(self._engine, LivePackEngine):
             return self._engine.whole(example.raw)
-        return self._engine.run(example.raw)[0]
+        pack = self._engine.pack
+        if pack.tensors.is_plain:
+            return self._engine.run(example.raw)[0]
+        given = pack.input
+        inputs = given.unpack(example.raw) if isinstance(given, RecordSpec) else {given.name: example.raw}
+        outputs = self._engine.predict(inputs)
+        return outputs if isinstance(pack.output, RecordSpec) else outputs[pack.output.name]
+
+
+def named_input(spec: RawSpec | ChunkSpec, raw: Array) -> Any:
+    """Return an input as predictors take it: a record's tensors by name, any other array as it is."""
+    return spec.unpack(raw) if isinstance(spec, RecordSpec) else raw

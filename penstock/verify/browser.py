@@ -9,9 +9,10 @@ import numpy as np
 
 from penstock.core.errors import PackError, one_line
 from penstock.core.pack import WEB, Pack, chunks_of
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.export.static_host import pack_host
-from penstock.verify.backends import Backend
+from penstock.verify.backends import Answer, Backend
 from penstock.verify.chromium import open_chromium, wait_for
 from penstock.verify.verify_inputs import Example
 
@@ -27,6 +28,11 @@ OPEN = """async () => {
 ARRAY = """async ([text, shape]) => {
   const { outputs } = await engine.array(bytes(text), shape);
   return Array.from(outputs[engine.description.outputs[0].name]);
+}"""
+TENSORS = """async (given) => {
+  const inputs = given.map(([name, text, shape]) => [name, { bytes: bytes(text), shape }]);
+  const { outputs } = await engine.tensors(Object.fromEntries(inputs));
+  return Object.entries(outputs).map(([name, { values, shape }]) => [name, Array.from(values, Number), shape]);
 }"""
 SOUND = """async ([text, length, last]) => {
   const { rows, values } = await engine.sound(new Int16Array(bytes(text).buffer), length, last);
@@ -80,14 +86,25 @@ class BrowserBackend(Backend):
             text = " ".join(page.inner_base64("body").split())[:200]
             raise PackError(f"the web app was not installed in {INSTALL_S} s (the page shows {text!r}).")
 
-    def answer(self, example: Example) -> Array:
+    def answer(self, example: Example) -> Answer:
         """Run the example."""
-        raw, outputs = example.raw, self._pack.outputs[0]
-        if self._pack.live is not None:
-            return self._run_signal(raw, self._pack.live.chunk)
-        shape = raw.shape if self._pack.varies else (1, *raw.shape)
+        pack, raw = self._pack, example.raw
+        if pack.live is not None:
+            return self._run_signal(raw, pack.live.chunk)
+        if not pack.tensors.is_plain and pack.raw is None:
+            return self._run_tensors(raw)
+        outputs = pack.outputs[0]
+        shape = raw.shape if pack.raw else (1, *raw.shape)
         numbers = self._page.evaluate(ARRAY, [_base64(raw), shape])
         return np.array(numbers, outputs.dtype).reshape(outputs.shape)
+
+    def _run_tensors(self, raw: Array) -> Answer:
+        given, made = self._pack.input, self._pack.output
+        inputs = given.unpack(raw) if isinstance(given, RecordSpec) else {given.name: raw}
+        found = self._page.evaluate(TENSORS, [[name, _base64(each), each.shape] for name, each in inputs.items()])
+        dtypes = {spec.name: spec.numpy_dtype for spec in made.tensors}
+        outputs = {name: np.array(numbers, dtypes[name]).reshape(shape) for name, numbers, shape in found}
+        return outputs if isinstance(made, RecordSpec) else outputs[made.name]
 
     def _run_signal(self, signal_T: Array, chunk: int) -> Array:
         spec = self._pack.outputs[0]
@@ -106,8 +123,10 @@ def browser_obstacle(pack: Pack) -> str:
         return "the pack has no web app"
     if find_spec("playwright") is None:
         return "playwright is not installed"
-    if pack.live is not None and pack.input.dtype != "int16":
+    if pack.live is not None and pack.inputs[0].dtype != "int16":
         return "it supports no live signals but sound"
+    if pack.raw is not None and isinstance(pack.output, RecordSpec):
+        return "it supports no several outputs of arrays of any size"
     return ""
 
 

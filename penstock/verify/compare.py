@@ -1,9 +1,9 @@
 """Largest differences between the backends."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class Comparison:
 
     Args:
         backend: Its name.
+        tensor: The output that is compared; empty for a whole answer: one tensor, or a reply.
         examples: Number of examples.
         difference: Largest absolute difference; infinite if an answer has another form.
         worst: The example with that difference.
@@ -25,14 +26,22 @@ class Comparison:
     """
 
     backend: str
+    tensor: str = ""
     examples: int = 0
     difference: float = 0.0
     worst: str = ""
     disagreements: int = 0
 
+    def count(self, example: str, difference: float, *, disagrees: bool) -> None:
+        """Add one example."""
+        self.examples += 1
+        self.disagreements += disagrees
+        if not self.worst or not difference <= self.difference:
+            self.difference, self.worst = difference, example
+
 
 def compare(
-    training: TrainingBackend, backends: Sequence[Backend], examples: Iterable[Example], *, labelled: bool
+    training: TrainingBackend, backends: Sequence[Backend], examples: Iterable[Example], *, labelled: Collection[str]
 ) -> list[Comparison]:
     """Run every example on every backend.
 
@@ -40,23 +49,36 @@ def compare(
         training: The reference.
         backends: The others.
         examples: The inputs.
-        labelled: Whether the output has labels; then the likeliest entries must agree.
+        labelled: Names of the outputs that have labels; their likeliest entries must agree. Of one tensor, any name.
+
+    Returns:
+        One comparison for each backend, or for each of its tensors where there are several.
     """
-    found = {backend.name: Comparison(backend=backend.name) for backend in backends}
+    found: dict[tuple[str, str], Comparison] = {}
     for example in examples:
         expected = training.answer(example)
         for backend in backends:
-            answer, one = backend.answer(example), found[backend.name]
-            if isinstance(answer, np.ndarray):
-                difference = difference_of(answer, expected)
-                one.disagreements += labelled and difference < math.inf and not _agree(answer, expected)
-            else:
-                difference = difference_of(answer, training.reply(expected))
-                one.disagreements += difference == math.inf
-            one.examples += 1
-            if not one.worst or not difference <= one.difference:
-                one.difference, one.worst = difference, example.name
-    return list(found.values())
+            for tensor, answer, wanted in _parts(backend.answer(example), expected, training):
+                one = found.setdefault((backend.name, tensor), Comparison(backend=backend.name, tensor=tensor))
+                difference = difference_of(answer, wanted)
+                if isinstance(answer, np.ndarray):
+                    has_labels = tensor in labelled if tensor else bool(labelled)
+                    disagrees = has_labels and difference < math.inf and not _agree(answer, wanted)
+                else:
+                    disagrees = difference == math.inf
+                one.count(example.name, difference, disagrees=disagrees)
+    order = [backend.name for backend in backends]
+    return sorted(found.values(), key=lambda one: order.index(one.backend))
+
+
+def _parts(answer: Any, expected: Any, training: TrainingBackend) -> Iterator[tuple[str, Any, Any]]:
+    """Pair an answer with the expected one: the arrays of each tensor, else a whole array or reply."""
+    if isinstance(answer, dict) and isinstance(expected, dict):
+        named = cast(dict[str, Any], answer)
+        if named.keys() == expected.keys() and all(isinstance(each, np.ndarray) for each in named.values()):
+            yield from ((name, named[name], wanted) for name, wanted in cast(dict[str, Any], expected).items())
+            return
+    yield "", answer, expected if isinstance(answer, np.ndarray) else training.reply(expected)
 
 
 def difference_of(one: Any, other: Any) -> float:

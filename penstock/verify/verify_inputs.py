@@ -34,7 +34,7 @@ class Example:
 
     Args:
         name: Name in messages: its file.
-        raw: The graph's input without a batch dimension; for a live application a whole signal.
+        raw: The input without a batch dimension, an array or a record; for a live application a whole signal.
         body: The same as a request body, if there is one.
         content_type: Content type of the body.
     """
@@ -47,7 +47,7 @@ class Example:
 
 def golden_examples(pack: Pack, application: Application) -> list[Example]:
     """The golden examples of a pack; pictures of any size have a PNG file as their body."""
-    png = pack.varies and PNG in application.accepts
+    png = pack.raw is not None and PNG in application.accepts
     content_type = PNG if png else ""
     return [
         Example(

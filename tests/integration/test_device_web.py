@@ -214,7 +214,10 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
 
 NOTHING_TO_SHOW: dict[str, dict[str, Any]] = {
     "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
-    "takes float32 [3]": {"input": {"name": "pixels", "dtype": "float32", "shape": [3], "max_shape": []}},
+    "takes float32 [null,3]": {
+        "inputs": [{"name": "pixels", "dtype": "float32", "shape": [None, 3], "max_shape": [9, 3]}]
+    },
+    'has float16 "pixels"': {"inputs": [{"name": "pixels", "dtype": "float16", "shape": [3]}]},
 }
 
 

@@ -146,13 +146,11 @@ def gestures(gestures_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def described(pack: Pack) -> GraphReport:
     """What the process that makes a graph said of the pack of `shapes`."""
-    return GraphReport(
-        input=pack.input, input_name="grey", outputs=pack.outputs, live=None, prepare_nodes=(), difference=0.0
-    )
+    return GraphReport(inputs=pack.inputs, outputs=pack.outputs)
 
 
 def network(pack: Pack, precision: str = "fp32") -> PackedNetwork:
-    return PackedNetwork(pack.model(precision), pack.input_name, varies=pack.varies, live=pack.live)
+    return PackedNetwork(pack.model(precision), pack.tensors, live=pack.live)
 
 
 def test_a_pack_answers_as_its_bundle(exported: ExportResult, shapes_bundle: Path) -> None:

@@ -45,7 +45,7 @@ def write_pack(folder: Path, *, name: str = "colours", slow: int = 0, half_life_
     recognition = {"labels": LABELS, "groups": GROUPS, "unsure_below": 0.5, "half_life_s": half_life_s}
     pack = {
         "kind": "oneshot",
-        "input": {"name": "pixels", "dtype": "uint8", "shape": [None, None, 4], "max_shape": [4096, 4096, 4]},
+        "inputs": [{"name": "pixels", "dtype": "uint8", "shape": [None, None, 4], "max_shape": [4096, 4096, 4]}],
         "outputs": [output | {"meaning": "", "units": ""} for output in (probabilities, embedding)],
         "recognition": recognition | {"enter": 0.6, "leave": 0.4},
         "live": None,
@@ -60,7 +60,7 @@ def finish_pack(folder: Path, fields: dict[str, Any]) -> Path:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "index" not in path.parts]
     about = {path.relative_to(folder).as_posix(): _about(path) for path in files}
     always = {
-        "schema_version": 1,
+        "schema_version": 2,
         "licence": "CC0-1.0",
         "made": {"when": "2026-01-01T00:00:00Z"},
         "golden": {"tolerance": 1e-5, "count": 0},
@@ -170,7 +170,7 @@ def write_small_pack(folder: Path) -> Path:
         "name": "sides",
         "description": "Knows where it is bright.",
         "kind": "oneshot",
-        "input": {"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": "", "max_shape": []},
+        "inputs": [{"name": "image", "dtype": "uint8", "shape": [8, 8], "meaning": "grey", "units": ""}],
         "outputs": [output | {"meaning": "", "units": ""}],
         "recognition": None,
         "live": None,
@@ -239,7 +239,7 @@ def write_live_pack(folder: Path) -> Path:
         "name": "loud",
         "description": "Hears what is loud.",
         "kind": "live",
-        "input": {"name": "sound", "dtype": "int16", "shape": [LISTENED_CHUNK], "meaning": "sound", "units": "PCM"},
+        "inputs": [{"name": "sound", "dtype": "int16", "shape": [LISTENED_CHUNK], "meaning": "sound", "units": "PCM"}],
         "outputs": [output | {"meaning": "log-probability of each symbol"}],
         "recognition": None,
         "live": {"rate_hz": float(LISTENED_HZ), "chunk": LISTENED_CHUNK, "states": [state], **names},

@@ -8,10 +8,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
+from penstock.core.example_arrays import example_arrays
 from penstock.core.pack import GOLDEN, MODEL, Pack, PackLive, PackModel, PackState, digest, pack_json, read_pack
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
-from penstock.core.spec import Array, TensorSpec
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Array, Dim, TensorSpec
 
 COLOURS = ("red", "green", "blue")
 RGBA = RawSpec(dtype="uint8", shape=(None, None, 4), meaning="a picture", max_shape=(4096, 4096, 4))
@@ -80,8 +82,7 @@ def colour_pack(
         golden,
         name="colours",
         kind="oneshot",
-        input=RGBA,
-        input_name="raw",
+        raw=RGBA,
         outputs=tuple(outputs),
         recognition=recognition or Recognition(labels=COLOURS),
         live=None,
@@ -143,14 +144,97 @@ def loud_pack(folder: Path) -> Pack:
         {"inputs": signal[None], "outputs": levels[None]},
         name="loud",
         kind="live",
-        input=RawSpec(dtype="int16", shape=(CHUNK,), meaning="100 ms of sound"),
-        input_name="sound",
+        inputs=(TensorSpec(name="sound", dtype="int16", shape=(CHUNK,), meaning="100 ms of sound"),),
         outputs=(TensorSpec(name="levels", dtype="float32", shape=(2, 2), meaning="how loud", labels=("-", "loud")),),
         recognition=None,
         live=PackLive(
             rate_hz=RATE_HZ, chunk=CHUNK, states=(state,), length="length", last="last", output_length="frames"
         ),
     )
+
+
+def words_pack(folder: Path) -> Pack:
+    """Write a pack of two inputs of varying length and three outputs, one of a length that no input has.
+
+    `sums` is of all weights, and of those of known words; `raised` is one more than each weight, in the padding too;
+    `known` are the known words' numbers, first in a room of five.
+    """
+    nodes = [
+        helper.make_node("Equal", ["words", "unknown"], ["is_unknown"]),
+        helper.make_node("Not", ["is_unknown"], ["is_known"]),
+        helper.make_node("Cast", ["is_known"], ["ones"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["weights", "ones"], ["of_known"]),
+        helper.make_node("ReduceSum", ["weights", "axis"], ["total"]),
+        helper.make_node("ReduceSum", ["of_known", "axis"], ["total_known"]),
+        helper.make_node("Concat", ["total", "total_known"], ["sums"], axis=1),
+        helper.make_node("Add", ["weights", "one"], ["raised"]),
+        helper.make_node("Reshape", ["is_known", "flat"], ["is_known_flat"]),
+        helper.make_node("Compress", ["words", "is_known_flat"], ["some"], axis=1),
+        helper.make_node("Concat", ["some", "room"], ["more"], axis=1),
+        helper.make_node("Slice", ["more", "zero", "five", "axis"], ["known"]),
+        helper.make_node("ReduceSum", ["ones", "axis"], ["count_float"], keepdims=0),
+        helper.make_node("Cast", ["count_float"], ["found"], to=TensorProto.INT64),
+    ]
+    constants = {
+        "unknown": np.array(0),
+        "axis": np.array([1]),
+        "one": np.array(1, np.float32),
+        "flat": np.array([-1]),
+        "room": np.full((1, 5), 7),
+        "zero": np.array([0]),
+        "five": np.array([5]),
+    }
+    model = _model(
+        nodes,
+        constants,
+        {"words": ("int64", [1, "tokens"]), "weights": ("float32", [1, "tokens"]), "tokens": ("int64", [1])},
+        {
+            "sums": ("float32", [1, 2]),
+            "raised": ("float32", [1, "tokens"]),
+            "known": ("int64", [1, 5]),
+            "found": ("int64", [1]),
+        },
+    )
+    tokens, found = Dim("tokens", max=5), Dim("found", max=5, min=0)
+    inputs = (
+        TensorSpec(name="words", dtype="int64", shape=(tokens,), meaning="numbers of words", limits=(0, 9)),
+        TensorSpec(name="weights", dtype="float32", shape=(tokens,), meaning="weight of each"),
+    )
+    outputs = (
+        TensorSpec(name="sums", dtype="float32", shape=(2,), meaning="sums", labels=("all", "known")),
+        TensorSpec(name="raised", dtype="float32", shape=(tokens,), meaning="weights and one"),
+        TensorSpec(name="known", dtype="int64", shape=(found,), meaning="known words"),
+    )
+    texts = [[3, 0, 4], [0], [1, 2, 3, 4, 5]]
+    given = RecordSpec(inputs).of_many(
+        [{"words": np.array(text), "weights": np.arange(len(text)) / 2} for text in texts]
+    )
+    made = RecordSpec(outputs).of_many([words_answer(text, [at / 2 for at in range(len(text))]) for text in texts])
+    golden = example_arrays("inputs", RecordSpec(inputs), given) | example_arrays("outputs", RecordSpec(outputs), made)
+    return _written(
+        folder,
+        model,
+        golden,
+        name="words",
+        kind="oneshot",
+        inputs=inputs,
+        outputs=outputs,
+        answers=3,
+        golden_count=3,
+        recognition=None,
+        live=None,
+    )
+
+
+def words_answer(words: list[int], weights: list[float]) -> dict[str, Array]:
+    """Expected outputs of the graph of `words_pack`."""
+    known = np.array(words) != 0
+    numbers = np.array(weights, np.float32)
+    return {
+        "sums": np.array([numbers.sum(), numbers[known].sum()], np.float32),
+        "raised": numbers + 1,
+        "known": np.array(words)[known],
+    }
 
 
 def _model(
@@ -179,13 +263,13 @@ def _written(folder: Path, model: bytes, golden: dict[str, Array], **fields: Any
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MODEL).write_bytes(model)
     save_file(golden, folder / GOLDEN)
+    fields = {"golden_count": len(golden["outputs"])} | fields if "outputs" in golden else fields
     pack = Pack(
         folder=folder,
         description="made by a test",
         licence="",
         made={"penstock": "0"},
         tolerance=1e-5,
-        golden_count=len(golden["outputs"]),
         models={"fp32": PackModel(file=MODEL, agreement=1.0, ms=1.0)},
         files={name: digest((folder / name).read_bytes()) for name in (MODEL, GOLDEN)},
         **fields,

@@ -48,8 +48,7 @@ def write(folder: Path, **changes: Any) -> Pack:
         "licence": "CC0-1.0",
         "made": {"penstock": "1", "bundle": "0" * 64},
         "kind": "oneshot",
-        "input": RawSpec(dtype="float32", shape=(4,), meaning="four numbers"),
-        "input_name": "numbers",
+        "inputs": (TensorSpec(name="numbers", dtype="float32", shape=(4,), meaning="four numbers"),),
         "outputs": (TensorSpec(dtype="float32", shape=(2,), meaning="probability", name="p", labels=LABELS),),
         "recognition": Recognition(labels=LABELS),
         "live": None,
@@ -94,7 +93,7 @@ def test_golden_pictures_of_several_sizes(tmp_path: Path) -> None:
     raws = {f"raw.{index}": np.zeros((index + 1, 5, 4), np.uint8) for index in range(3)}
     data = save(raws | {"outputs": np.zeros((3, 2), np.float32)})
     spec = RawSpec(dtype="uint8", shape=(None, None, 4), max_shape=(64, 64, 4), meaning="RGBA")
-    pack = write(tmp_path, input=spec, golden_count=3)
+    pack = write(tmp_path, raw=spec, inputs=(), golden_count=3)
     (tmp_path / GOLDEN).write_bytes(data)
     pack = dataclasses.replace(pack, files=pack.files | {GOLDEN: digest(data)})
     (tmp_path / DESCRIPTION).write_bytes(pack_json(pack))
@@ -139,9 +138,14 @@ def test_no_pack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda fields: fields.update(schema_version=2), "schema version 2"),
+        (lambda fields: fields.update(schema_version=1), "schema version 1"),
         (lambda fields: fields.pop("outputs"), "outputs"),
-        (lambda fields: fields.update(outputs=[]), "no output"),
+        (lambda fields: fields.update(outputs=[]), "no input or no output"),
+        (lambda fields: fields.update(inputs=[]), "no input or no output"),
+        (lambda fields: fields.update(answers=2), "no input or no output"),
+        (lambda fields: fields["inputs"][0].update(name="p"), "a name of its own"),
+        (lambda fields: fields["inputs"][0].update(max_shape=[4]), "not named 'raw'"),
+        (lambda fields: fields["inputs"][0].update(shape=[{"name": "n"}]), "not readable"),
         (lambda fields: fields.update(kind="live"), "kind"),
         (lambda fields: fields["models"].pop("fp32"), "no fp32 model"),
         (lambda fields: fields["models"]["fp32"].update(file="other.onnx"), "other.onnx"),
@@ -149,7 +153,7 @@ def test_no_pack(tmp_path: Path) -> None:
         (lambda fields: fields["files"].update({"/etc/passwd": {"sha256": "0", "bytes": 1}}), "cannot be in a pack"),
         (lambda fields: fields.update(name=3), "another type"),
         (lambda fields: fields.update(files=[]), "not readable"),
-        (lambda fields: fields["input"].update(dtype="text"), "dtype"),
+        (lambda fields: fields["inputs"][0].update(dtype="text"), "dtype"),
         (lambda fields: fields["files"].update({"a\0b": {"sha256": "0", "bytes": 1}}), "cannot be in a pack"),
         (lambda fields: fields["golden"].update(tolerance=int("1" * 400)), "too large"),
         (lambda fields: fields["golden"].update(count=float("inf")), "infinity"),

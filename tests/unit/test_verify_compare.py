@@ -36,7 +36,7 @@ EXAMPLES = [Example(name=name, raw=np.zeros(1)) for name in TRUTH]
 
 def compared(**answers: Any) -> Comparison:
     training: Any = Fixed("training", TRUTH)
-    (found,) = compare(training, [Fixed("place", TRUTH | answers)], EXAMPLES, labelled=True)
+    (found,) = compare(training, [Fixed("place", TRUTH | answers)], EXAMPLES, labelled=["shares"])
     return found
 
 

@@ -55,7 +55,8 @@ def sameness(bundle: Path, pack: Path) -> list[float]:
         client = opened.enter_context(Client(url, timeout_s=TIMEOUT_S))
         backends = [ServerBackend(client, ready), PackBackend(ready), opened.enter_context(BrowserBackend(ready))]
         examples = golden_examples(ready, predictor.application)
-        found = compare(TrainingBackend(predictor), backends, examples, labelled=bool(ready.outputs[0].labels))
+        labelled = [spec.name for spec in ready.outputs[: ready.answers] if spec.labels]
+        found = compare(TrainingBackend(predictor), backends, examples, labelled=labelled)
     for one in found:
         if one.disagreements or one.difference == math.inf:
             raise BenchError(f"{one.backend} disagrees on {one.disagreements} of {one.examples} examples.")

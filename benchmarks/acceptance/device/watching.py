@@ -50,7 +50,8 @@ def engine_overhead(pack: Path) -> list[float]:
     """
     engine = PackEngine(read_pack(pack))
     picture = moving(0)
-    given = {engine.pack.input_name: picture}
+    assert engine.pack.raw is not None
+    given = {engine.pack.raw.name: picture}
     names = [output.name for output in engine.pack.outputs]
     bare = engine.session.run(names, given)
     if not all(np.array_equal(one, other[0]) for one, other in zip(engine.run(picture), bare, strict=True)):

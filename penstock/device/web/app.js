@@ -1,10 +1,12 @@
-// Start the app of an installed pack: the camera for pictures, the microphone for sound.
+// Start the app of an installed pack: the camera for pictures, the microphone for sound, a text box for other inputs.
 
 import { byId, notice, write } from "./dom.js";
 import { Engine } from "./engine.js";
 import { Hearing } from "./hear.js";
 import { Looking } from "./look.js";
 import { openIndex } from "./search.js";
+import { ARRAYS } from "./tensors.js";
+import { Typing } from "./type.js";
 
 export async function run() {
   const description = await (await fetch("../pack.json")).json();
@@ -21,6 +23,7 @@ export async function run() {
   opened.catch(() => null); // reported where it is awaited
   try {
     if (description.kind === "live") await new Hearing(description, engine).begin(opened);
+    else if (!isPicture(description.inputs)) await new Typing(description, engine).begin(opened);
     else await new Looking(description, engine, openIndex(description)).begin(opened);
   } catch (error) {
     notice(`The network does not run here: ${error.message}`);
@@ -28,17 +31,24 @@ export async function run() {
 }
 
 /** The reason that this app does not support a pack, or null. */
-function unsupported({ kind, input, outputs }) {
+function unsupported({ kind, inputs, outputs }) {
+  const [input] = inputs;
+  const takes = `This network takes ${input.dtype} ${JSON.stringify(input.shape)}`;
+  if (kind !== "live" && !isPicture(inputs)) {
+    if (input.max_shape) return `${takes}; of any size the app supports pictures alone.`;
+    const foreign = [...inputs, ...outputs].find(({ dtype }) => !(dtype in ARRAYS));
+    return foreign ? `This network has ${foreign.dtype} "${foreign.name}", which browsers do not have.` : null;
+  }
   if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels to show.`;
-  if (kind === "live" && input.shape.length === 1 && ["int16", "float32"].includes(input.dtype)) return null;
-  if (kind === "live") return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app supports one channel of sound.`;
-  if (kind === "oneshot" && isPicture(input)) return null;
-  return `This network takes ${input.dtype} ${JSON.stringify(input.shape)}; the app supports pictures and sound.`;
+  if (kind !== "live") return null;
+  const isSound = input.shape.length === 1 && ["int16", "float32"].includes(input.dtype);
+  return isSound ? null : `${takes}; the app supports one channel of sound.`;
 }
 
 /** True for RGBA of any size, and for grey or RGB of a fixed size. */
-function isPicture({ dtype, shape: [height, width, channels = 1, more] }) {
-  if (dtype !== "uint8" || more !== undefined) return false;
-  if (height === null) return width === null && channels === 4;
+function isPicture([{ dtype, shape, max_shape: largest }, ...others]) {
+  const [height, width, channels = 1, more] = shape;
+  if (others.length || dtype !== "uint8" || more !== undefined) return false;
+  if (height === null || largest?.length) return height === null && width === null && channels === 4;
   return width > 1 && height > 1 && (channels === 1 || channels === 3);
 }

@@ -39,6 +39,16 @@ export class Engine {
     return this.#request({ method: "array", bytes, shape });
   }
 
+  /** Run the network on `{ name: { bytes, shape } }`, without a batch dimension: `{ outputs: { name: { values, shape } }, ms }`. */
+  tensors(inputs) {
+    return this.#request({ method: "tensors", inputs });
+  }
+
+  /** Run the network on nested lists of numbers by name; the outputs are as those of `tensors`. */
+  json(inputs) {
+    return this.#request({ method: "json", inputs });
+  }
+
   /** Run the network on the next chunk of a stream: `{ rows, values, ms }`. */
   sound(samples, length, last) {
     return this.#request({ method: "sound", samples, length, last });

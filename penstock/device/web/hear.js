@@ -93,7 +93,7 @@ export class Hearing {
 
   /** The chunk in the network's dtype: int16, or floats relative to full scale. */
   #inDtype() {
-    if (this.description.input.dtype === "int16") return this.chunk.slice();
+    if (this.description.inputs[0].dtype === "int16") return this.chunk.slice();
     return Float32Array.from(this.chunk, (sample) => sample / 32768);
   }
 

@@ -22,7 +22,7 @@ export class Looking {
 
   constructor(description, engine, index) {
     Object.assign(this, { description, engine, index });
-    byId("resized").hidden = description.input.shape[0] === null;
+    byId("resized").hidden = description.inputs[0].shape[0] === null;
     this.main = description.outputs[0];
     this.recognition = description.recognition && new Recognition(description.recognition);
     this.smoothing = this.recognition && new Smoothing(this.recognition);

@@ -1,5 +1,6 @@
 // Web worker that runs the network: frames and chunks of sound in, outputs out.
 
+import { ARRAYS, checkNumbers, fromNumbers, lengthsOf, reframe, roomOf, sizesOf } from "./tensors.js";
 import * as ort from "./vendor/ort.wasm.min.mjs";
 
 let pack = null;
@@ -7,7 +8,7 @@ let session = null;
 let states = null; // state of a live network's stream
 let context = null; // of the canvas whose pixels are read
 
-const methods = { open, picture, pixels, array, sound, reset };
+const methods = { open, picture, pixels, array, tensors, json, sound, reset };
 
 self.onmessage = async ({ data: { id, method, ...rest } }) => {
   try {
@@ -48,7 +49,7 @@ async function picture({ bitmap }) {
 
 /** Size and crop of the network's input: the whole picture, downscaled if too large; for a fixed size, its centre. */
 function fit(bitmap) {
-  const { shape, max_shape: largest } = pack.input;
+  const { shape, max_shape: largest } = pack.inputs[0];
   if (shape[0] === null) {
     const scale = Math.min(1, largest[0] / bitmap.height, largest[1] / bitmap.width);
     const [width, height] = [bitmap.width, bitmap.height].map((extent) => Math.max(1, Math.floor(scale * extent)));
@@ -67,18 +68,60 @@ async function pixels({ data, width, height }) {
 
 /** Run the network on the bytes of an array of its input's type. */
 async function array({ bytes, shape }) {
-  const { dtype } = pack.input;
+  const { dtype } = pack.inputs[0];
   return run(new ort.Tensor(dtype, new ARRAYS[dtype](bytes.buffer), shape));
+}
+
+/** Run the network on its inputs by name, as the bytes and shape of each, without a batch dimension. */
+async function tensors({ inputs }) {
+  const named = pack.inputs.map(({ name, dtype }) => {
+    const { bytes, shape } = inputs[name];
+    return [name, { values: new ARRAYS[dtype](bytes.buffer), shape }];
+  });
+  return runNamed(Object.fromEntries(named));
+}
+
+/** Run the network on nested lists of numbers by name. */
+async function json({ inputs }) {
+  return runNamed(fromNumbers(pack.inputs, inputs));
+}
+
+/** Run the network on `{ name: { values, shape } }`; the outputs are of the same form, without padding. */
+async function runNamed(inputs) {
+  const shapes = Object.fromEntries(Object.entries(inputs).map(([name, { shape }]) => [name, shape]));
+  const lengths = lengthsOf(pack.inputs, shapes);
+  const room = roomOf(pack.inputs, lengths);
+  const feeds = {};
+  for (const spec of pack.inputs) {
+    const { values, shape } = inputs[spec.name];
+    checkNumbers(spec, values);
+    const sizes = sizesOf(spec, room);
+    feeds[spec.name] = new ort.Tensor(spec.dtype, reframe(values, shape, sizes), [1, ...sizes]);
+  }
+  for (const [name, length] of Object.entries(lengths)) feeds[name] = new ort.Tensor("int64", BigInt64Array.of(BigInt(length)), [1]);
+  const began = performance.now();
+  const outputs = await session.run(feeds);
+  const ms = performance.now() - began;
+  // Dimensions that no input has are outputs of their own.
+  const found = Object.fromEntries(Object.entries(outputs).map(([name, { data }]) => [name, Number(data[0])]));
+  const named = pack.outputs.map((spec) => {
+    const { data, dims } = outputs[spec.name];
+    const shape = sizesOf(spec, { ...found, ...lengths });
+    return [spec.name, { values: reframe(data, dims.slice(1), shape), shape }];
+  });
+  for (const tensor of Object.values(outputs)) tensor.dispose();
+  return { outputs: Object.fromEntries(named), ms };
 }
 
 async function run(input) {
   const began = performance.now();
-  const outputs = await session.run({ [pack.input.name]: input });
+  const outputs = await session.run({ [pack.inputs[0].name]: input });
   return { outputs: read(outputs), ms: performance.now() - began };
 }
 
 function tensorOf(data, width, height) {
-  const [anyHeight, , channels = 1] = pack.input.shape;
+  const { shape } = pack.inputs[0];
+  const [anyHeight, , channels = 1] = shape;
   if (anyHeight === null) return new ort.Tensor("uint8", new Uint8Array(data.buffer), [height, width, 4]);
   const values = new Uint8Array(width * height * channels);
   for (let pixel = 0; pixel < width * height; pixel++) {
@@ -86,19 +129,22 @@ function tensorOf(data, width, height) {
     if (channels === 3) values.set(rgb, 3 * pixel);
     else values[pixel] = Math.round(0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]);
   }
-  return new ort.Tensor("uint8", values, [1, ...pack.input.shape]);
+  return new ort.Tensor("uint8", values, [1, ...shape]);
 }
 
 /** Run the network on a chunk of sound; return the new rows of its first output. */
 async function sound({ samples, length, last }) {
-  const { live } = pack;
+  const {
+    live,
+    inputs: [input],
+  } = pack;
   states ??= live.states.map(initialState);
   const feeds = {
-    [pack.input.name]: new ort.Tensor(pack.input.dtype, samples, [1, samples.length]),
+    [input.name]: new ort.Tensor(input.dtype, samples, [1, samples.length]),
     [live.length]: new ort.Tensor("int64", BigInt64Array.of(BigInt(length)), [1]),
     [live.last]: new ort.Tensor("bool", Uint8Array.of(last ? 1 : 0), [1]),
   };
-  live.states.forEach(({ input }, index) => (feeds[input] = states[index]));
+  live.states.forEach((state, index) => (feeds[state.input] = states[index]));
   const began = performance.now();
   const outputs = await session.run(feeds);
   const ms = performance.now() - began;
@@ -120,20 +166,6 @@ function read(outputs) {
   for (const tensor of Object.values(outputs)) tensor.dispose();
   return values;
 }
-
-const ARRAYS = {
-  bool: Uint8Array,
-  float32: Float32Array,
-  float64: Float64Array,
-  int8: Int8Array,
-  int16: Int16Array,
-  int32: Int32Array,
-  int64: BigInt64Array,
-  uint8: Uint8Array,
-  uint16: Uint16Array,
-  uint32: Uint32Array,
-  uint64: BigUint64Array,
-};
 
 /** A state tensor before a stream's first chunk. */
 function initialState({ dtype, shape, initial }) {
