@@ -20,7 +20,8 @@ from penstock.export.int8 import quantize
 from penstock.export.pack_check import check_oneshot
 from penstock.export.pack_session import packed_session
 from penstock.export.pack_writer import export_pack
-from tests.support.named import BOXES, LENGTHS, LONGEST, bundle_of, shared_mood, text
+from penstock.verify.browser import browser_obstacle
+from tests.support.named import BOXES, LENGTHS, LONGEST, PREPARED, bundle_of, shared_mood, text
 from tests.support.page import url_of
 from tests.support.serving import RunningServer
 
@@ -148,6 +149,20 @@ def test_a_length_that_no_input_has(tmp_path: Path) -> None:
     said = CliRunner().invoke(build(), command, env={"COLUMNS": "160"})
     assert said.exit_code == 0, (said.output, said.exception)
     assert said.output.count("web app") == 2
+
+
+def test_pictures_of_any_size_with_several_outputs(tmp_path: Path) -> None:
+    pictures = [np.random.default_rng(rows).integers(0, 255, (rows, 9, 4), dtype=np.uint8) for rows in (1, 8, 20)]
+    bundle = bundle_of(PREPARED, tmp_path, pictures)
+    pack = export_pack(bundle, tmp_path / "pack").pack
+    engine, predictor = PackEngine(pack), load(bundle)
+    for picture in pictures:
+        expected, found = predictor.predict(picture), engine.predict({"raw": picture})
+        assert list(found) == ["kind", "place"]
+        for name, array in zip(found, engine.run(picture), strict=True):
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+            np.testing.assert_array_equal(found[name], array)
+    assert "no several outputs" in browser_obstacle(pack)
 
 
 def test_the_pack_is_read_again_as_it_was_written(pack: Pack) -> None:

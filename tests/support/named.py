@@ -83,6 +83,43 @@ app = Application(
 """
 
 
+PREPARED = """
+import numpy as np
+import torch
+from torch import nn
+from penstock import Application, Prepare, RawSpec, TensorSpec
+
+class Small(nn.Module):
+    def forward(self, rgba):
+        chw = rgba[..., :3].permute(2, 0, 1)[None].float()
+        return nn.functional.interpolate(chw, size=(4, 4), mode="bilinear", antialias=False)[0]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kind = nn.Linear(48, 2)
+        self.place = nn.Linear(48, 4)
+
+    def forward(self, picture):
+        flat = picture.flatten(1) / 255
+        return {"kind": self.kind(flat).softmax(-1), "place": self.place(flat)}
+
+app = Application(
+    name="places",
+    input=TensorSpec(dtype="float32", shape=(3, 4, 4), meaning="a small picture"),
+    outputs={
+        "kind": TensorSpec(dtype="float32", shape=(2,), meaning="kind", units="probability", labels=("cat", "dog")),
+        "place": TensorSpec(dtype="float32", shape=(4,), meaning="where it is"),
+    },
+    decode=lambda body, kind: np.frombuffer(body, np.uint8).reshape(-1, 1, 4),
+    prepare=Prepare(
+        module=Small, raw=RawSpec(dtype="uint8", shape=(None, None, 4), max_shape=(64, 64, 4), meaning="RGBA")
+    ),
+    model=Net,
+)
+"""
+
+
 def bundle_of(source: str, folder: Path, examples: Any) -> Path:
     """Write the bundle of an application with untrained weights."""
     (folder / "app.py").write_text(source)

@@ -40,7 +40,10 @@ function unsupported({ kind, inputs, outputs }) {
     return foreign ? `This network has ${foreign.dtype} "${foreign.name}", which browsers do not have.` : null;
   }
   if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels to show.`;
-  if (kind !== "live") return null;
+  if (kind !== "live") {
+    const { name, shape } = outputs[0];
+    return shape.length === 1 ? null : `This network's output "${name}" has a score for each label in several places; of pictures the app shows one.`;
+  }
   const isSound = input.shape.length === 1 && ["int16", "float32"].includes(input.dtype);
   return isSound ? null : `${takes}; the app supports one channel of sound.`;
 }
