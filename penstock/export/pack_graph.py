@@ -108,9 +108,7 @@ def _plain_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
         answers = network(chunk_B)
     outputs = [application.output_tensor, *map(_embedding, answers[1:])]
     if len(outputs) > 1 and application.output_tensor.name == EMBEDDING:
-        raise PackError(
-            f"the output and the network's embed are both named {EMBEDDING!r}; rename the output."
-        )
+        raise PackError(f"the output and the network's embed are both named {EMBEDDING!r}; rename the output.")
     names = [output.name for output in outputs]
     return exported_program(network, (chunk_B,), [application.input_tensor.name], names), outputs
 
