@@ -36,19 +36,20 @@ def chunks_of(output: ChunkSpec, arrays: Mapping[str, Array], lengths: Mapping[s
     """
     if not isinstance(output, RecordSpec):
         return arrays[output.name]
-    for spec in output.tensors:
-        _check(arrays[spec.name], spec)
     given = {
         name: lengths[name] if name in lengths else _checked_lengths(name, arrays[name], dim)
         for name, dim in output.dims.items()
     }
+    longest = {name: int(each.max(initial=0)) for name, each in given.items()}
+    for spec in output.tensors:
+        _check(arrays[spec.name], spec, longest)
     return output.records(arrays, given)
 
 
-def _check(array: Array, spec: TensorSpec) -> None:
+def _check(array: Array, spec: TensorSpec, longest: Mapping[str, int]) -> None:
     shape = array.shape[1:]
     fits = len(shape) == len(spec.shape) and all(
-        size <= declared if isinstance(declared, Dim) else size == declared
+        longest[declared.name] <= size <= declared if isinstance(declared, Dim) else size == declared
         for size, declared in zip(shape, spec.shape, strict=True)
     )
     if array.dtype != spec.numpy_dtype or not fits:
