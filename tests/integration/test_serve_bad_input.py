@@ -105,7 +105,7 @@ def infer_body(**changes: object) -> bytes:
         ("/nowhere", b"", {}, 405, "takes GET, HEAD, not POST"),
         # The Open Inference Protocol.
         (INFER, b"[]", JSON, 400, "must be a JSON object"),
-        (INFER, b"{}", JSON, 400, "exactly one entry in 'inputs'"),
+        (INFER, b"{}", JSON, 400, "no 'inputs'; they must be a list"),
         (INFER, infer_body(name="image"), JSON, 400, "named 'image'; this model's is 'numbers'"),
         (INFER, infer_body(datatype="INT8"), JSON, 400, "'INT8'; 'numbers' is FP32"),
         (INFER, infer_body(shape=[1, 5]), JSON, 400, "shape is [1, 5]"),
