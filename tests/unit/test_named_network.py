@@ -141,7 +141,10 @@ def test_a_network_of_other_arguments_is_refused(forward: Any, input: RecordSpec
         (lambda ids: None, "the network gives a NoneType"),
         (lambda ids: (ids.sum(1), ids * 0.5), r"gives 'each' as float32\[3, 5\], but it is declared as int64"),
         (lambda ids: (ids, ids), r"gives 'sum' as int64\[3, 5\]"),
-        (lambda ids: (ids.sum(1), ids[:, :4]), r"gives 'each' as int64\[3, 4\], but it is declared as int64\[tokens<=6\]"),
+        (
+            lambda ids: (ids.sum(1), ids[:, :4]),
+            r"gives 'each' as int64\[3, 4\], but it is declared as int64\[tokens<=6\]",
+        ),
     ],
 )
 def test_other_outputs_are_refused(answer: Any, sentence: str) -> None:
