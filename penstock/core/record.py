@@ -135,7 +135,7 @@ class RecordSpec:
             self.check_numbers(examples)
             return examples
         if isinstance(examples, Mapping):
-            batches = {name: np.asarray(batch) for name, batch in self.named(examples).items()}
+            batches = {name: _array(name, batch) for name, batch in self.named(examples).items()}
             counts = {len(batch) for batch in batches.values()}
             if len(counts) != 1:
                 raise InvalidInput(f"The batches have {sorted(counts)} examples; give as many of each input.")
@@ -143,7 +143,7 @@ class RecordSpec:
         records = self.empty(len(examples))
         for row, example in enumerate(examples):
             named = self.named(example).items()
-            records[row] = self.check({name: self.by_name[name].cast(np.asarray(given)) for name, given in named})
+            records[row] = self.check({name: self.by_name[name].cast(_array(name, given)) for name, given in named})
         return records
 
     def from_numbers(self, numbers: object) -> Array:
@@ -354,6 +354,13 @@ def _clear_padding(array: Array, spec: TensorSpec, lengths: Mapping[str, Lengths
         if beyond.any():
             where = beyond.reshape(len(array), *(array.shape[axis] if at == axis else 1 for at in range(1, array.ndim)))
             np.copyto(array, np.zeros((), array.dtype), where=where)
+
+
+def _array(name: str, given: Any) -> Array:
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise InvalidInput(f"{name} has lists of different lengths; give nested lists of one shape.") from None
 
 
 def _nested_shape(given: Any, spec: TensorSpec) -> tuple[int, ...]:

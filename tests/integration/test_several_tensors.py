@@ -150,6 +150,17 @@ def test_a_load_of_golden_examples_is_compared_tensor_by_tensor(served: Served, 
         golden_target(served.url, served.bundle, "png")
 
 
+def test_front_ends_and_engine_in_processes_of_their_own(served: Served) -> None:
+    examples = texts(3, 5, MAX_TOKENS)
+    with RunningServer(served.bundle, "--frontends", "2") as server:
+        with penstock.Client(f"http://127.0.0.1:{server.port}") as client:
+            found = client.predict("text", examples)
+        assert server.ask("POST", ASK, b'{"input_ids": [1], "attention_mask": []}', JSON)[0] == 400
+    for given, expected in zip(found, served.predictor.predict(examples), strict=True):
+        for name, array in expected.items():
+            np.testing.assert_allclose(given[name], array, atol=1e-5)
+
+
 def whole(count: int, dtype: str = "int64") -> Array:
     return np.ones(count, dtype)
 

@@ -118,6 +118,8 @@ def test_one_dictionary_has_one_answer(kind: str) -> None:
         ({"ids": [], "weights": np.zeros((0, 2))}, "0 tokens"),
         (example([1]) | {"ids": [0.5]}, "int64 cannot"),
         (example([100]), "from 0 to 99"),
+        (example([1, 2]) | {"weights": [[1.0], [1.0, 2.0]]}, "weights has lists of different lengths"),
+        (example([1]) | {"ids": ["a"]}, "not only numbers"),
         ([], "list is empty"),
         (np.zeros((1, 6)), "takes a dictionary of arrays by name"),
         ([np.zeros(6)], "by name"),
