@@ -84,9 +84,11 @@ def watch(
             from penstock.device.captions import frame_json
             from penstock.device.pack_engine import PackEngine
             from penstock.device.sources import open_frames
-            from penstock.device.watch import WatchRun
+            from penstock.device.watch import WatchRun, check_pictures
 
             classifier = PackEngine(ready, precision=precision, threads=threads)
+            # Before a camera is opened.
+            check_pictures(ready)
             frames = open_frames(source, size=size, rate=fps, read_timeout_s=stall_timeout_s)
             run = WatchRun(classifier, frames, every_frame=every_frame, stall_timeout_s=stall_timeout_s)
             unit, failures, to_json = "pictures" if frames.independent else "frames", frames.failures, frame_json

@@ -53,6 +53,21 @@ def recognition_of(pack: Pack) -> Recognition:
     )
 
 
+def check_pictures(pack: Pack) -> None:
+    """Check that a pack takes pictures of any size.
+
+    Raises:
+        PackError: It does not.
+    """
+    raw = pack.raw
+    if pack.live is None and raw is not None and raw.dtype == "uint8" and raw.shape == (None, None, 4):
+        return
+    fix = "give its application a `prepare` and export it again"
+    if isinstance(pack.input, RecordSpec):
+        fix = "run it in its web app or by PackEngine.predict"
+    raise PackError(f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; {fix}.")
+
+
 @final
 class WatchRun(DeviceRun[Frame, FrameResult]):
     """Classify the frames of a source.
@@ -78,14 +93,7 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         pack = engine.pack
-        raw = pack.raw
-        if pack.live is not None or raw is None or raw.dtype != "uint8" or raw.shape != (None, None, 4):
-            several = isinstance(pack.input, RecordSpec)
-            fix = "run it in its web app or by PackEngine.predict"
-            raise PackError(
-                f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; "
-                f"{fix if several else 'give its application a `prepare` and export it again'}."
-            )
+        check_pictures(pack)
         self._engine = engine
         self._recognition = recognition_of(pack)
         self._independent = source.independent

@@ -130,6 +130,36 @@ def test_what_does_not_fit_is_answered_with_the_sentence_of_python(page: Page, e
     expect(page.locator("#type-state")).to_have_text("")
 
 
+SHAPES = [
+    ((3,), (5,)),
+    ((5,), (3,)),
+    ((2, 3), (4, 5)),
+    ((4, 5), (2, 3)),
+    ((2, 3, 2), (3, 1, 2)),
+    ((0, 4), (2, 4)),
+    ((), ()),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
+def test_tensors_are_padded_and_cut_as_in_numpy(page: Page, dtype: str) -> None:
+    for before, after in SHAPES:
+        array = np.arange(1, 1 + np.prod(before, dtype=int)).reshape(before)
+        expected = np.zeros(after, int)
+        common = tuple(slice(min(sizes)) for sizes in zip(before, after, strict=True))
+        expected[common] = array[common]
+        found = page.evaluate(
+            """async ([given, shape, before, after, dtype]) => {
+                const { fromNumbers, reframe, toNumbers } = await import("./tensors.js");
+                const spec = { name: "x", dtype, shape: shape.map((size, at) => ({ name: `d${at}`, min: 0, max: 9 })) };
+                const { x } = fromNumbers([spec], { x: given });
+                return [x.shape, toNumbers(reframe(x.values, before, after), after)];
+            }""",
+            [array.tolist(), before, before, after, dtype],
+        )
+        assert found == [[size if 0 not in before[:at] else 9 for at, size in enumerate(before)], expected.tolist()]
+
+
 @pytest.mark.parametrize("width", [320, 1280])
 def test_every_screen_shows_the_text_box_without_scrolling_sideways(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 640})

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +13,6 @@ from penstock.cli import build
 from penstock.core.errors import PackError
 from penstock.core.pack import EXAMPLE, Pack, read_pack
 from penstock.device.pack_engine import PackEngine
-from penstock.device.watch import WatchRun
 from penstock.export.graph_report import GraphReport
 from penstock.export.int8 import quantize
 from penstock.export.pack_check import check_oneshot
@@ -127,10 +125,11 @@ def test_8_bits_are_refused_in_a_sentence(pack: Pack) -> None:
     assert said.startswith("int8 was not tried: ")
 
 
-def test_watch_refuses_text(engine: PackEngine) -> None:
-    source: Any = None
-    with pytest.raises(PackError, match=r"takes input_ids: .*, not pictures of any size; run it in its web app"):
-        WatchRun(engine, source)
+def test_watch_refuses_text_before_it_opens_a_camera(pack: Pack) -> None:
+    said = CliRunner().invoke(build(), ["watch", str(pack.folder), "--source", "/no/camera"]).exception
+    assert isinstance(said, PackError)
+    assert "takes input_ids: int64[tokens<=24], attention_mask: " in str(said)
+    assert str(said).endswith("not pictures of any size; run it in its web app or by PackEngine.predict.")
 
 
 def test_a_length_that_no_input_has(tmp_path: Path) -> None:
