@@ -91,7 +91,7 @@ class BrowserBackend(Backend):
         pack, raw = self._pack, example.raw
         if pack.live is not None:
             return self._run_signal(raw, pack.live.chunk)
-        if not pack.tensors.is_plain and pack.raw is None:
+        if not pack.tensors.is_plain:
             return self._run_tensors(raw)
         outputs = pack.outputs[0]
         shape = raw.shape if pack.raw else (1, *raw.shape)
@@ -125,8 +125,6 @@ def browser_obstacle(pack: Pack) -> str:
         return "playwright is not installed"
     if pack.live is not None and pack.inputs[0].dtype != "int16":
         return "it supports no live signals but sound"
-    if pack.raw is not None and isinstance(pack.output, RecordSpec):
-        return "it supports no several outputs of arrays of any size"
     return ""
 
 

@@ -112,6 +112,7 @@ app = Application(
         "place": TensorSpec(dtype="float32", shape=(4,), meaning="where it is"),
     },
     decode=lambda body, kind: np.frombuffer(body, np.uint8).reshape(-1, 1, 4),
+    accepts=("application/x-pixels",),
     prepare=Prepare(
         module=Small, raw=RawSpec(dtype="uint8", shape=(None, None, 4), max_shape=(64, 64, 4), meaning="RGBA")
     ),

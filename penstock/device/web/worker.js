@@ -89,10 +89,14 @@ async function json({ inputs }) {
 /** Run the network on `{ name: { values, shape } }`; the outputs are of the same form, without padding. */
 async function runNamed(inputs) {
   const shapes = Object.fromEntries(Object.entries(inputs).map(([name, { shape }]) => [name, shape]));
-  const lengths = lengthsOf(pack.inputs, shapes);
-  const room = roomOf(pack.inputs, lengths);
+  const specs = pack.inputs.filter((spec) => !isRaw(spec));
+  const lengths = lengthsOf(specs, shapes);
+  const room = roomOf(specs, lengths);
   const feeds = {};
-  for (const spec of pack.inputs) {
+  for (const { name, dtype } of pack.inputs.filter(isRaw)) {
+    feeds[name] = new ort.Tensor(dtype, inputs[name].values, shapes[name]);
+  }
+  for (const spec of specs) {
     const { values, shape } = inputs[spec.name];
     checkNumbers(spec, values);
     const sizes = sizesOf(spec, room);
@@ -112,6 +116,9 @@ async function runNamed(inputs) {
   for (const tensor of Object.values(outputs)) tensor.dispose();
   return { outputs: Object.fromEntries(named), ms };
 }
+
+/** True for an array of any size, which has no batch dimension. */
+const isRaw = ({ max_shape: largest }) => Boolean(largest?.length);
 
 async function run(input) {
   const began = performance.now();
