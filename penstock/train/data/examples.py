@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast, final
 import numpy as np
 
 from penstock.core.errors import TrainError
-from penstock.core.record import Lengths, RecordSpec
+from penstock.core.record import ChunkSpec, Lengths, RecordSpec
 from penstock.core.spec import Array, Dim
 from penstock.train.data.columns import (
     Column,
@@ -77,13 +77,14 @@ class Examples(ABC):
             BadExample: An example is damaged or missing.
         """
 
-    def declare(self, record: RecordSpec) -> None:
-        """Declare that one raw input is a record of several named tensors, or of tensors of varying length.
+    def declare(self, spec: ChunkSpec) -> None:
+        """Declare one raw input: a record of several named tensors or of varying length, or one tensor of fixed size.
 
         Args:
-            record: The tensors: `app.input` of an application with `inputs`, or with a `Dim`.
+            spec: `app.input` of the application.
         """
-        self.record, self.input_dtype, self.input_shape = record, record.numpy_dtype, ()
+        self.record = spec if isinstance(spec, RecordSpec) else None
+        self.input_dtype, self.input_shape = spec.numpy_dtype, spec.shape
 
     def bound(self, record: RecordSpec) -> "Examples":
         """Return the examples as records of an application's inputs.
@@ -134,8 +135,9 @@ class ArraySet(Examples):
     in_memory: ClassVar[bool] = True
 
     def __init__(
-        self, *, inputs: Array | Mapping[str, Any] | Sequence[Any], targets: Any, record: RecordSpec | None = None
+        self, *, inputs: Array | Mapping[str, Any] | Sequence[Any], targets: Any, record: ChunkSpec | None = None
     ) -> None:
+        record = record if isinstance(record, RecordSpec) else None
         self.inputs: Any = inputs
         self.targets: Any = target_columns(targets)
         named = self._named(record)
