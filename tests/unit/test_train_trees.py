@@ -293,7 +293,8 @@ def test_fit_trains_and_validates_on_trees(tmp_path: Path) -> None:
     }
     fitted = fit(train, **given)
     assert fitted.metrics["tags"] > 0.95
-    parts = fit(train, **given | {"execution": StepExecution(threads=1, accumulation_steps=2)})
+    in_parts: dict[str, Any] = given | {"execution": StepExecution(threads=1, accumulation_steps=2)}
+    parts = fit(train, **in_parts)
     assert parts.metrics["tags"] > 0.95
     stopped = fit(train, **given, out=tmp_path / "run")
     assert stopped.parameter_hash == fitted.parameter_hash
