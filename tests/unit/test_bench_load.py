@@ -1,14 +1,21 @@
 """The load generator's arithmetic, without a server."""
 
+import json
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from penstock.bench.load import generator as load_module
 from penstock.bench.load.generator import Load, LoadResult, NoRateWithinBudget, find_goodput, poisson
+from penstock.bench.load.record_answers import record_answers
 from penstock.bench.load.sender import Target
+from penstock.client.binary_tensors import request_body
 from penstock.core.errors import BenchError
+from penstock.core.golden import Golden
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Dim, TensorSpec
 
 LOAD = Load(rate=1000, connections=8, seconds=2, warm_up_s=0.5)
 NOWHERE = Target(host="nowhere", port=1, requests=(b"",), answers=None, tolerance=0)
@@ -91,6 +98,43 @@ def test_an_answer_is_wrong_if_it_differs_is_nan_or_has_another_length() -> None
     assert target.count_wrong([*right, (1, body(answers[2])), (1, body(answers[1] * np.nan)), (1, b"!")]) == 3
     assert target.count_wrong([(1, b"!")]) == 1
     assert NOWHERE.count_wrong([(0, b"anything")]) == target.count_wrong([]) == 0
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+def test_several_tensors_are_compared_one_by_one(form: Literal["json", "binary"]) -> None:
+    boxes = Dim("boxes", max=3, min=0)
+    large = TensorSpec(name="large", dtype="float32", shape=(boxes, 2), meaning="corners")
+    small = TensorSpec(name="small", dtype="float32", shape=(2,), meaning="scores")
+    four = TensorSpec(name="four", dtype="float32", shape=(4,), meaning="four numbers")
+    output = RecordSpec((large, small))
+    right = [
+        {"large": np.full((count, 2), 1000, np.float32), "small": np.array([0.25, 0.75], np.float32)}
+        for count in (2, 0)
+    ]
+    golden = Golden(inputs=np.zeros((2, 4)), outputs=np.stack(list(map(output.check, right))), tolerance=0.1)
+    target = replace(NOWHERE, answers=golden.outputs, record=record_answers(golden, four, output, form))
+
+    def body(which: int, **changes: Any) -> bytes:
+        arrays = right[which] | changes
+        if form == "json":
+            return json.dumps({name: array.tolist() for name, array in arrays.items()}).encode()
+        lengths = {"boxes": np.array(len(arrays["large"]))}
+        return request_body({name: array[None] for name, array in (arrays | lengths).items()})[0].replace(
+            b'"inputs"', b'"outputs"', 1
+        )
+
+    close = right[0]["large"] + np.float32(0.09)
+    assert target.count_wrong([(0, body(0)), (1, body(1)), (0, body(0, large=close))]) == 0
+    # The tolerance of 0.1 is that of the largest tensor.
+    for which, changes in (
+        (0, {"large": right[0]["large"] + 1}),
+        (0, {"small": right[0]["small"] + np.float32(0.01)}),
+        (0, {"small": right[0]["small"] * np.nan}),
+        (0, {"large": right[1]["large"]}),
+        (1, {"large": right[0]["large"]}),
+    ):
+        assert target.count_wrong([(which, body(which, **changes))]) == 1, changes
+    assert target.count_wrong([(0, b""), (0, b"[]"), (0, b'{"large": 3}'), (0, bytes(40))]) == 4
 
 
 def test_a_load_out_of_range_is_refused() -> None:
