@@ -220,7 +220,8 @@ class RecordSpec:
         """Return one record's tensors by name, without padding: views of the record."""
         record = record.reshape(())
         return {
-            spec.name: record[spec.name][tuple(self._valid(record, size) for size in spec.shape)]
+            # The dots keep a single number an array.
+            spec.name: record[spec.name][(*(self._valid(record, size) for size in spec.shape), ...)]
             for spec in self.tensors
         }
 

@@ -18,7 +18,7 @@ from penstock.export.int8 import quantize
 from penstock.export.pack_check import check_oneshot
 from penstock.export.pack_session import packed_session
 from penstock.export.pack_writer import export_pack
-from tests.support.named import BOXES, LENGTHS, LONGEST, PREPARED, bundle_of, shared_mood, text
+from tests.support.named import BOXES, LENGTHS, LONGEST, PREPARED, TABLE, bundle_of, shared_mood, text
 from tests.support.page import url_of
 from tests.support.serving import RunningServer
 
@@ -163,6 +163,30 @@ def test_pictures_of_any_size_with_several_outputs(tmp_path: Path) -> None:
     said = CliRunner().invoke(build(), ["verify", str(bundle), "--pack", str(pack.folder)], env={"COLUMNS": "160"})
     assert said.exit_code == 0, (said.output, said.exception)
     assert said.output.count("web app") == 2
+
+
+def table(rows: int, cols: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(10 * rows + cols)
+    places = rng.normal(size=(cols, 2)).astype(np.float32)
+    return {"counts": rng.integers(-9, 9, rows).astype(np.int32), "places": places, "scale": np.array(cols, np.float32)}
+
+
+def test_two_lengths_one_of_them_0_and_single_numbers(tmp_path: Path) -> None:
+    bundle = bundle_of(TABLE, tmp_path, [table(3, 3), table(0, 1), table(1, 3), table(2, 2)])
+    pack = export_pack(bundle, tmp_path / "pack").pack
+    shapes = {given.name: given.shape for given in packed_session(pack.model()).get_inputs()}
+    assert shapes == {"counts": [1, "rows"], "places": [1, "cols", 2], "scale": [1], "rows": [1], "cols": [1]}
+    engine, predictor = PackEngine(pack), load(bundle)
+    for rows in range(4):
+        for cols in range(1, 4):
+            given = table(rows, cols)
+            expected, found = predictor.predict(given), engine.predict(given)
+            for name, array in expected.items():
+                assert found[name].shape == {"outer": (rows, cols), "number": (), "sums": (rows,)}[name]
+                np.testing.assert_allclose(found[name], array, atol=1e-5)
+    said = CliRunner().invoke(build(), ["verify", str(bundle), "--pack", str(pack.folder)], env={"COLUMNS": "160"})
+    assert said.exit_code == 0, (said.output, said.exception)
+    assert said.output.count("web app") == 3
 
 
 def test_the_pack_is_read_again_as_it_was_written(pack: Pack) -> None:

@@ -121,6 +121,39 @@ app = Application(
 """
 
 
+TABLE = """
+import torch
+from torch import nn
+from penstock import Application, Dim, TensorSpec
+
+rows, cols = Dim("rows", max=3, min=0), Dim("cols", max=3)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, counts, places, scale, rows):
+        outer = counts[:, :, None] * places[:, None, :, 0] * self.weight[0] * scale[:, None, None]
+        return {"outer": outer, "number": rows.float() * self.weight[1], "sums": torch.cumsum(counts.long(), 1)}
+
+app = Application(
+    name="table",
+    inputs={
+        "counts": TensorSpec(dtype="int32", shape=(rows,), meaning="counts"),
+        "places": TensorSpec(dtype="float32", shape=(cols, 2), meaning="places"),
+        "scale": TensorSpec(dtype="float32", shape=(), meaning="scale"),
+    },
+    outputs={
+        "outer": TensorSpec(dtype="float32", shape=(rows, cols), meaning="products"),
+        "number": TensorSpec(dtype="float32", shape=(), meaning="rows"),
+        "sums": TensorSpec(dtype="int64", shape=(rows,), meaning="sums"),
+    },
+    model=Net,
+)
+"""
+
+
 def bundle_of(source: str, folder: Path, examples: Any) -> Path:
     """Write the bundle of an application with untrained weights."""
     (folder / "app.py").write_text(source)
