@@ -27,6 +27,9 @@ from penstock.train.data.sampler import one_pass
 from penstock.train.data.shard_writer import write_shards
 from penstock.train.data.trees import leaves, mapped, split
 from penstock.train.parallel.dataflow import OUTPUTS, linear_uses
+from penstock.train.parallel.losses import CrossEntropy
+from penstock.train.parallel.planner import check
+from penstock.train.placement import Placement
 from penstock.train.recipe import Data, StepExecution
 from penstock.train.run_folder import bound, spread_rows
 
@@ -371,3 +374,27 @@ def test_outputs_of_a_mapping_are_traced_as_several() -> None:
     batch = first_batch(texts([2, 3]), 2).inputs
     uses = linear_uses(Scores(), batch, lambda network, inputs: network(inputs["ids"], inputs["mask"]))
     assert OUTPUTS in uses["out"].goes_to
+
+
+def test_a_vocab_parallel_layer_needs_one_tensor_of_outputs() -> None:
+    batch = first_batch(texts([2, 3]), 2).inputs
+    uses = linear_uses(Scores(), batch, lambda network, inputs: network(inputs["ids"], inputs["mask"]))
+    placements = {"out": Placement(kind="vocab-parallel")}
+    with pytest.raises(TrainError, match="is vocab-parallel, but it is not the network's last layer"):
+        check(Scores(), placements, uses, (2, 2), CrossEntropy())
+
+
+def test_a_dataclass_of_outputs_reaches_the_loss_and_the_metrics() -> None:
+    class Gives(Scores):
+        def forward(self, ids: Tensor, mask: Tensor) -> Any:
+            return Found(super().forward(ids, mask)["label"])
+
+    def loss(outputs: Found, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.scores, targets)
+
+    def metric(outputs: Found, targets: Tensor) -> float:
+        assert (type(outputs), outputs.other, len(outputs.scores)) == (Found, None, len(targets))
+        return 1.0
+
+    examples = texts([3, 1, 4, 1, 5])
+    assert fit(examples, Gives(), validation=examples, loss=loss, metrics={"one": metric}).metrics["one"] == 1
