@@ -122,7 +122,7 @@ def _best(ready: ReadyRows, length_R: Rows, costs: LengthCosts) -> tuple[Mask, M
     longest_L = np.zeros(len(costs.grid.edges), np.int64)
     np.maximum.at(longest_L, bucket_W, length_W)
     most_ns_C = costs.of_each(rows_C, longest_L[last_C])
-    alone_W, share_W = costs.of_each(np.ones_like(length_W), length_W), costs.shares_of(length_W)
+    alone_W, share_W = costs.alone_of(length_W), costs.shares_of(length_W)
     feasible_W = soft_W | (slack_W >= alone_W)
     if not feasible_W.any():
         # The row with the most time left runs all the same: it delays no other row, and only runs can correct a

@@ -52,6 +52,7 @@ class LengthCosts:
         self.largest_L: list[int] = np.maximum.accumulate(given[::-1])[::-1].tolist()
         self.min_compute_L: Floats = np.array(self._ns_LS[:, 0] if min_compute_ns is None else min_compute_ns)
         self._edges: Floats = np.array(grid.edges, np.float64)
+        self._sizes: Floats = np.array(self.rows, np.float64)
         self._shares_L: Floats | None = None
         self._at: dict[int, Costs] = {}
         self._curves: list[list[float]] = []
@@ -67,15 +68,16 @@ class LengthCosts:
 
     def of_each(self, rows_C: Ints, lengths_C: Ints) -> Floats:
         """Predict the times of several batches in nanoseconds, each with its rows and its length."""
-        sizes = np.array(self.rows)
-        low_C, share_C = _place(self._edges, lengths_C)
-        left_C, part_C = _place(sizes, rows_C)
-        # In one step, by the weights of the four corners.
-        high_C, right_C = np.minimum(low_C + 1, len(self._edges) - 1), np.minimum(left_C + 1, len(sizes) - 1)
+        low_C, high_C, share_C = _place(self._edges, lengths_C)
+        left_C, right_C, part_C = _place(self._sizes, rows_C)
         ns = self._ns_LS
         below_C = ns[low_C, left_C] * (1 - part_C) + ns[low_C, right_C] * part_C
         above_C = ns[high_C, left_C] * (1 - part_C) + ns[high_C, right_C] * part_C
         return below_C * (1 - share_C) + above_C * share_C + self.handling_ns * rows_C
+
+    def alone_of(self, lengths_R: Ints) -> Floats:
+        """Predict the times of single rows in nanoseconds."""
+        return np.interp(lengths_R, self._edges, self._ns_LS[:, 0]) + self.handling_ns
 
     def at(self, length: int) -> Costs:
         """The costs of batches of one length, up to the largest worth running."""
@@ -195,10 +197,9 @@ class LengthCosts:
         return high - 1, high, (length - edges[high - 1]) / (edges[high] - edges[high - 1])
 
 
-def _place(points: npt.NDArray[np.int64] | Floats, values_C: Ints) -> tuple[Ints, Floats]:
-    """Find the interval of each value: the point below it, and its share of the way to the next one."""
-    below_C = np.clip(np.searchsorted(points, values_C, "right") - 1, 0, max(len(points) - 2, 0))
-    if len(points) == 1:
-        return below_C, np.zeros(len(values_C))
-    gap_C = points[below_C + 1] - points[below_C]
-    return below_C, np.clip((values_C - points[below_C]) / gap_C, 0.0, 1.0)
+def _place(points: Floats, values_C: Ints) -> tuple[Ints, Ints, Floats]:
+    """Find the points below and above each value, and its share of the way between them."""
+    place_C = np.interp(values_C, points, np.arange(len(points)))
+    below_C = place_C.astype(np.int64)
+    share_C = place_C - below_C
+    return below_C, below_C + (share_C > 0), share_C
