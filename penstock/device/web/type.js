@@ -7,6 +7,7 @@ import { describe, toNumbers } from "./tensors.js";
 const BARS = 5;
 const MOST_ROWS = 200;
 const MOST_TEXT = 4000;
+const DIGITS = 6; // shown of a float32
 const EXAMPLE = "web/example.json";
 
 export class Typing {
@@ -87,9 +88,10 @@ function output(spec, { values, shape }) {
   return section;
 }
 
-function content({ labels, units }, values, shape) {
+function content({ dtype, labels, units }, values, shape) {
   if (!labels?.length) {
-    const text = JSON.stringify(toNumbers(values, shape));
+    const rounded = dtype === "float32" ? (_, value) => (typeof value === "number" ? Number(value.toPrecision(DIGITS)) : value) : null;
+    const text = JSON.stringify(toNumbers(values, shape), rounded);
     return element("pre", { tabIndex: 0 }, text.length > MOST_TEXT ? `${text.slice(0, MOST_TEXT)}…` : text);
   }
   const numbers = Array.from(values, Number);
