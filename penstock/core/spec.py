@@ -175,7 +175,7 @@ class TensorSpec(Spec):
         shape: The shape of one chunk, such as `(28, 28)` for height and width, with a `Dim` where the length varies.
         meaning: Meaning of the numbers, in words: `"grey image, 0 is black"`.
         units: The unit of one number: `"0..255"`, `"probability"`, `"int16 PCM at 16 kHz"`.
-        labels: Names for the entries of the last dimension, for a classifier's classes.
+        labels: Names for the entries of the last dimension, which is of fixed size, for a classifier's classes.
         name: The tensor's name in the Open Inference Protocol and among the arguments of the network. An application
             gives it the key in `inputs` or `outputs`; in its short form, `"input"` or `"output"`.
         limits: The smallest and the largest number that is valid, such as `(0, 30521)` for token ids; None for all
@@ -207,6 +207,11 @@ class TensorSpec(Spec):
         if self.labels and (not self.shape or len(self.labels) != self.shape[-1]):
             raise ApplicationError(
                 f"{len(self.labels)} labels for shape {self.shape}; give one for each entry of the last dim."
+            )
+        if self.labels and isinstance(self.shape[-1], Dim):
+            raise ApplicationError(
+                f"TensorSpec has labels for {self.shape[-1].name!r}, whose length varies; leave the labels out, or "
+                "give the last dimension a fixed size."
             )
         self._check_limits()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
-from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec
+from penstock.core.spec import PROTOCOL_DATATYPES, Dim, TensorSpec
 
 GREY = TensorSpec(dtype="uint8", shape=(2, 3), meaning="grey image", units="0..255", name="image")
 
@@ -34,6 +34,7 @@ def spec(dtype: str, shape: tuple[int, ...] = (2,)) -> TensorSpec:
         ({"labels": "abc"}, "labels 'abc'; they must be a tuple"),
         ({"labels": (1, 2, 3)}, "they must be a tuple of names"),
         ({"shape": (), "labels": ("a",)}, "1 labels"),
+        ({"shape": (2, Dim("k", 3, 0)), "labels": ("a", "b", "c")}, "labels for 'k', whose length varies; leave"),
     ],
 )
 def test_a_wrong_declaration_says_what_is_right(fields: dict[str, Any], sentence: str) -> None:
