@@ -32,7 +32,7 @@ ARRAY = """async ([text, shape]) => {
 TENSORS = """async (given) => {
   const inputs = given.map(([name, text, shape]) => [name, { bytes: bytes(text), shape }]);
   const { outputs } = await engine.tensors(Object.fromEntries(inputs));
-  return Object.entries(outputs).map(([name, { values, shape }]) => [name, Array.from(values, Number), shape]);
+  return Object.entries(outputs).map(([name, { values, shape }]) => [name, Array.from(values), shape]);
 }"""
 SOUND = """async ([text, length, last]) => {
   const { rows, values } = await engine.sound(new Int16Array(bytes(text).buffer), length, last);

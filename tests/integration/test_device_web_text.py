@@ -12,6 +12,7 @@ from benchmarks.acceptance.device.counting_host import CountingHost
 from penstock.core.errors import InvalidInput
 from penstock.core.pack import EXAMPLE, Pack
 from penstock.device.pack_engine import PackEngine
+from penstock.verify.browser import TENSORS
 from tests.support.device_page import Device, chromium
 from tests.support.named import LONGEST, shared_mood, text
 
@@ -111,7 +112,8 @@ WRONG: list[Any] = [
     ONE | {"input_ids": [[]]},
     ONE | {"input_ids": {"a": 1}},
     ONE | {"input_ids": [3, [4]], "attention_mask": [1, 1]},
-    ONE | {"input_ids": [2**63]},
+    ONE | {"input_ids": [2**64]},
+    ONE | {"input_ids": [-(2**64)]},
 ]
 
 
@@ -150,14 +152,74 @@ def test_tensors_are_padded_and_cut_as_in_numpy(page: Page, dtype: str) -> None:
         expected[common] = array[common]
         found = page.evaluate(
             """async ([given, shape, before, after, dtype]) => {
-                const { fromNumbers, reframe, toNumbers } = await import("./tensors.js");
+                const { fromNumbers, reframe, toText } = await import("./tensors.js");
                 const spec = { name: "x", dtype, shape: shape.map((size, at) => ({ name: `d${at}`, min: 0, max: 9 })) };
                 const { x } = fromNumbers([spec], { x: given });
-                return [x.shape, toNumbers(reframe(x.values, before, after), after)];
+                return [x.shape, JSON.parse(toText(reframe(x.values, before, after), after))];
             }""",
             [array.tolist(), before, before, after, dtype],
         )
-        assert found == [[size if 0 not in before[:at] else 9 for at, size in enumerate(before)], expected.tolist()]
+        assert found == [[size if 0 not in before[:at] else 0 for at, size in enumerate(before)], expected.tolist()]
+
+
+# JSON of the tensors' numbers and lengths, or the sentence of the refusal.
+READ = """async ([specs, text]) => {
+    const { fromNumbers, lengthsOf, toText } = await import("./tensors.js");
+    try {
+        const inputs = fromNumbers(specs, JSON.parse(text));
+        const shapes = Object.fromEntries(Object.entries(inputs).map(([name, { shape }]) => [name, shape]));
+        const numbers = Object.entries(inputs).map(([name, { values, shape }]) => [name, toText(values, shape)]);
+        return [numbers, Object.entries(lengthsOf(specs, shapes))];
+    } catch ({ message }) {
+        return message;
+    }
+}"""
+
+
+def spec_of(name: str, *shape: Any) -> dict[str, Any]:
+    return {"name": name, "dtype": "int64", "shape": shape}
+
+
+def dim(name: str, least: int = 0) -> dict[str, Any]:
+    return {"name": name, "min": least, "max": 5}
+
+
+def test_any_identifier_names_a_length(page: Page) -> None:
+    for name in ("constructor", "toString", "__proto__"):
+        specs = [spec_of("x", dim(name)), spec_of("y", dim(name))]
+        assert page.evaluate(READ, [specs, '{"x": [1, 2], "y": [3, 4]}'])[1] == [[name, 2]]
+        refused = page.evaluate(READ, [specs, '{"x": [1, 2], "y": [3]}'])
+        assert refused == f"y has 1 {name} and x has 2; send both equally long."
+
+
+def test_sizes_below_an_empty_list_are_those_of_other_tensors_or_the_smallest(page: Page) -> None:
+    table = spec_of("table", dim("boxes"), dim("tokens", 1), 2)
+    for specs in ([table, spec_of("x", dim("tokens", 1))], [spec_of("x", dim("tokens", 1)), table]):
+        _, lengths = page.evaluate(READ, [specs, '{"table": [], "x": [7, 8, 9]}'])
+        assert dict(lengths) == {"boxes": 0, "tokens": 3}
+    assert dict(page.evaluate(READ, [[table], '{"table": []}'])[1]) == {"boxes": 0, "tokens": 1}
+    fixed = spec_of("fixed", 2, dim("tokens"))
+    refused = "fixed has shape [0, any]; it must be int64[2, tokens<=5]."
+    assert page.evaluate(READ, [[fixed], '{"fixed": []}']) == refused
+
+
+def test_whole_numbers_of_64_bits_are_exact_or_refused(page: Page) -> None:
+    most = 2**53 - 1
+    assert page.evaluate(READ, [[spec_of("x")], f'{{"x": {-most}}}']) == [[["x", str(-most)]], []]
+    for number in (2**53, -(2**53) - 1, 2**63 - 1):
+        refused = page.evaluate(READ, [[spec_of("x")], f'{{"x": {number}}}'])
+        assert refused == (
+            f"x holds a number beyond {most:,}, which a browser cannot read exactly; run the pack in Python for it."
+        )
+    outputs = [2**53 + 1, -(2**63)]
+    shown = """async (numbers) => {
+        const { toText } = await import("./tensors.js");
+        const x = { values: BigInt64Array.from(numbers, BigInt), shape: [numbers.length] };
+        globalThis.engine = { tensors: async () => ({ outputs: { x } }) };
+        return toText(x.values, x.shape);
+    }"""
+    assert json.loads(page.evaluate(shown, [str(number) for number in outputs])) == outputs
+    assert page.evaluate(TENSORS, []) == [["x", outputs, [2]]]
 
 
 @pytest.mark.parametrize("width", [320, 1280])

@@ -1,6 +1,8 @@
 """The page of an application with several tensors: inputs as JSON by name, and the answer tensor by tensor."""
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -62,3 +64,31 @@ def test_a_refusal_is_the_servers_sentence_and_the_next_answer_comes(page: Page)
 def test_the_command_for_a_shell_sends_json(page: Page) -> None:
     page.locator("summary").click()
     expect(page.locator("details code")).to_contain_text("@input.json -H 'Content-Type: application/json'")
+
+
+TENSORS = {"logits": [0.5, 1.5, 2.5], "tags": [[0.25, 0.75]], "multiples": [3]}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"tags": ["noun"]},
+        {"tags": "noun"},
+        {"tags": [[0.25, 0.5, 0.25]]},
+        {"tags": [["verb", "noun"]]},
+        {"logits": ["good"]},
+        {"logits": [0.5]},
+        {"multiples": [[3]]},
+        {"multiples": None},
+    ],
+)
+def test_a_reply_of_the_applications_own_is_shown_as_it_came(page: Page, own: dict[str, Any]) -> None:
+    reply = TENSORS
+    page.route("**/v1/apps/text", lambda route: route.fulfill(json=reply))
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_label("multiples", exact=True)).to_have_text("3")
+    reply = TENSORS | own
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".tensors")).to_be_hidden()
+    assert json.loads(page.locator(".answer > pre.reply").inner_text()) == reply
+    expect(page.locator(".message")).to_have_text("")

@@ -19,10 +19,11 @@ export const ARRAYS = {
 const SHORTEST_ROOM = 2;
 
 const varies = (size) => typeof size === "object";
+const dimsOf = (specs) => specs.flatMap(({ shape }) => shape.filter(varies));
 const product = (sizes) => sizes.reduce((size, extent) => size * extent, 1);
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 20 });
 const listed = (names) => names.map((name) => `'${name}'`).join(", ");
-const list = (sizes) => `[${sizes.join(", ")}]`;
+const list = (sizes) => `[${sizes.map((size) => size ?? "any").join(", ")}]`;
 
 /** `int64[tokens<=512]`. */
 export function describe({ dtype, shape }) {
@@ -49,10 +50,14 @@ export function fromNumbers(specs, given) {
   );
 }
 
-/** The length of each dimension that varies, by name; throws if a shape does not fit, or two tensors disagree. */
+/**
+ * The length of each dimension that varies, by name; throws if a shape does not fit, or two tensors disagree.
+ * A size of null is unknown: other tensors tell it, else it is the smallest.
+ */
 export function lengthsOf(specs, shapes) {
-  const lengths = {};
-  const first = {};
+  // Without a prototype, because any identifier can be a name, such as "constructor".
+  const lengths = Object.create(null);
+  const first = Object.create(null);
   for (const spec of specs) {
     const { name } = spec;
     const shape = shapes[name];
@@ -65,6 +70,7 @@ export function lengthsOf(specs, shapes) {
         if (size !== expected) throw new Error(`${name} has shape ${list(shape)}; it must be ${describe(spec)}.`);
         return;
       }
+      if (size === null) return;
       const dim = expected.name;
       if (size < expected.min || size > expected.max) {
         throw new Error(`${name} has ${number(size)} ${dim}; it must have from ${number(expected.min)} to ${number(expected.max)}.`);
@@ -76,6 +82,7 @@ export function lengthsOf(specs, shapes) {
       }
     });
   }
+  for (const { name, min } of dimsOf(specs)) lengths[name] ??= min;
   return lengths;
 }
 
@@ -99,8 +106,7 @@ export function sizesOf({ shape }, lengths) {
 
 /** The lengths at which a graph is run, by name. */
 export function roomOf(specs, lengths) {
-  const dims = specs.flatMap(({ shape }) => shape.filter(varies));
-  return Object.fromEntries(dims.map(({ name, max }) => [name, Math.min(max, Math.max(SHORTEST_ROOM, lengths[name]))]));
+  return Object.fromEntries(dimsOf(specs).map(({ name, max }) => [name, Math.min(max, Math.max(SHORTEST_ROOM, lengths[name]))]));
 }
 
 /** Copy an array of one shape to another shape of as many dimensions: cut, or padded with zeros. */
@@ -118,13 +124,15 @@ export function reframe(values, from, to) {
   return made;
 }
 
-/** Nested lists of the numbers of a tensor. */
-export function toNumbers(values, shape) {
-  if (!shape.length) return Number(values[0]);
-  if (shape.length === 1) return Array.from(values, Number);
+/** Nested lists of the numbers of a tensor as text, whole numbers of 64 bits exactly. */
+export function toText(values, shape, write = String) {
+  if (!shape.length) return write(values[0]);
   const [rows, ...rest] = shape;
   const size = product(rest);
-  return Array.from({ length: rows }, (_, row) => toNumbers(values.subarray(row * size, (row + 1) * size), rest));
+  const items = rest.length
+    ? Array.from({ length: rows }, (_, row) => toText(values.subarray(row * size, (row + 1) * size), rest, write))
+    : Array.from(values, (value) => write(value));
+  return `[${items.join(",")}]`;
 }
 
 function nestedShape(given, spec) {
@@ -134,7 +142,7 @@ function nestedShape(given, spec) {
     if (!level.length || shape.length > spec.shape.length) break;
   }
   // An empty list has no inner sizes to look at.
-  const inner = shape.at(-1) === 0 ? spec.shape.slice(shape.length).map((size) => (varies(size) ? size.max : size)) : [];
+  const inner = shape.at(-1) === 0 ? spec.shape.slice(shape.length).map((size) => (varies(size) ? null : size)) : [];
   return [...shape, ...inner];
 }
 
@@ -167,7 +175,12 @@ function typed(spec, numbers) {
     const taken = dtype.startsWith("float") ? "finite numbers" : dtype === "bool" ? "0 or 1" : "whole numbers";
     throw new Error(`${name} holds a number that ${dtype} cannot; send ${taken} in its range.`);
   }
-  const values = Kind.from(Kind === BigInt64Array || Kind === BigUint64Array ? numbers.map(BigInt) : numbers);
+  const isWide = Kind === BigInt64Array || Kind === BigUint64Array;
+  if (isWide && !numbers.every(Number.isSafeInteger)) {
+    const most = number(Number.MAX_SAFE_INTEGER);
+    throw new Error(`${name} holds a number beyond ${most}, which a browser cannot read exactly; run the pack in Python for it.`);
+  }
+  const values = Kind.from(isWide ? numbers.map(BigInt) : numbers);
   checkNumbers(spec, values);
   return values;
 }
@@ -179,8 +192,7 @@ function fitting(dtype) {
   if (dtype === "float64") return Number.isFinite;
   const bits = Number(dtype.match(/\d+$/)[0]);
   const [low, high] = dtype.startsWith("u") ? [0, 2 ** bits - 1] : [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1];
-  // JSON gives a browser no exact whole numbers above 2 ** 53.
-  return (value) => Number.isSafeInteger(value) && value >= low && value <= high;
+  return (value) => Number.isInteger(value) && value >= low && value <= high;
 }
 
 /** The name of a JSON value's type, as Python has it. */

@@ -2,7 +2,7 @@
 
 import { byId, element, milliseconds, percent, write } from "./dom.js";
 import { largest, likeliest } from "./recognition.js";
-import { describe, toNumbers } from "./tensors.js";
+import { describe, toText } from "./tensors.js";
 
 const BARS = 5;
 const MOST_ROWS = 200;
@@ -90,8 +90,7 @@ function output(spec, { values, shape }) {
 
 function content({ dtype, labels, units }, values, shape) {
   if (!labels?.length) {
-    const rounded = dtype === "float32" ? (_, value) => (typeof value === "number" ? Number(value.toPrecision(DIGITS)) : value) : null;
-    const text = JSON.stringify(toNumbers(values, shape), rounded);
+    const text = toText(values, shape, dtype === "float32" ? (value) => String(Number(value.toPrecision(DIGITS))) : String);
     return element("pre", { tabIndex: 0 }, text.length > MOST_TEXT ? `${text.slice(0, MOST_TEXT)}…` : text);
   }
   const numbers = Array.from(values, Number);

@@ -92,7 +92,7 @@ async function runNamed(inputs) {
   const specs = pack.inputs.filter((spec) => !isRaw(spec));
   const lengths = lengthsOf(specs, shapes);
   const room = roomOf(specs, lengths);
-  const feeds = {};
+  const feeds = Object.create(null);
   for (const { name, dtype } of pack.inputs.filter(isRaw)) {
     feeds[name] = new ort.Tensor(dtype, inputs[name].values, shapes[name]);
   }

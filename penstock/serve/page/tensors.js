@@ -54,7 +54,7 @@ export class NamedTensors {
 
   /** Shows a reply if it has these tensors by name; returns whether it has. */
   show(reply) {
-    const found = this.tensors.every(({ spec }) => Array.isArray(reply?.[spec.name]) || typeof reply?.[spec.name] === "number");
+    const found = this.tensors.every(({ spec }) => fits(spec, reply?.[spec.name]));
     this.view.hidden = !found;
     if (!found) return false;
     for (const { spec, bars, text } of this.tensors) {
@@ -71,6 +71,14 @@ export class NamedTensors {
       write(text, "");
     }
   }
+}
+
+/** Whether a value has the form of a tensor: numbers in lists, as many as its fixed sizes say. */
+function fits(spec, value, axis = 0) {
+  if (axis === spec.shape.length) return typeof value === "number" || typeof value === "boolean";
+  const size = spec.shape[axis];
+  if (!Array.isArray(value) || (typeof size === "number" && value.length !== size)) return false;
+  return value.every((item) => fits(spec, item, axis + 1));
 }
 
 function inWords(spec, value) {
