@@ -242,7 +242,7 @@ def _random(found: "FoundApplication") -> Any:
     import numpy as np
 
     from penstock.core.record import RecordSpec
-    from penstock.core.spec import random_numbers
+    from penstock.core.spec import random_chunks
 
     spec, prepare = found.application.input, found.application.prepare
     if prepare is not None:
@@ -252,7 +252,7 @@ def _random(found: "FoundApplication") -> Any:
     rng = np.random.default_rng(EXAMPLES_SEED)
     if isinstance(spec, RecordSpec):
         return spec.random(rng, RANDOM_EXAMPLES)
-    return random_numbers(spec.dtype, (RANDOM_EXAMPLES, *spec.shape), rng)
+    return random_chunks(spec, RANDOM_EXAMPLES, rng)
 
 
 def _report(files: "BundleFiles") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from penstock.core.errors import ApplicationError
 from penstock.core.live import WAV, Live, is_sound
 from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
-from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
+from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec, dims_of
 from penstock.core.spec import TensorSpec
 
 Decode = Callable[[bytes, str], Any]
@@ -68,8 +68,8 @@ class Application:
     name: str
     input: ChunkSpec = _NOT_GIVEN
     output: ChunkSpec = _NOT_GIVEN
-    inputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec])
-    outputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec])
+    inputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec], compare=False)
+    outputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec], compare=False)
     model: Callable[[], Any] | str
     decode: Decode | None = None
     prepare: Prepare | None = None
@@ -81,6 +81,8 @@ class Application:
     chunks: int = 1
     live: Live | None = None
     description: str = ""
+    # Both forms of each side, as completed, so that `replace` shows which of them it changed.
+    _completed: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_url_safe(self.name):
@@ -143,6 +145,14 @@ class Application:
     def _name_tensors(self, side: str) -> None:
         """Complete `input` and `inputs` (or `output` and `outputs`) from the one that was given."""
         one, several = getattr(self, side), getattr(self, f"{side}s")
+        if side in self._completed:
+            known_one, known_several = self._completed[side]
+            if one is known_one and several is known_several:
+                return
+            if one is known_one:
+                one = _NOT_GIVEN
+            elif several is known_several:
+                several = {}
         if not isinstance(several, Mapping) or not all(isinstance(spec, TensorSpec) for spec in several.values()):
             raise ApplicationError(
                 f"Application {self.name!r} has {side}s={_shown(several)}; it must be a dictionary of TensorSpecs by "
@@ -153,9 +163,6 @@ class Application:
         elif isinstance(one, TensorSpec) and not several:
             name = one.name or side
             tensors = {name: replace(one, name=name)}
-        elif all(spec.name == name for name, spec in several.items()) and one == chunk_spec(several.values()):
-            # Both were completed before, in the record that `replace` copies.
-            return
         else:
             fix = f"give {side} or {side}s, not both" if several else "it must be a TensorSpec"
             raise ApplicationError(f"Application {self.name!r} has {side}={_shown(one)}; {fix}.")
@@ -163,6 +170,8 @@ class Application:
             raise ApplicationError(f"Application {self.name!r} has no {side}; give {side}=TensorSpec(...).")
         object.__setattr__(self, f"{side}s", tensors)
         object.__setattr__(self, side, chunk_spec(tensors.values()))
+        completed = {**self._completed, side: (getattr(self, side), tensors)}
+        object.__setattr__(self, "_completed", completed)
 
     def _check_names(self) -> None:
         shared = sorted(self.inputs.keys() & self.outputs.keys())
@@ -172,7 +181,7 @@ class Application:
                 f"need different names."
             )
         # The same name is the same length on both sides too.
-        RecordSpec((*self.inputs.values(), *self.outputs.values()))
+        dims_of((*self.inputs.values(), *self.outputs.values()))
         several = isinstance(self.input, RecordSpec) or isinstance(self.output, RecordSpec)
         if several and self.live is not None:
             raise ApplicationError(

@@ -5,16 +5,18 @@ the length of each `Dim`. So the inputs of one request are one entry of the slot
 training set, as a single tensor is. What lies beyond a length is padding: its content never changes an answer.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from keyword import iskeyword
+from reprlib import repr as shown
 from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.spec import Array, Dim, TensorSpec, random_numbers
+from penstock.core.spec import Array, Dim, TensorSpec, random_chunks
 
 # n records, B rows of a batch
 
@@ -41,18 +43,13 @@ class RecordSpec:
     dims: dict[str, Dim] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        dims: dict[str, Dim] = {}
+        dims = dims_of(self.tensors)
         for spec in self.tensors:
-            for dim in spec.dims:
-                if dims.setdefault(dim.name, dim) != dim:
-                    raise ApplicationError(
-                        f"Dim {dim.name!r} is declared as {dims[dim.name]} and as {dim}; the same name is the same "
-                        f"length."
-                    )
-        names = [*(spec.name for spec in self.tensors), *dims]
-        for name in names:
-            if not name or names.count(name) > 1:
-                raise ApplicationError(f"a tensor or dimension has name {name!r}; give each a name of its own.")
+            if not spec.name.isidentifier() or iskeyword(spec.name):
+                raise ApplicationError(
+                    f"a tensor has name {spec.name!r}; where there are several tensors or lengths vary, each name is a "
+                    f"Python identifier, such as 'token_ids'."
+                )
         object.__setattr__(self, "by_name", {spec.name: spec for spec in self.tensors})
         object.__setattr__(self, "dims", dims)
 
@@ -136,12 +133,16 @@ class RecordSpec:
             return examples
         if isinstance(examples, Mapping):
             batches = {name: _array(name, batch) for name, batch in self.named(examples).items()}
+            if single := [name for name, batch in batches.items() if not batch.ndim]:
+                raise InvalidInput(f"{single[0]} is one number; give a batch, with one entry for each example.")
             counts = {len(batch) for batch in batches.values()}
             if len(counts) != 1:
                 raise InvalidInput(f"The batches have {sorted(counts)} examples; give as many of each input.")
             examples = [{name: batch[row] for name, batch in batches.items()} for row in range(counts.pop())]
+        if not isinstance(examples, Collection) or isinstance(examples, str | bytes):
+            raise InvalidInput(f"The examples are a {_kind(examples)}; give a list of dictionaries of arrays by name.")
         records = self.empty(len(examples))
-        for row, example in enumerate(examples):
+        for row, example in enumerate(cast(Collection[Any], examples)):
             named = self.named(example).items()
             records[row] = self.check({name: self.by_name[name].cast(_array(name, given)) for name, given in named})
         return records
@@ -166,8 +167,10 @@ class RecordSpec:
         """
         raise InvalidInput(f"The input is {self.describe()}; send it as JSON by name, not as raw bytes.")
 
-    def lengths_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    def lengths_of(self, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, int]:
         """Find the length of each dimension from the shapes of one example's tensors.
+
+        A size of None is not known: another tensor decides, or it is the smallest.
 
         Raises:
             InvalidInput: A shape does not fit its spec, or two tensors disagree.
@@ -177,11 +180,15 @@ class RecordSpec:
         for name, shape in shapes.items():
             spec = self.by_name[name]
             if len(shape) != len(spec.shape):
-                raise InvalidInput(f"{name} has {len(shape)} dimensions, {list(shape)}; it must be {spec.describe()}.")
+                raise InvalidInput(
+                    f"{name} has {len(shape)} dimensions, {shown(list(shape))}; it must be {spec.describe()}."
+                )
             for size, expected in zip(shape, spec.shape, strict=True):
+                if size is None:
+                    continue
                 if not isinstance(expected, Dim):
                     if size != expected:
-                        raise InvalidInput(f"{name} has shape {list(shape)}; it must be {spec.describe()}.")
+                        raise InvalidInput(f"{name} has shape {shown(list(shape))}; it must be {spec.describe()}.")
                     continue
                 dim = expected.name
                 if not expected.min <= size <= expected:
@@ -193,7 +200,7 @@ class RecordSpec:
                         f"{name} has {size:,} {dim} and {first[dim]} has {lengths[dim]:,}; send both equally long."
                     )
                 first.setdefault(dim, name)
-        return lengths
+        return {name: dim.min for name, dim in self.dims.items()} | lengths
 
     def check_numbers(self, records: Array) -> None:
         """Check the lengths and the valid numbers of records `[n]`.
@@ -206,7 +213,13 @@ class RecordSpec:
             if ((lengths < dim.min) | (lengths > int(dim))).any():
                 raise InvalidInput(f"a record's {name} are not from {dim.min:,} to {int(dim):,}.")
         for name, array in self.batch(records).items():
-            self.by_name[name].check_numbers(array)
+            spec = self.by_name[name]
+            if spec.limits is not None and not spec.limits[0] <= 0 <= spec.limits[1]:
+                # Without padding, whose zeros are beyond the limits.
+                valid = np.ones(array.shape, np.bool_)
+                _clear_padding(valid, spec, self.lengths(records))
+                array = array[valid]
+            spec.check_numbers(array)
 
     def finite(self, records: Array) -> npt.NDArray[np.bool_]:
         """Find the records `[n]` whose valid numbers are all finite."""
@@ -288,17 +301,16 @@ class RecordSpec:
             records[name] = lengths[name]
         for spec in self.tensors:
             array = arrays[spec.name]
-            records[spec.name][(slice(None), *(slice(size) for size in array.shape[1:]))] = array
-            _clear_padding(records[spec.name], spec, lengths)
+            # Beyond what is copied the memory is zero, and is not touched.
+            room = records[spec.name][(slice(None), *(slice(size) for size in array.shape[1:]))]
+            room[...] = array
+            _clear_padding(room, spec, lengths)
         return records
 
     def random(self, rng: np.random.Generator, count: int) -> Array:
         """Make random valid records `[n]` of random lengths."""
         lengths = {name: rng.integers(dim.min, int(dim), count, endpoint=True) for name, dim in self.dims.items()}
-        arrays = {spec.name: random_numbers(spec.dtype, (count, *spec.shape), rng) for spec in self.tensors}
-        for spec in self.tensors:
-            if spec.limits is not None:
-                arrays[spec.name] = np.clip(arrays[spec.name], *spec.limits).astype(spec.numpy_dtype)
+        arrays = {spec.name: random_chunks(spec, count, rng) for spec in self.tensors}
         return self.records(arrays, lengths)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -328,6 +340,27 @@ def chunk_spec(tensors: Iterable[TensorSpec]) -> ChunkSpec:
     """Return the spec of one chunk: the tensor itself where it is one of fixed size, else a record."""
     tensors = tuple(tensors)
     return tensors[0] if len(tensors) == 1 and not tensors[0].dims else RecordSpec(tensors)
+
+
+def dims_of(tensors: Sequence[TensorSpec]) -> dict[str, Dim]:
+    """Return the dimensions of some tensors by name.
+
+    Raises:
+        ApplicationError: One `Dim` has two meanings, or a name is given twice.
+    """
+    dims: dict[str, Dim] = {}
+    names = [spec.name for spec in tensors]
+    for spec in tensors:
+        for dim in spec.dims:
+            if dims.setdefault(dim.name, dim) != dim:
+                raise ApplicationError(
+                    f"Dim {dim.name!r} is declared as {dims[dim.name]} and as {dim}; the same name is the same length."
+                )
+    names += dims
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise ApplicationError(f"a tensor or dimension has name {name!r}; give each a name of its own.")
+    return dims
 
 
 def given_by_name(names: Iterable[str], value: Any) -> dict[str, Any]:
@@ -364,7 +397,7 @@ def _array(name: str, given: Any) -> Array:
         raise InvalidInput(f"{name} has lists of different lengths; give nested lists of one shape.") from None
 
 
-def _nested_shape(given: Any, spec: TensorSpec) -> tuple[int, ...]:
+def _nested_shape(given: Any, spec: TensorSpec) -> tuple[int | None, ...]:
     shape: list[int] = []
     while isinstance(given, list | tuple):
         level = cast(list[Any], given)
@@ -373,7 +406,8 @@ def _nested_shape(given: Any, spec: TensorSpec) -> tuple[int, ...]:
             break
         given = level[0]
     # An empty list has no inner sizes to look at.
-    return (*shape, *spec.shape[len(shape) :]) if shape and shape[-1] == 0 else tuple(shape)
+    unknown = len(spec.shape) - len(shape) if shape and shape[-1] == 0 else 0
+    return (*shape, *[None] * unknown)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
-from math import prod
+from keyword import iskeyword
+from math import ceil, floor, isfinite, prod
 from typing import Any, Self, SupportsIndex, final
 
 import numpy as np
@@ -111,14 +112,15 @@ class Dim(int):
         min: The smallest length.
 
     Raises:
-        ApplicationError: The name is no identifier, or the lengths are not whole numbers, 0 <= min <= max, max >= 1.
+        ApplicationError: The name is no identifier or a keyword, or the lengths are not whole numbers, 0 <= min <= max,
+            max >= 1.
     """
 
     name: str
     min: int
 
     def __new__(cls, name: str, max: int, min: int = 1) -> Self:  # noqa: D102
-        if not isinstance(name, str) or not name.isidentifier():
+        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
             raise ApplicationError(f"Dim has name {name!r}; give it a Python identifier, such as 'tokens'.")
         if not (type(min) is int and isinstance(max, int) and 0 <= min <= max and max > 0):
             raise ApplicationError(
@@ -220,11 +222,22 @@ class TensorSpec(Spec):
         numbers = (
             isinstance(limits, tuple) and len(limits) == 2 and all(type(limit) in (int, float) for limit in limits)
         )
-        if limits is not None and not (numbers and limits[0] <= limits[1]):
+        if limits is None:
+            return
+        finite = numbers and all(type(limit) is int or isfinite(limit) for limit in limits)
+        if not (finite and limits[0] <= limits[1]):
             raise ApplicationError(
-                f"TensorSpec {self.name!r} has limits {limits!r}; give the smallest and the largest number, such as "
-                f"(0, 30521)."
+                f"TensorSpec {self.name!r} has limits {limits!r}; give the smallest and the largest number, finite, "
+                f"such as (0, 30521)."
             )
+
+    def __eq__(self, other: object) -> bool:
+        # A `Dim` equals its largest length in the shape of an array, but not here.
+        return (
+            isinstance(other, TensorSpec)
+            and list(map(type, self.shape)) == list(map(type, other.shape))
+            and all(getattr(self, field.name) == getattr(other, field.name) for field in fields(self))
+        )
 
     @property
     def tensors(self) -> tuple["TensorSpec", ...]:
@@ -404,6 +417,19 @@ class TensorSpec(Spec):
         found = f"a list of {len(item):,}" if type(item) in _LISTS else f"a {type(item).__name__}"
         wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
         return InvalidInput(f"{self.title} has {found} where {belongs}; it must be {wanted}.")
+
+
+def random_chunks(spec: TensorSpec, count: int, rng: np.random.Generator) -> Array:
+    """Random chunks `[count, *shape]` within the limits of a spec."""
+    numbers = random_numbers(spec.dtype, (count, *spec.shape), rng)
+    if spec.limits is None:
+        return numbers
+    low, high = spec.limits
+    if spec.numpy_dtype.kind in "iu":
+        numpy_limits = np.iinfo(spec.numpy_dtype)
+        low, high = max(ceil(low), numpy_limits.min), min(floor(high), numpy_limits.max)
+    wide = numbers.astype(np.int8) if spec.dtype == "bool" else numbers
+    return np.clip(wide, low, high).astype(spec.numpy_dtype)
 
 
 def random_numbers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -127,7 +127,8 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
     known = {each.name for each in named}
     required = {each.name for each in parameters if each.default is each.empty and each.kind not in (2, 4)}
     lengths = [name for name in _dims(input) if name in known]
-    if len(names) == 1 and (not positional or names[0] not in known or positional[0] == names[0]):
+    by_keyword = names[0] in known and positional[:1] != names and required <= {*names, *lengths}
+    if len(names) == 1 and not by_keyword:
         if (positional and required <= {positional[0], *lengths}) or (not positional and takes_many):
             return names[0], lengths
     elif required <= {*names, *lengths} and (takes_rest or set(names) <= known):

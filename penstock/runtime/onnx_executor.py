@@ -7,7 +7,7 @@ from penstock.core.errors import BundleError
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.record import ChunkSpec
-from penstock.core.spec import Array
+from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 
 # B rows of the batch
@@ -40,7 +40,8 @@ class OnnxExecutor(Executor):
         if not fits or set(self._results) > _names(output):
             raise BundleError(f"the exported graph {graph} is not that of a one-shot network; delete it.")
         # One array in and one out, the most frequent case.
-        self._is_plain = len(self._arguments) == len(self._results) == 1 and not (input.dims or output.dims)
+        one = len(self._arguments) == len(self._results) == 1
+        self._is_plain = one and isinstance(input, TensorSpec) and isinstance(output, TensorSpec)
 
     def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch."""

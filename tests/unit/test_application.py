@@ -87,6 +87,29 @@ def test_several_tensors_have_the_names_of_their_keys() -> None:
     assert told["output"]["name"] == told["outputs"][0]["name"] == "scores"
 
 
+def test_in_a_copy_the_changed_form_of_a_side_wins() -> None:
+    fixed, words = small(), several()
+    longer = replace(fixed.input_tensor, shape=(5,))
+    assert replace(fixed, input=longer).inputs == {longer.name: longer}
+    assert isinstance(replace(fixed, inputs={"ids": IDS}).input, RecordSpec)
+    assert replace(words, input=longer).input == longer
+    assert list(replace(words, inputs={"only": IDS}, description="d").inputs) == ["only"]
+    assert replace(replace(words, name="other"), outputs={"more": SCORES}).output.describe() == SCORES.describe()
+    with pytest.raises(ApplicationError, match="give input or inputs, not both"):
+        replace(fixed, input=longer, inputs={"ids": IDS})
+
+
+def test_an_application_has_a_hash() -> None:
+    assert hash(several()) == hash(several())
+    assert hash(small()) != hash(several())
+
+
+def test_one_tensor_of_fixed_size_may_have_any_name() -> None:
+    assert list(several(inputs={"my-input": FOUR}, outputs={"class": THREE}).inputs) == ["my-input"]
+    with pytest.raises(ApplicationError, match=r"has name 'my-input'; .* a Python identifier"):
+        several(inputs={"my-input": IDS})
+
+
 def test_the_short_form_has_names_of_its_own() -> None:
     nameless = replace(FOUR, name=""), replace(THREE, name="")
     application = small(input=nameless[0], output=nameless[1])

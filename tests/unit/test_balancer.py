@@ -196,6 +196,22 @@ def test_the_rows_of_one_request_stay_together() -> None:
     assert {ticket.writer for ticket in tickets} == {world.replicas[0].writer}
 
 
+def test_rows_that_are_in_are_taken_back_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Engines()
+    submit, calls = TableWriter.submit, iter(range(9))
+
+    def fails_at_last(self: TableWriter, chunk: Array, **options: Any) -> SlotHandle:
+        if next(calls) == 2:
+            raise IndexError
+        return submit(self, chunk, **options)
+
+    monkeypatch.setattr(TableWriter, "submit", fails_at_last)
+    with pytest.raises(IndexError):
+        world.served.submit_rows(np.zeros((3, FRAMES), np.int16), lambda results: None, world.now_ns, None)
+    world.tick()
+    assert world.in_use == [0, 0]
+
+
 def test_what_is_cancelled_is_cancelled_where_it_is() -> None:
     world = Engines()
     tickets = [world.put(np.zeros(FRAMES, np.int16), no_result) for _ in range(4)]

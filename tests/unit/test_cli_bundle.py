@@ -115,6 +115,13 @@ def test_random_examples_fit_the_spec(folder: Path, dtype: str, low: int, high: 
     assert inputs.max() > high * 0.8
 
 
+def test_random_examples_are_within_the_limits(folder: Path) -> None:
+    write_app(folder, APP_PY.replace("shape=(4,)", "shape=(4,), limits=(0.25, 0.5)"))
+    bundled()
+    inputs = read_bundle("b").golden.inputs
+    assert 0.25 <= inputs.min() < inputs.max() <= 0.5
+
+
 def test_an_npz_gives_its_inputs_or_its_only_array(folder: Path) -> None:
     np.savez("two.npz", inputs=examples(), targets=np.zeros(5))
     np.savez("one.npz", anything=examples())

@@ -40,6 +40,12 @@ def test_edges_are_powers_of_two_up_to_the_largest_length(dims: tuple[Dim, ...],
     assert grid_of(*dims).edges == edges
 
 
+def test_each_bucket_has_a_shortest_length() -> None:
+    grid = grid_of(Dim("t", 100, 20))
+    assert grid.shortest == (1, 33, 65)
+    assert [grid.bucket(length) for length in grid.shortest] == [0, 1, 2]
+
+
 def test_fixed_sizes_have_no_grid() -> None:
     point = TensorSpec(dtype="float32", shape=(2,), meaning="a point", name="p")
     assert LengthGrid.of(point) is None
@@ -57,6 +63,8 @@ def test_a_row_is_as_long_as_its_relatively_longest_dimension() -> None:
     records = spec.of_many([{"a": np.zeros(t, int), "b": np.zeros(u, int)} for t, u in ((5, 1), (3, 9), (64, 1))])
     assert grid.lengths_of(records).tolist() == [5, 36, 64]
     assert [grid.length_of(record.tobytes()) for record in records] == [5, 36, 64]
+    assert [grid.length_of(record) for record in records] == [5, 36, 64]
+    assert grid.length_of(records[1:2].reshape(())) == 36
     assert [grid.edges[grid.bucket(length)] for length in (5, 36, 64, 4)] == [8, 64, 64, 4]
     assert grid.sizes_at(32) == {"t": 32, "u": 8}
 
@@ -99,6 +107,17 @@ def test_the_predicted_finish_counts_what_waits_in_each_bucket() -> None:
     assert made.finish_ns([8, 0, 0], [64, 0, 0], 32) == 800
     # Two of 8 and one of 16 together take less than apart.
     assert made.finish_ns([2, 0, 0], [16, 0, 0], 16) == min(133 + 200, 333)
+
+
+@pytest.mark.parametrize(("waiting", "total"), [(1, 70), (3, 0), (1, 10**9)])
+def test_a_sum_that_does_not_match_its_count_is_of_the_bucket(waiting: int, total: int) -> None:
+    # Another front-end has written one of both.
+    made = costs()
+    for bucket in range(3):
+        counts, sums = [0, 0, 0], [0, 0, 0]
+        counts[bucket], sums[bucket] = waiting, total
+        for length in (1, 8, 9, 32):
+            assert 0 < made.finish_ns(counts, sums, length) <= 400 * (waiting + 1)
 
 
 def test_a_batch_moves_the_corners_beside_it_by_their_nearness() -> None:

@@ -55,6 +55,17 @@ class ByRest(nn.Module):
         return Answer(sum=(batch["ids"] * batch["mask"]).sum(1), each=batch["ids"] * 2)
 
 
+class Optional(nn.Module):
+    def forward(self, x: Tensor, picture: Tensor | None = None) -> Any:
+        assert picture is None
+        return x.sum(1)
+
+
+def test_one_input_is_the_first_parameter_where_that_is_required() -> None:
+    total = TensorSpec(name="total", dtype="float32", shape=(), meaning="sum")
+    assert NamedNetwork(Optional(), PICTURE, total)(torch.ones(3, 2))[0].tolist() == [2, 2, 2]
+
+
 class WithLengths(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor, tokens: Tensor) -> Any:
         valid = torch.arange(ids.shape[1]) < tokens[:, None]

@@ -123,6 +123,62 @@ def test_batches_by_name_become_records_and_fits_are_cast() -> None:
         TEXT.of_many({"ids": np.ones((2, 3)), "mask": np.ones((3, 3))})
 
 
+@pytest.mark.parametrize("examples", [5, None, "ab", {"ids": 1, "mask": 2}])
+def test_what_are_no_examples_is_refused(examples: Any) -> None:
+    with pytest.raises(InvalidInput, match="give a"):
+        TEXT.of_many(examples)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limits"), [("int64", (1, 9)), ("uint8", (3, 300)), ("float32", (-9, -0.5)), ("int8", (0.5, 3.5))]
+)
+def test_padding_is_not_checked_against_limits(dtype: str, limits: tuple[float, float]) -> None:
+    spec = RecordSpec((TensorSpec(name="a", dtype=dtype, shape=(TOKENS, 2), meaning="m", limits=limits),))
+    records = spec.random(np.random.default_rng(0), 20)
+    assert len(set(records["tokens"])) > 1
+    assert spec.of_many(records) is records
+    last = int(records["tokens"][4]) - 1
+    records["a"][4, last, 1] = 0
+    with pytest.raises(InvalidInput, match=r"a holds 0(\.0)?; it must be from"):
+        spec.check_numbers(records)
+
+
+def test_only_what_is_given_of_a_large_room_is_touched() -> None:
+    spec = RecordSpec((TensorSpec(name="a", dtype="float32", shape=(Dim("frames", 4096), 128), meaning="m"),))
+    touched: list[int] = []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.core.record._clear_padding", lambda array, *_: touched.append(array.nbytes))  # pyright: ignore
+        spec.records({"a": np.ones((64, 1, 128), np.float32)}, {"frames": np.ones(64, np.int64)})
+    assert touched == [64 * 128 * 4]
+
+
+def test_an_empty_list_says_nothing_of_its_inner_sizes() -> None:
+    each = TensorSpec(name="m", dtype="int64", shape=(BOXES, TOKENS), meaning="m")
+    spec = RecordSpec((IDS, each))
+    record = spec.from_numbers({"ids": [1, 2, 3], "m": []})
+    assert (record["tokens"], record["boxes"]) == (3, 0)
+    assert spec.unpack(record)["m"].shape == (0, 3)
+    alone = RecordSpec((each,)).from_numbers({"m": []})
+    assert (alone["tokens"], alone["boxes"]) == (1, 0)
+
+
+def test_a_dimension_is_no_number_where_specs_are_compared() -> None:
+    spec = TensorSpec(name="a", dtype="uint8", shape=(Dim("n", 4),), meaning="m")
+    fixed = spec.at({"n": 4})
+    assert spec.shape == fixed.shape == (4,)
+    assert spec != fixed
+    assert fixed == TensorSpec(name="a", dtype="uint8", shape=(4,), meaning="m")
+    assert len({fixed, spec, spec.at({"n": 4})}) == 2
+    assert RecordSpec((spec, IDS)) != RecordSpec((fixed, IDS))
+
+
+def test_a_message_shows_the_beginning_of_a_shape() -> None:
+    with pytest.raises(InvalidInput) as raised:
+        TEXT.lengths_of({"ids": (1,) * 10_000})
+    assert len(str(raised.value)) < 200
+
+
 def test_raw_bytes_have_no_lengths() -> None:
     with pytest.raises(InvalidInput, match="send it as JSON by name"):
         TEXT.from_bytes(b"")
@@ -141,6 +197,8 @@ def test_one_tensor_of_fixed_size_is_its_own_chunk() -> None:
         ((IDS, IDS), "has name 'ids'; give each a name of its own"),
         ((TensorSpec(dtype="uint8", shape=(TOKENS,), meaning="m", name="tokens"),), "has name 'tokens'"),
         ((TensorSpec(dtype="uint8", shape=(TOKENS,), meaning="m"),), "has name ''"),
+        ((TensorSpec(dtype="uint8", shape=(TOKENS,), meaning="m", name="a-b"),), "has name 'a-b'; .* identifier"),
+        ((TensorSpec(dtype="uint8", shape=(TOKENS,), meaning="m", name="class"),), "has name 'class'; .* identifier"),
         (
             (IDS, TensorSpec(dtype="uint8", shape=(Dim("tokens", 8),), meaning="m", name="x")),
             "Dim 'tokens' is declared as tokens<=9 and as tokens<=8",
@@ -167,7 +225,7 @@ def test_a_dimension_is_its_largest_length_and_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [("", 3), ("a b", 3), (1, 3), ("t", 0), ("t", "3"), ("t", 3, 4), ("t", 3, -1), ("t", 2.5)]
+    "wrong", [("", 3), ("a b", 3), ("in", 3), (1, 3), ("t", 0), ("t", "3"), ("t", 3, 4), ("t", 3, -1), ("t", 2.5)]
 )
 def test_a_wrong_dimension_says_what_is_right(wrong: Any) -> None:
     with pytest.raises(ApplicationError, match="Dim "):
@@ -181,7 +239,7 @@ def test_specs_with_dimensions_and_limits_come_back_from_json() -> None:
     assert MASK.describe() == "bool[tokens<=9]"
 
 
-@pytest.mark.parametrize("limits", [(1, 0), (1,), "01", (None, 1), [0, 1]])
+@pytest.mark.parametrize("limits", [(1, 0), (1,), "01", (None, 1), [0, 1], (0, float("inf")), (float("nan"), 1)])
 def test_wrong_limits_say_what_is_right(limits: Any) -> None:
     with pytest.raises(ApplicationError, match="give the smallest and the largest number"):
         TensorSpec(dtype="uint8", shape=(), meaning="m", limits=limits)

@@ -1,10 +1,13 @@
 """The writer of one front-end: what it puts into the table, predicts, admits and hands out. A test plays the engine."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import TensorSpec
+from penstock.serve.frontend.balancer import RequestBalancer
 from penstock.serve.frontend.table_writer import NEVER_NS, REJECTION_NS, SlotHandle, TableWriter
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
@@ -19,6 +22,7 @@ from penstock.serve.table.slots import (
     SlotTable,
     TableLayout,
 )
+from tests.support.varying import SUMS, WORDS, linear_costs, words
 
 MS = 1_000_000
 BUDGET_NS = 50 * MS
@@ -316,6 +320,25 @@ def test_a_request_is_admitted_up_to_its_deadline_and_not_past_it() -> None:
 def test_an_idle_server_tries_whatever_it_predicts() -> None:
     table = Table()
     assert table.submit(budget_ns=3 * MS).slot == 0
+
+
+def test_a_rejection_of_a_short_row_does_not_stand_for_a_long_one_that_is_admitted() -> None:
+    table = SlotTable.private(TableLayout(slots=32, chunks=1, input=WORDS, output=SUMS))
+    linear_costs(10.0 * MS, 10.0).publish(table)
+    writer = TableWriter(table, budget_ns=24 * MS, wake=lambda: None)
+    options: dict[str, Any] = {"done": lambda *_: None, "arrival_ns": NOW_NS}
+    for _ in range(15):
+        writer.submit(words(64), **options)
+    # A long row completes the second batch of long ones; a short one runs after both.
+    with pytest.raises(Overloaded):
+        writer.submit(words(1), **options)
+    assert writer.cached_rejection(NOW_NS, 24 * MS) is None
+    balancer = RequestBalancer([writer], 24 * MS)
+    assert balancer.cached_rejection(NOW_NS, 24 * MS) is None
+    assert balancer._rejects(writer, 19 * MS)  # pyright: ignore[reportPrivateUsage]
+    assert not balancer._rejects(writer, 24 * MS)  # pyright: ignore[reportPrivateUsage]
+    assert writer.cached_rejection(NOW_NS, 19 * MS) is not None
+    writer.submit(words(64), **options)
 
 
 def test_a_rejection_stands_for_a_moment_for_those_with_no_more_time_left() -> None:

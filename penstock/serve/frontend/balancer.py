@@ -105,6 +105,9 @@ class RequestBalancer:
         )
 
     def _rejects(self, writer: TableWriter, left_ns: int) -> bool:
-        # The shortest, where lengths vary: no other could be admitted.
-        finish_ns, waiting = writer.predict(1, self.budget_ns, False, writer.shortest_length)
-        return finish_ns >= NEVER_NS or (waiting > 0 and finish_ns > left_ns)
+        # Of any length, where lengths vary.
+        for length in writer.shortest_lengths:
+            finish_ns, waiting = writer.predict(1, self.budget_ns, False, length)
+            if finish_ns < NEVER_NS and (waiting <= 0 or finish_ns <= left_ns):
+                return False
+        return True

@@ -66,6 +66,7 @@ class TableWriter:
     Attributes:
         refusing: Whether a request was rejected since the last result, so that a rejection may be cached.
         shortest_length: The shortest length of a row; 0 where the size is fixed.
+        shortest_lengths: The shortest length of each bucket; 0 where the size is fixed.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class TableWriter:
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._grid = LengthGrid.of(layout.input)
         self.shortest_length = 0 if self._grid is None else 1
+        self.shortest_lengths = (0,) if self._grid is None else self._grid.shortest
         self._held_lengths = _scalars(table.held_lengths[index])
         self._everybodys_lengths = [_scalars(each) for each in table.held_lengths]
         self._take_over()
@@ -128,7 +130,7 @@ class TableWriter:
         """Return the length of a record, see `LengthGrid`; 0 where the size is fixed."""
         if self._grid is None:
             return 0
-        return self._grid.length_of(chunk if isinstance(chunk, bytes) else chunk.tobytes())
+        return self._grid.length_of(chunk)
 
     def predict(self, rows: int, budget_ns: int, low_priority: bool, length: int = 0) -> tuple[int, int]:
         """Predict the finish of a request.
@@ -192,8 +194,9 @@ class TableWriter:
                 self._rejection = Overloaded(str(error), error.retry_after_s)
                 self.refusing, self._rejected_until_ns = True, now_ns + REJECTION_NS
                 # Until a result comes, no fewer rows wait, so no request with less time left can be admitted. Where
-                # lengths vary, the shortest is the first that can.
-                rejected_ns = self._finish_ns(self._rows_ahead(False), self.shortest_length)
+                # lengths vary, the first that can is of any bucket: short rows may wait for long ones to run apart.
+                ahead = self._rows_ahead(False)
+                rejected_ns = min([self._finish_ns(ahead, shortest) for shortest in self.shortest_lengths])
                 self._rejected_ns = rejected_ns if self._free else NEVER_NS
             raise
         handle.ended = True

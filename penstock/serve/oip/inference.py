@@ -196,8 +196,9 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
     """
     tensors: dict[str, GivenTensor] = {}
     for tensor in given:
-        if not isinstance(tensor.name, str) or tensor.name in tensors:
-            wrong = "is given twice" if tensor.name in tensors else "is no name"
+        known = isinstance(tensor.name, str)
+        if not known or tensor.name in tensors:
+            wrong = "is given twice" if known else "is no name"
             raise InvalidInput(f"The input {shown(tensor.name)} {wrong}.")
         tensors[tensor.name] = tensor
     named: dict[str, GivenTensor] = input.named(tensors)
@@ -210,7 +211,7 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
         rows[name] = tensor.shape[0] if batched else None
         shapes[name] = tensor.shape[1:] if batched else tensor.shape
     if len(set(rows.values())) > 1:
-        of = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in named.items())
+        of = ", ".join(f"{name!r} {shown(list(tensor.shape))}" for name, tensor in named.items())
         raise InvalidInput(f"The inputs have different numbers of rows: {of}; give all the same batch dimension.")
     count = next(iter(rows.values()))
     if count is not None:
@@ -286,7 +287,7 @@ def check_output(name: Any, parameters: Mapping[str, Any], names: Collection[str
     Raises:
         InvalidInput: Another name, classification or shared memory.
     """
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise InvalidInput(f"There is no output {shown(name)}; this model has {', '.join(map(repr, names))}.")
     if parameters.get("classification"):
         raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")

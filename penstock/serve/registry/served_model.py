@@ -208,7 +208,7 @@ class ServedModel:
                     whole_request=len(chunks) == 1,
                 )
                 handles.append(handle)
-        except RequestError:
+        except BaseException:
             self.cancel(handles)
             raise
         return handles

@@ -126,7 +126,8 @@ class LengthCosts:
         for bucket, rows in enumerate(waiting):
             if not rows:
                 continue
-            mean = sums[bucket] // rows
+            # Counts and sums are read while other front-ends write them, so the mean may be of no bucket.
+            mean = min(max(sums[bucket] // rows, 1), self.grid.edges[bucket])
             longest = max(longest, mean)
             if bucket == own:
                 own_ns = self.at(max(length, mean)).finish_ns(rows)

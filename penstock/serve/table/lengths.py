@@ -53,13 +53,21 @@ class LengthGrid:
         """The largest length of a row."""
         return self.edges[-1]
 
+    @property
+    def shortest(self) -> tuple[int, ...]:
+        """The smallest length of each bucket."""
+        return (1, *(edge + 1 for edge in self.edges[:-1]))
+
     def bucket(self, length: int) -> int:
         """Index of the smallest bucket that holds a row of this length."""
         return bisect_left(self.edges, length)
 
-    def length_of(self, record: bytes | memoryview) -> int:
-        """Return the length of one record, given as bytes: its lengths come first."""
-        lengths = cast("tuple[int, ...]", Struct(f"{len(self.dims)}q").unpack_from(record))
+    def length_of(self, record: Array | bytes) -> int:
+        """Return the length of one record, also given as bytes: its lengths come first."""
+        if isinstance(record, bytes):
+            lengths = cast("tuple[int, ...]", Struct(f"{len(self.dims)}q").unpack_from(record))
+        else:
+            lengths = [record[dim.name].item() for dim in self.dims]
         return max(1, *(_scaled(each, dim, self.longest) for each, dim in zip(lengths, self.dims, strict=True)))
 
     def lengths_of(self, records: Array) -> Lengths:
