@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
+from penstock.core.spec import Array
 from penstock.train.data.arrays import TRIED, check_fit, examples_of
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch, first_inputs
@@ -210,7 +211,17 @@ def _has_labels(train: Examples) -> bool:
     targets = first_batch(train, TRIED).targets
     if not isinstance(targets, Tensor):
         raise TrainError(f"the targets are a {type(targets).__name__}; give loss=FUNCTION, which gets them.")
-    return not targets.is_floating_point()
+    if not targets.is_floating_point():
+        return True
+    padded = any(name is not None for name in train.target_axes or ())
+    if isinstance(train, ArraySet) and isinstance(train.targets, list):
+        padded = padded or len({row.shape for row in cast(list[Array], train.targets)}) > 1
+    if padded:
+        raise TrainError(
+            "the targets are floats of different lengths, padded with 0, and the mean squared error would count the "
+            "padding; give loss=FUNCTION, which leaves it out."
+        )
+    return False
 
 
 def _equally_named(train: Examples, validation: Examples | None) -> tuple[Examples, Examples | None]:
@@ -219,8 +230,9 @@ def _equally_named(train: Examples, validation: Examples | None) -> tuple[Exampl
         return train, validation
     named = train.record is not None and validation.record is not None
     if named and isinstance(train, ArraySet) and isinstance(validation, ArraySet):
-        longer = train.with_room_for(validation)
-        return longer, validation.with_room_for(longer)
+        both = train.joint_record(validation)
+        if both is not None:
+            return train.bound(both), validation.bound(both)
     raise TrainError(
         f"the training inputs are {train.describe()} and the validation inputs {validation.describe()}; give both "
         f"the same tensors."

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 from penstock.train.data.augment import Augment
+from penstock.train.data.columns import IGNORED
 from penstock.train.data.examples import ArraySet as ArraySet
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad
@@ -321,9 +322,12 @@ def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Top-1 accuracy of outputs `[n, classes]` against targets `[n]` or one-hot `[n, classes]`."""
-    labels = targets if targets.ndim == 1 else targets.argmax(1)
-    return (outputs.argmax(1) == labels).double().mean().item()
+    """Top-1 accuracy of outputs `[n, classes, ...]` against targets `[n, ...]` or one-hot `[n, classes, ...]`.
+
+    Targets -100 are left out.
+    """
+    labels = targets.argmax(1) if targets.shape == outputs.shape else targets
+    return (outputs.argmax(1) == labels)[labels != IGNORED].double().mean().item()
 
 
 def _check_positive(name: str, value: float | None) -> None:

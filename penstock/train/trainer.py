@@ -42,6 +42,8 @@ from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
 # Of a batch of a validation.
 MAX_ROWS_PER_RANK = 1024
 MAX_BYTES_PER_RANK = 1 << 26
+# Of a batch of records, for each row of a training batch.
+RECORDS_PER_ROW = 4
 
 
 @final
@@ -252,7 +254,11 @@ class Trainer:
             bad: As of `validate`.
         """
         recipe, world = self.recipe, self.world
-        batch_rows = world.size * max(1, min(MAX_ROWS_PER_RANK, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
+        most = MAX_ROWS_PER_RANK
+        if examples.record is not None:
+            # The activations of long examples are much larger than their inputs.
+            most = min(most, RECORDS_PER_ROW * max(1, recipe.batch_size // world.size))
+        batch_rows = world.size * max(1, min(most, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
         counts = [len(places.indices_B) for places in one_pass(len(examples), batch_rows)]
         order = equal_shares(one_pass(len(examples), batch_rows), world.rank, world.size)
         workers, on_bad = 0 if examples.in_memory else self._workers(), recipe.loading.bad_examples
@@ -260,7 +266,6 @@ class Trainer:
         all_outputs: list[Tree] = []
         all_targets: list[Tree] = []
         scalars: list[bool] = []
-        varies = examples.record is not None and bool(examples.record.dims)
         self.module.eval()
         with (
             torch.inference_mode(),
@@ -279,8 +284,8 @@ class Trainer:
             for count, (inputs, targets) in zip(counts, loader, strict=True):
                 outputs, scalars = rows_of_outputs(self._call(self.module, inputs), len(leaves(inputs)[0]))
                 if world.size > 1:
-                    outputs = gathered(world, "the outputs", outputs, count, varies=varies, fills=False)
-                    targets = gathered(world, "the targets", targets, count, varies=varies, fills=True)
+                    outputs = gathered(world, "the outputs", outputs, count, fills=False)
+                    targets = gathered(world, "the targets", targets, count, fills=True)
                 if world.is_rank_zero:
                     all_outputs.append(mapped(Tensor.cpu, outputs))
                     all_targets.append(mapped(Tensor.cpu, targets))

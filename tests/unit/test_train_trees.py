@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -27,11 +27,15 @@ from penstock.train.data.sampler import one_pass
 from penstock.train.data.shard_writer import write_shards
 from penstock.train.data.trees import leaves, mapped, split
 from penstock.train.parallel.dataflow import OUTPUTS, linear_uses
+from penstock.train.parallel.gathered import gathered
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.planner import check
+from penstock.train.parallel.world import World
 from penstock.train.placement import Placement
-from penstock.train.recipe import Data, StepExecution
+from penstock.train.recipe import Data, Recipe, StepExecution, accuracy
 from penstock.train.run_folder import bound, spread_rows
+from penstock.train.trainer import Trainer
+from tests.support.checkpoints import done, together
 
 TOKENS = Dim("tokens", max=9)
 APP = Application(
@@ -115,6 +119,8 @@ def test_tensors_of_several_batches_are_padded_to_the_longest() -> None:
     assert joined_tensors(batches, fills=False)[1][0].tolist() == [1, 1, 1, 0, 0]
 
 
+# The first example warms torch up.
+@settings(deadline=None)
 @given(sizes=lengths, to_max=st.booleans())
 def test_batches_hold_every_example_and_zeros_after_it(sizes: list[int], to_max: bool) -> None:
     examples = texts(sizes, tags=True).bound(RECORD)
@@ -398,3 +404,110 @@ def test_a_dataclass_of_outputs_reaches_the_loss_and_the_metrics() -> None:
 
     examples = texts([3, 1, 4, 1, 5])
     assert fit(examples, Gives(), validation=examples, loss=loss, metrics={"one": metric}).metrics["one"] == 1
+
+
+class Tagger(nn.Module):
+    """Scores of three classes for every token, `[B, 3, T]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embed(ids).transpose(1, 2)
+
+
+def test_processes_gather_outputs_with_a_length_of_their_own() -> None:
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(len(x), int(x.sum(1).max()), 2) * self.out(x)[:, None]
+
+    inputs = np.zeros((6, 4), np.float32)
+    inputs[:, 0], inputs[3:] = 1, 1
+    examples = ArraySet(inputs=inputs, targets=np.arange(6))
+    recipe = Recipe(
+        data=lambda: Data(train=examples, validation=examples),
+        loss=lambda outputs, targets: outputs.mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        epochs=1,
+    )
+
+    def run(world: World) -> None:
+        predictions = Trainer(Boxes(), recipe, 1, world, inputs=inputs[:2]).predict(examples)
+        if predictions is not None:
+            assert predictions.outputs.shape == (6, 4, 2)
+            assert (predictions.outputs[:3, 1:] == 0).all()
+        labels = torch.ones(1, 1 + world.rank, dtype=torch.uint8)
+        assert gathered(world, "labels", labels, 2, fills=True).tolist() == [[1, -100], [1, 1]]
+
+    done(together(2, run))
+
+
+def test_floats_padded_with_zeros_need_a_loss() -> None:
+    rows = [np.ones(size, np.float32) for size in (1, 3, 2)]
+    with pytest.raises(TrainError, match=r"floats of different lengths.*give loss=FUNCTION"):
+        fit(({"x": rows}, rows), nn.Linear(1, 1))
+
+
+def test_the_accuracy_of_tokens_leaves_the_padding_out() -> None:
+    scores = torch.tensor([[[1.0, 0, 1], [0, 1, 0]]])
+    assert accuracy(scores, torch.tensor([[0, 0, -100]])) == 0.5
+    assert accuracy(scores, scores) == 1
+    ids = [np.arange(size) for size in (3, 7, 5, 9)]
+    labels = [row % 3 for row in ids]
+    given: dict[str, Any] = {"validation": ({"ids": ids}, labels), "epochs": 100}
+    fitted = fit(({"ids": ids}, labels), Tagger(), optimizer=lambda of: torch.optim.Adam(of, lr=0.1), **given)
+    assert fitted.metrics["accuracy"] == 1
+
+
+def test_a_tuple_of_rows_is_one_array_of_targets() -> None:
+    inputs, labels = zip(*[(torch.randn(4), torch.tensor(place % 2)) for place in range(6)], strict=True)
+    assert np.isfinite(fit((inputs, labels), nn.Linear(4, 2)).metrics["train_loss"])
+    rows = tuple(torch.randn(2) for _ in range(6))
+    assert np.isfinite(fit((inputs, rows), nn.Linear(4, 2)).metrics["train_loss"])
+    tokens = tuple(torch.arange(size) % 3 for size in range(1, 7))
+    assert np.isfinite(fit(({"ids": list(tokens)}, tokens), Tagger()).metrics["train_loss"])
+
+
+def test_training_and_validation_become_one_record() -> None:
+    def made(sizes_a: list[int], sizes_b: list[int], dtype: Any = np.float32) -> ArraySet:
+        rows = {"a": [np.ones(size, np.int64) for size in sizes_a], "b": [np.ones(size, dtype) for size in sizes_b]}
+        return ArraySet(inputs=rows, targets=np.zeros(len(sizes_a)))
+
+    train, same = made([1, 2], [2, 1]), made([4, 3], [4, 3], np.int64)
+    both = train.joint_record(same)
+    assert both is not None
+    assert both.describe() == "a: int64[a_length<=4], b: float32[b_length<=4]"
+    assert train.bound(both).record == same.bound(both).record == both
+    turned = ArraySet(inputs=dict(reversed(same.inputs.items())), targets=same.targets)
+    assert train.joint_record(turned) == both
+    declared = texts([2, 3]).bound(RECORD)
+    assert texts([9]).joint_record(declared) == declared.joint_record(texts([9])) == RECORD
+
+
+def test_labels_of_tokens_that_are_no_class_are_refused() -> None:
+    ids = [np.arange(size) for size in (1, 2, 3)]
+    with pytest.raises(TrainError, match="labels from 0 to 3, and the network gives 3 scores"):
+        fit(({"ids": ids}, [row % 4 for row in [*ids[:2], np.array([0, 1, 3])]]), Tagger())
+
+
+def test_small_labels_widen_where_they_are_padded() -> None:
+    batches = [torch.ones(1, size, dtype=torch.uint8) for size in (1, 2)]
+    assert joined_tensors(batches, fills=True).tolist() == [[1, -100], [1, 1]]
+
+
+def test_batches_of_a_validation_of_records_are_as_large_as_a_few_of_the_training() -> None:
+    seen: list[int] = []
+
+    class Counts(Tagger):
+        def forward(self, ids: Tensor) -> Tensor:
+            seen.append(len(ids))
+            return super().forward(ids)
+
+    ids = [np.arange(2)] * 50
+    fit(({"ids": ids}, ids), Counts(), validation=({"ids": ids}, ids), batch_size=2, epochs=1)
+    assert max(seen) == 8

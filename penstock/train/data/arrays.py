@@ -53,7 +53,8 @@ def examples_of(given: Any, name: str, network: nn.Module) -> Examples:
             raise TrainError(f"X of {name} is an empty dictionary; give arrays by name.")
     else:
         inputs = _array(given[0], f"X of {name}", wanted)
-    targets = _targets(given[1], f"y of {name}", wanted)
+    first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+    targets = _targets(given[1], f"y of {name}", wanted, len(first))
     columns = [*(inputs.values() if isinstance(inputs, dict) else [inputs]), *columns_in(targets)]
     for column in columns:
         if len(column) != len(columns[0]):
@@ -64,16 +65,25 @@ def examples_of(given: Any, name: str, network: nn.Module) -> Examples:
     return ArraySet(inputs=inputs, targets=targets)
 
 
-def _targets(given: Any, name: str, floating: np.dtype[Any]) -> Any:
+def _targets(given: Any, name: str, floating: np.dtype[Any], count: int) -> Any:
     if isinstance(given, Mapping):
         named = cast(Mapping[str, Any], given)
-        return {key: _targets(part, f"{name}[{key!r}]", floating) for key, part in named.items()}
-    # A tuple of numbers or of lists is one array.
-    if isinstance(given, tuple) and all(isinstance(part, np.ndarray | Tensor | Mapping) for part in given):
+        return {key: _targets(part, f"{name}[{key!r}]", floating, count) for key, part in named.items()}
+    if isinstance(given, tuple):
         parts = cast(tuple[Any, ...], given)
-        return tuple(_targets(part, f"{name}[{place}]", floating) for place, part in enumerate(parts))
+        if _are_several(parts, count):
+            return tuple(_targets(part, f"{name}[{place}]", floating, count) for place, part in enumerate(parts))
+        given = list(parts)
     column = _column(given, name, floating, joins=True)
     return column.astype(np.int64) if isinstance(column, np.ndarray) and column.dtype.kind in "biu" else column
+
+
+def _are_several(parts: tuple[Any, ...], count: int) -> bool:
+    """Check that a tuple holds several targets, and is not the rows of one, as `zip(*dataset)` gives them."""
+    if any(isinstance(part, Mapping) for part in parts):
+        return True
+    arrays = all(isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts)
+    return arrays and len(parts) != count
 
 
 def _column(given: Any, name: str, floating: np.dtype[Any], *, joins: bool = False) -> Column:
@@ -137,6 +147,8 @@ def _check_labels(examples: Examples, outputs: Any, loss: Any, name: str) -> Non
     if loss is not nn.functional.cross_entropy or not isinstance(examples, ArraySet) or outputs.ndim < 2:
         return
     labels, classes = examples.targets, outputs.shape[1]
+    if isinstance(labels, list):
+        labels = np.concatenate([row.reshape(-1) for row in cast(list[Array], labels)])
     if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i":
         return
     labels = labels[labels != IGNORED]

@@ -15,6 +15,8 @@ from penstock.train.data.trees import Tree, mapped
 
 # n examples, B examples of a batch
 
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
 
 @final
 class Collate:
@@ -96,10 +98,15 @@ def joined_tensors(trees: list[Tree], fills: bool) -> Tree:
         shapes = {part.shape[1:] for part in parts_B}
         if len(shapes) > 1:
             room = [max(sizes) for sizes in zip(*shapes, strict=True)]
-            parts_B = tuple(padded(part, room, fills) for part in parts_B)
+            parts_B = tuple(padded(widened(part, fills), room, fills) for part in parts_B)
         return torch.cat(parts_B)
 
     return mapped(join, *trees)
+
+
+def widened(part_B: Tensor, fills: bool) -> Tensor:
+    """Return unsigned whole numbers as int64, which can hold -100, if `fills`."""
+    return part_B.long() if fills and part_B.dtype in _UNSIGNED else part_B
 
 
 def padded(part_B: Tensor, room: list[int], fills: bool) -> Tensor:

@@ -115,6 +115,17 @@ def record_of(columns: Mapping[str, Column]) -> RecordSpec:
         raise TrainError(f"the inputs cannot be those of a network: {error}") from None
 
 
+def joined_columns(one: Column, other: Column) -> Column:
+    """Join the rows of two columns, so that `record_of` describes both; a type of floats wins over whole numbers."""
+    dtypes = [column.dtype if isinstance(column, np.ndarray) else column[0].dtype for column in (one, other)]
+    floats = [dtype for dtype in dtypes if dtype.kind == "f"]
+    dtype = np.result_type(*(floats or dtypes))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        # No more than a description needs. Arrays are of fixed size; `fitted` refuses another one of the other set.
+        return one[:1].astype(dtype)
+    return [np.asarray(row, dtype) for column in (one, other) for row in column]
+
+
 def fitted(columns: Mapping[str, Column], record: RecordSpec) -> tuple[dict[str, Column], dict[str, Lengths]]:
     """Convert columns to the dtypes of a record's tensors and check them.
 

@@ -2,15 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
-from typing import Any, ClassVar, Self, cast, final
+from typing import Any, ClassVar, cast, final
 
 import numpy as np
 
 from penstock.core.errors import TrainError
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
-from penstock.core.spec import Array, Dim
+from penstock.core.spec import Array
 from penstock.train.data.columns import (
     Column,
     axes_of,
@@ -18,6 +17,7 @@ from penstock.train.data.columns import (
     columns_in,
     fill,
     fitted,
+    joined_columns,
     padded_rows,
     record_of,
     sizes_of,
@@ -140,6 +140,7 @@ class ArraySet(Examples):
         record = record if isinstance(record, RecordSpec) else None
         self.inputs: Any = inputs
         self.targets: Any = target_columns(targets)
+        self._is_declared = record is not None
         named = self._named(record)
         for column in (*(named or {"inputs": inputs}).values(), *columns_in(self.targets)):
             self._check_count(column)
@@ -200,22 +201,19 @@ class ArraySet(Examples):
             (inputs,) = cast(Mapping[str, Any], inputs).values()
         return ArraySet(inputs=inputs, targets=self.targets, record=record)
 
-    def with_room_for(self, other: Self) -> "ArraySet":
-        """Return the examples with lengths up to the longest of both sets, under the names of the other set."""
-        if self.record is None or other.record is None:
-            return self
-        room = {name: max(dim, self.record.dims.get(name, 0)) for name, dim in other.record.dims.items()}
-        tensors = tuple(
-            replace(
-                spec,
-                shape=tuple(
-                    Dim(size.name, max=int(room[size.name]), min=0) if isinstance(size, Dim) else size
-                    for size in spec.shape
-                ),
-            )
-            for spec in other.record.tensors
-        )
-        return self.bound(RecordSpec(tensors))
+    def joint_record(self, other: "ArraySet") -> RecordSpec | None:
+        """Return one record of both sets: a declared one, or one made of the arrays of both.
+
+        Returns:
+            The record, with the tensors in this set's order; None if the other set has other tensors.
+        """
+        if self.record is None or other.record is None or set(self.inputs) != set(other.inputs):
+            return None
+        if self._is_declared:
+            return self.record
+        if other._is_declared:
+            return other.record
+        return record_of({name: joined_columns(column, other.inputs[name]) for name, column in self.inputs.items()})
 
     def __len__(self) -> int:
         return len(self._targets[0])

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.train.data.collate import padded
+from penstock.train.data.collate import padded, widened
 from penstock.train.data.trees import Tree, leaves, mapped
 from penstock.train.parallel.collectives import all_gather_rows
 from penstock.train.parallel.world import World
@@ -34,21 +34,24 @@ def rows_of_outputs(outputs: Any, count: int) -> tuple[Tree, list[bool]]:
     return mapped(rows, tensors), scalars
 
 
-def gathered(world: World, name: str, tree: Tree, count: int, *, varies: bool, fills: bool) -> Tree:
-    """All-gather tensors `[B, ...]` of a tree.
+def gathered(world: World, name: str, tree: Tree, count: int, *, fills: bool) -> Tree:
+    """All-gather tensors `[B, ...]` of a tree, padded to the longest of all ranks.
 
     Args:
         world: The processes.
         name: Of the tensors, for errors.
         tree: This rank's tensors, equally many rows on each rank.
         count: Examples of the batch; the rows after them are left out.
-        varies: The tensors of the ranks may have different lengths; they are padded to the longest.
         fills: As of `joined_tensors`.
     """
-    if not varies:
-        return mapped(lambda part: all_gather_rows(world, name, part)[:count], tree)
-    shapes = world.all_gather_objects([tuple(part.shape[1:]) for part in leaves(tree)])
-    rooms = iter([[max(sizes) for sizes in zip(*of_ranks, strict=True)] for of_ranks in zip(*shapes, strict=True)])
-    return mapped(
-        lambda part: all_gather_rows(world, name, padded(part, next(rooms), fills).contiguous())[:count], tree
-    )
+    # Outputs may have a length of their own, such as the most boxes in a batch, where the inputs are of fixed size.
+    shapes = iter(zip(*world.all_gather_objects([tuple(part.shape[1:]) for part in leaves(tree)]), strict=True))
+
+    def rows(part_B: Tensor) -> Tensor:
+        of_ranks = next(shapes)
+        if len(set(of_ranks)) > 1:
+            room = [max(sizes) for sizes in zip(*of_ranks, strict=True)]
+            part_B = padded(widened(part_B, fills), room, fills)
+        return all_gather_rows(world, name, part_B.contiguous())[:count]
+
+    return mapped(rows, tree)
