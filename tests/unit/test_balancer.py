@@ -198,16 +198,18 @@ def test_the_rows_of_one_request_stay_together() -> None:
 
 def test_rows_that_are_in_are_taken_back_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Engines()
-    submit, calls = TableWriter.submit, iter(range(9))
+    submit, handles = TableWriter.submit, list[SlotHandle]()
 
     def fails_at_last(self: TableWriter, chunk: Array, **options: Any) -> SlotHandle:
-        if next(calls) == 2:
+        if len(handles) == 2:
             raise IndexError
-        return submit(self, chunk, **options)
+        handles.append(submit(self, chunk, **options))
+        return handles[-1]
 
     monkeypatch.setattr(TableWriter, "submit", fails_at_last)
     with pytest.raises(IndexError):
         world.served.submit_rows(np.zeros((3, FRAMES), np.int16), lambda results: None, world.now_ns, None)
+    assert [handle.done for handle in handles] == [None, None]
     world.tick()
     assert world.in_use == [0, 0]
 
