@@ -10,8 +10,9 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import TrainError
+from penstock.core.spec import Array
 from penstock.train.data.examples import ArraySet, Examples
-from penstock.train.data.trees import leaves
+from penstock.train.data.trees import leaves, mapped
 from penstock.train.history import History, resume
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import RUN_FILE, read_metrics
@@ -53,9 +54,10 @@ class FitRecords:
         self._learned |= _made_by_functions(trainer)
         if isinstance(train, ArraySet):
             digest = hashlib.sha256()
+            plain = train.record is None and isinstance(train.targets, np.ndarray)
+            if not plain:
+                digest.update(repr(mapped(_kind, (train.inputs, train.targets))).encode())
             for array in leaves((train.inputs, train.targets)):
-                if train.record is not None:
-                    digest.update(str(array.shape).encode())
                 digest.update(np.ascontiguousarray(array).data)
             self._learned["sha256"] = digest.hexdigest()
         make_folder(out)
@@ -88,6 +90,10 @@ class FitRecords:
             what = f"of the application {fields['name']!r}" if "application" in fields else "of something else"
             why = f" ({other[0]}: {before.get(other[0])!r} and now {now[other[0]]!r})" if other else ""
             raise TrainError(f"{out} holds a training {what}{why}; go on as it began, or choose another folder.")
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype}{array.shape}"
 
 
 def _made_by_functions(trainer: Trainer) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from penstock.train.step.compile import compiled, should_split
 from penstock.train.step.cuda_graph import Steps
 from penstock.train.step.ema import EMA
 from penstock.train.step.optimizer_step import OptimizerStep
-from penstock.train.step.parameter_groups import optimizer_of
+from penstock.train.step.parameter_groups import left_out, optimizer_of
 from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
 
 # B examples of this process
@@ -91,6 +91,7 @@ class Trainer:
         self.module.train()
         self.optimizer = optimizer_of(recipe, self.parallel_model)
         check_optimizer(self.optimizer, self.parallel_model.slices)
+        self.layout.notices.extend(left_out(self.optimizer, self.parallel_model))
         share_norms(self.optimizer, self.parallel_model, world)
         self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, examples_B, self._call)
         self.layout.notices.extend(self.optimizer_step.notices)

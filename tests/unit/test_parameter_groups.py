@@ -97,3 +97,42 @@ def test_a_stopped_training_with_names_is_resumed(tmp_path: Any) -> None:
             Net(), given, epochs=2, device="cpu", quiet=True, optimizer=optimizer, out=tmp_path / "run", seed=1
         )
         assert fitted.best_step == 2
+
+
+def names_of(layers: str) -> list[tuple[str, nn.Parameter]]:
+    return [(name, nn.Parameter(torch.zeros(1, 1))) for name in layers.split()]
+
+
+def test_layers_numbered_after_an_underscore_are_found() -> None:
+    layers = " ".join(f"encoder.layers.encoder_layer_{place}.{part}.weight" for place in range(3) for part in "01")
+    groups = parameter_groups(names_of(f"stem.weight {layers} heads.weight"), lr=16.0, layer_decay=0.5)
+    assert [(group["lr"], len(group["params"])) for group in groups] == [(16, 1), (8, 2), (4, 2), (2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ("layer1.0.w layer1.1.w layer2.0.w layer2.1.w", "in 'layer1' and in 'layer2', and cannot tell their order"),
+        ("head.weight layers.0.w layers.1.w", "takes 'head.weight' for a lowest layer"),
+    ],
+)
+def test_layers_of_unknown_order_are_refused(layers: str, said: str) -> None:
+    with pytest.raises(TrainError, match=said):
+        parameter_groups(names_of(layers), lr=1, layer_decay=0.5)
+    assert len(parameter_groups(names_of(layers), lr=1)) == 1
+
+
+def test_parameters_in_two_groups_or_none_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    given = (torch.arange(5), torch.zeros(5, dtype=torch.int64))
+
+    def fit(optimizer: Any) -> None:
+        penstock.fit(Net(), given, steps=1, device="cpu", optimizer=optimizer)
+
+    def twice(named_parameters: Any) -> torch.optim.Optimizer:
+        weights = [weight for _, weight in named_parameters]
+        return torch.optim.SGD([{"params": weights}, {"params": weights[:1]}], lr=0.1)
+
+    with pytest.raises(TrainError, match="a parameter in two groups"):
+        fit(twice)
+    fit(lambda named_parameters: torch.optim.SGD([weight for _, weight in named_parameters][2:], lr=0.1))
+    assert "leaves 'embed.weight' and 1 more as they are" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock import Application, Dim, TensorSpec
-from penstock.core.errors import ApplicationError, BadExample, TrainError
+from penstock.core.errors import BadExample, TrainError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.train.data.augment import mixup, random_flip
@@ -193,6 +193,7 @@ def test_examples_that_are_not_the_applications_inputs_are_refused(inputs: Any, 
         ({"inputs": {"a": [["x"]]}, "targets": np.zeros(1)}, "give numbers"),
         ({"inputs": {"a": "text"}, "targets": np.zeros(1)}, "give an array of numbers"),
         ({"inputs": {"a": [[[1], [2, 3]]]}, "targets": np.zeros(1)}, "no array"),
+        ({"inputs": {"a-b": [[1]]}, "targets": np.zeros(1)}, "the name 'a-b'; give it a Python identifier"),
         ({"inputs": {"a": []}, "targets": np.zeros(0)}, "at least one"),
     ],
 )
@@ -333,7 +334,7 @@ def test_fit_takes_dictionaries_of_arrays() -> None:
         fit((inputs, np.zeros(49)), Added())
     with pytest.raises(TrainError, match="50 examples and another array has 2"):
         fit((inputs | {"b": [[1.0], [2.0, 3.0]]}, np.zeros(50)), Added())
-    with pytest.raises(ApplicationError, match=r"network takes \(a, b\), but .* 'a', 'c'"):
+    with pytest.raises(TrainError, match=r"network takes \(a, b\), but the inputs of train are 'a', 'c'"):
         fit(({"a": inputs["a"], "c": inputs["b"]}, np.zeros(50, int)), Added())
     with pytest.raises(TrainError, match="give both the same tensors"):
         fit((inputs, np.zeros(50, int)), Added(), validation=(np.zeros((2, 3)), np.zeros(2, int)))
@@ -511,3 +512,11 @@ def test_batches_of_a_validation_of_records_are_as_large_as_a_few_of_the_trainin
     ids = [np.arange(2)] * 50
     fit(({"ids": ids}, ids), Counts(), validation=({"ids": ids}, ids), batch_size=2, epochs=1)
     assert max(seen) == 8
+
+
+def test_exchanged_targets_are_another_training(tmp_path: Path) -> None:
+    ones, zeros = np.ones(4, int), np.zeros(4, int)
+    given: dict[str, Any] = {"loss": lambda outputs, targets: outputs.mean() * len(targets), "out": tmp_path / "run"}
+    fit((np.ones((4, 2)), {"p": ones, "q": zeros}), nn.Linear(2, 2), **given)
+    with pytest.raises(TrainError, match="something else"):
+        fit((np.ones((4, 2)), {"q": ones, "p": zeros}), nn.Linear(2, 2), **given)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import ApplicationError, TrainError
 from penstock.core.spec import Array
 from penstock.runtime.named_network import NamedCall
 from penstock.train.data.columns import IGNORED, Column, columns_in
@@ -112,7 +112,11 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
         TrainError: They are not accepted, or the loss is not one number.
     """
     device = next(network.parameters()).device
-    call = None if examples.record is None else NamedCall(network, examples.record)
+    try:
+        call = None if examples.record is None else NamedCall(network, examples.record)
+    except ApplicationError as error:
+        said = str(error).replace("the application's inputs are", f"the inputs of {name} are")
+        raise TrainError(said) from None
     inputs, targets = (mapped(lambda leaf: leaf.to(device), part) for part in first_batch(examples, TRIED))
     what = _shape(inputs)
     before = network.training

@@ -94,6 +94,9 @@ def record_of(columns: Mapping[str, Column]) -> RecordSpec:
     Raises:
         TrainError: The columns cannot be the inputs of a network.
     """
+    for name in columns:
+        if not name.isidentifier():
+            raise TrainError(f"an input of the data has the name {name!r}; give it a Python identifier, such as 'ids'.")
     dims: list[tuple[Dim, Lengths]] = []
     specs: list[TensorSpec] = []
     try:

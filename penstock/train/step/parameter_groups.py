@@ -17,16 +17,38 @@ NAMED = "named_parameters"
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
-# A numbered layer, "encoder.layers.3.norm.weight".
-_NUMBERED = re.compile(r"^(?:(.*?)\.)?(\d+)\.")
+# A numbered layer, "encoder.layers.3.norm.weight" or "encoder_layer_3.norm.weight".
+_NUMBERED = re.compile(r"^(?:(.*?)[._])?(\d+)\.")
+# Layers of these names are the last ones of a network.
+_HEADS = ("head", "heads", "classifier", "fc", "lm_head", "score")
 
 
 def optimizer_of(recipe: Recipe, model: ParallelModel) -> Optimizer:
     """Make a recipe's optimizer, from parameters or from pairs of names and parameters, as its function asks for."""
     make, module = recipe.optimizer, model.module
     if not takes_names(make):
-        return make(module.parameters())
-    return make([(model.full_name(name), weight) for name, weight in module.named_parameters()])
+        return _made(make, module.parameters())
+    return _made(make, [(model.full_name(name), weight) for name, weight in module.named_parameters()])
+
+
+def _made(make: Any, given: Any) -> Optimizer:
+    try:
+        return make(given)
+    except ValueError as error:
+        if "more than one parameter group" not in str(error):
+            raise
+        raise TrainError("the recipe's optimizer has a parameter in two groups; put each in one.") from None
+
+
+def left_out(optimizer: Optimizer, model: ParallelModel) -> list[str]:
+    """Say which parameters that require gradients are in no group of the optimizer."""
+    grouped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    named = [(model.full_name(name), weight) for name, weight in model.module.named_parameters()]
+    names = [name for name, weight in named if weight.requires_grad and id(weight) not in grouped]
+    if not names:
+        return []
+    others = "" if len(names) == 1 else f" and {len(names) - 1:,} more"
+    return [f"The optimizer leaves {names[0]!r}{others} as they are: no parameter group has them."]
 
 
 def takes_names(make: Any) -> bool:
@@ -57,13 +79,13 @@ def parameter_groups(
         A dictionary for each group, the highest layers first.
 
     Raises:
-        TrainError: No parameter requires gradients, `layer_decay` is not above 0 and at most 1, or it is below 1 and no
-            layer has a number.
+        TrainError: No parameter requires gradients, `layer_decay` is not above 0 and at most 1, or it is below 1 and
+            the names do not tell the order of the layers.
     """
     if not 0 < layer_decay <= 1:
         raise TrainError(f"layer_decay is {layer_decay}; it must be above 0 and at most 1.")
     named = list(named_parameters)
-    depths = _depths([name for name, _ in named])
+    depths = _depths([name for name, _ in named]) if layer_decay < 1 else [0] * len(named)
     if layer_decay < 1 and max(depths, default=0) == 0:
         raise TrainError("layer_decay needs numbered layers, such as 'layers.3.weight', and the network has none.")
     found: dict[tuple[int, float], list[nn.Parameter]] = {}
@@ -89,7 +111,19 @@ def _depths(names: list[str]) -> list[int]:
             counts[chain[0]] = counts.get(chain[0], 0) + 1
     if not counts:
         return [0] * len(names)
-    longest = max(counts, key=lambda chain: counts[chain])
+    longest, *others = sorted(counts, key=lambda chain: -counts[chain])
+    if others and 2 * counts[others[0]] >= counts[longest]:
+        raise TrainError(
+            f"layer_decay finds numbered layers in {longest or 'the network'!r} and in {others[0] or 'the network'!r}, "
+            f"and cannot tell their order; make the groups by hand."
+        )
+    first = next(place for place, chain in enumerate(chains) if chain is not None and chain[0] == longest)
+    for name in names[:first]:
+        if name.split(".")[0] in _HEADS:
+            raise TrainError(
+                f"layer_decay takes {name!r} for a lowest layer, because the network makes it before its numbered "
+                f"layers; make it after them, or make the groups by hand."
+            )
     numbers = sorted({chain[1] for chain in chains if chain is not None and chain[0] == longest})
     rank = {number: place for place, number in enumerate(numbers, start=1)}
     depths: list[int] = []
