@@ -1,6 +1,7 @@
 """The offline app before a camera, in headless Chromium: the right label for each frame, with the network gone."""
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -206,8 +207,9 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
         Image.fromarray(picture).save(tmp_path / "right.png")
         page.get_by_label("A photo from this device").set_input_files(tmp_path / "right.png")
         expect(page.locator("#label-big")).to_have_text("right")
-        # 32 of 64 pixels of 255 / 2000 each against none, but for those in the middle, which see a bit of both.
-        assert float(page.locator("#bars b").first.inner_text().split()[0]) == pytest.approx(98.3, abs=1)
+        # 32 of 64 pixels of 255 / 2000 each against none, but for those in the middle, which see a bit of both: 98.3.
+        # A frame of the camera may have been "right" before.
+        expect(page.locator("#bars b").first).to_have_text(re.compile(r"^9(7\.[3-9]|8\.\d|9\.[0-3])"))
         expect(page.locator("#resized")).to_be_visible()
         device.close(host)
 

@@ -16,6 +16,8 @@ from penstock.verify.browser import TENSORS
 from tests.support.device_page import Device, chromium
 from tests.support.named import LONGEST, shared_mood, text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:

@@ -22,6 +22,8 @@ from tests.support.named import BOXES, LENGTHS, LONGEST, PREPARED, TABLE, bundle
 from tests.support.page import url_of
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:

@@ -12,6 +12,8 @@ import penstock
 from tests.support.text_classifier import APPLICATION
 from tests.support.training import fields, penstock_run
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (1, 2, 3, 7, 20, 39, 40)
 
 
