@@ -135,10 +135,10 @@ def test_no_row_starves_below_the_capacity_of_single_rows(
     assert (runs == 1).all()
 
 
-@given(st.integers(0, 2**31), st.sampled_from([1.5, 3.0]))
+@given(st.integers(0, 2**31), st.sampled_from([1.5, 2.0]))
 @settings(max_examples=examples(60), deadline=None)
 def test_under_overload_no_length_is_pushed_out(seed: int, load: float) -> None:
-    """Long and short rows offer equally much work, far more than there is time for: both kinds are answered."""
+    """Long and short rows offer equally much work, up to twice what there is time for: both kinds are answered."""
     rng = np.random.default_rng(seed)
     costs = linear_costs(MS // 5, 20_000)
     lengths = np.where(rng.random(600) < 8 / 9, 8, 64)
