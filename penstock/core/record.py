@@ -29,7 +29,7 @@ _LENGTH = "int64"
 @final
 @dataclass(frozen=True)
 class RecordSpec:
-    """The named tensors of one side of a network, of which some dimensions may vary in length.
+    """The named tensors of one side of a network; some of their dimensions may vary in length.
 
     Args:
         tensors: Specs of the tensors, each with its name.
@@ -290,7 +290,7 @@ class RecordSpec:
         return gathered
 
     def records(self, arrays: Mapping[str, Array], lengths: Mapping[str, Lengths]) -> Array:
-        """Make records `[n]` of batches `[n, ...]` by name, as `batch` gives them; what is beyond a length is dropped.
+        """Make records `[n]` from batches `[n, ...]` by name, as `batch` returns them, without their padding.
 
         Args:
             arrays: The tensors; those of varying length may have any room up to the largest.
@@ -301,7 +301,7 @@ class RecordSpec:
             records[name] = lengths[name]
         for spec in self.tensors:
             array = arrays[spec.name]
-            # Beyond what is copied the memory is zero, and is not touched.
+            # The rest of the memory is zero already.
             room = records[spec.name][(slice(None), *(slice(size) for size in array.shape[1:]))]
             room[...] = array
             _clear_padding(room, spec, lengths)

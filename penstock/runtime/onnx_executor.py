@@ -15,7 +15,7 @@ from penstock.runtime.executor import Executor, StepInput, StepOutput
 
 @final
 class OnnxExecutor(Executor):
-    """A one-shot network on the CPU: any number of rows, no padding.
+    """A one-shot network on the CPU: any number of rows, padded to the longest of them.
 
     Args:
         graph: The exported network, an ONNX file; the first dimension of every tensor is the batch.
@@ -36,8 +36,8 @@ class OnnxExecutor(Executor):
         self._arguments = [given.name for given in self._session.get_inputs()]
         self._results = [made.name for made in self._session.get_outputs()]
         # An input that does not change the outputs is no input of the graph.
-        fits = set(self._arguments) <= _names(input) and {spec.name for spec in output.tensors} <= set(self._results)
-        if not fits or set(self._results) > _names(output):
+        tensors = {spec.name for spec in output.tensors}
+        if not (set(self._arguments) <= _names(input) and tensors <= set(self._results) <= _names(output)):
             raise BundleError(f"the exported graph {graph} is not that of a one-shot network; delete it.")
         # One array in and one out, the most frequent case.
         one = len(self._arguments) == len(self._results) == 1

@@ -21,7 +21,7 @@ from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
 from penstock.serve.engine.scheduler import Columns, Rows, Schedule, schedule, urgency
 from penstock.serve.table import slots
-from penstock.serve.table.costs import Costs
+from penstock.serve.table.costs import OVERHEAD_NS, Costs
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import LengthGrid
 from penstock.serve.table.slots import SlotTable
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 MAX_BUDGET_SHARE = 0.5
 # A larger batch must raise the rows per second by this factor to be worth its latency.
 MIN_GAIN = 1.02
-# Time of a batch besides its network, whatever its size: scheduling, gathering, statistics, publishing.
-OVERHEAD_NS = 100_000
 # Chunks of a late stream that one tick runs, one behind the other, where that delays no other row.
 MAX_CHUNKS_AHEAD = 4
 MEASURED_RUNS = 5

@@ -42,7 +42,7 @@ def measuring_lengths(
     Args:
         grid: The lengths.
         spec: The input.
-        example: One realistic record, of which records of every length are made.
+        example: One realistic record; records of other lengths repeat or cut it.
         buckets: Batch sizes in ascending order.
         measured_ns: Runs batches of one record, so many rows, for about so many nanoseconds; returns their times.
         count_worthwhile: Counts the batch sizes that are worth running, of sizes and times.

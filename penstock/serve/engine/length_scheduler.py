@@ -35,6 +35,7 @@ from penstock.serve.engine.scheduler import (
     current_entry,
     ready_slots,
 )
+from penstock.serve.table.costs import OVERHEAD_NS
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE
 
@@ -42,9 +43,6 @@ from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE
 
 # Rows considered for a batch, the most urgent ones: candidates times rows are compared.
 WINDOW = 256
-# Time of a batch besides its network: scheduling, gathering, statistics, publishing.
-OVERHEAD_NS = 100_000
-
 # The most urgent row is given up where the others then do this many times as much work a second.
 DROP_GAIN = 2.0
 

@@ -12,6 +12,8 @@ from penstock.serve.table.slots import MAX_COSTS, SlotTable
 # requests that it could answer.
 WEIGHT = 0.1
 HANDLING_WEIGHT = 0.05
+# Time of a batch besides its network, whatever its size: scheduling, gathering, statistics, publishing.
+OVERHEAD_NS = 100_000
 
 
 @final

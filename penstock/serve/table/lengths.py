@@ -1,7 +1,7 @@
 """The lengths of rows that vary in size, on a small grid.
 
-A row has one length, whatever its dimensions: the longest of them, each relative to its own largest and counted in
-units of the largest dimension. With one dimension it is that dimension's length. Rows of the same *length bucket* are
+A row has one length. With one dimension it is that dimension's length. With several, each is scaled by the ratio of the
+largest dimension to its own maximum, and the row's length is the largest result. Rows of the same *length bucket* are
 nearly equally long: the edges of the buckets are powers of two and the largest length.
 """
 
