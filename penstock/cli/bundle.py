@@ -11,8 +11,8 @@ from penstock.core.errors import ApplicationError, BundleError, PenstockError
 from penstock.core.spec import Dim, Spec
 
 if TYPE_CHECKING:
-    from penstock.core.application import FoundApplication
     from penstock.core.bundle import BundleFiles
+    from penstock.core.find_application import FoundApplication
     from penstock.core.prepare import RawSpec
     from penstock.core.record import ChunkSpec, RecordSpec
     from penstock.core.spec import Array, TensorSpec
@@ -40,7 +40,7 @@ def bundle(
             of each row under the name of its Dim.
         metrics: A validation metric to record; may be repeated.
     """
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
 
     measured = dict(map(_metric, metrics or []))
     _refuse_pickle(weights)
@@ -105,7 +105,7 @@ def apps() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.core.application import application_names, find_application
+    from penstock.core.find_application import application_names, find_application
 
     table = Table("name", "what it does", "input", "output")
     for name in application_names():

@@ -13,7 +13,7 @@ from penstock.cli.documented import documented
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
-    from penstock.core.application import FoundApplication
+    from penstock.core.find_application import FoundApplication
     from penstock.core.pack import Pack
     from penstock.export.pack_session import Validation
 

@@ -52,7 +52,7 @@ def shard(
 
 
 def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFolder":
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
     from penstock.core.spec import TensorSpec
     from penstock.train.data.image_folder import ImageFolder
 

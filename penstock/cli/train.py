@@ -12,7 +12,7 @@ from penstock.cli.documented import documented
 from penstock.core.errors import PeersLost, TrainError
 
 if TYPE_CHECKING:
-    from penstock.core.application import FoundApplication
+    from penstock.core.find_application import FoundApplication
     from penstock.train.parallel.world import RankAssignment
     from penstock.train.recipe import Recipe
     from penstock.train.run import RunResult
@@ -96,7 +96,7 @@ def train(
         timeout_s: Seconds to wait for other processes; 600 by default.
         profile: Steps to profile after a warm-up, into step-time.json, timeline.svg and trace.json.
     """
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
 
     if profile is not None:
         # Silences the messages of torch's profiler on standard error; it reads this before its first use.
@@ -182,7 +182,7 @@ def runs(
 
 
 def _resume(folder: Path, application: str | None, options: LaunchOptions, profile: int | None) -> None:
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
     from penstock.train.recipe import with_overrides
     from penstock.train.report.run_comparison import read_run
 

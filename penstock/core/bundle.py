@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from safetensors.numpy import save as save_arrays
 
-from penstock.core.application import Application, FoundApplication, find_application
+from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder, write_through
 from penstock.core.errors import (
     ApplicationError,
@@ -28,6 +28,7 @@ from penstock.core.errors import (
     SourcesChanged,
 )
 from penstock.core.example_arrays import example_arrays, read_examples
+from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.golden import Golden, raw_names
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from safetensors.numpy import save as save_arrays
 
-from penstock.core.application import Application, FoundApplication
+from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.example_arrays import example_arrays
+from penstock.core.find_application import FoundApplication
 from penstock.core.golden import raw_names
 from penstock.core.json_record import read_record
 from penstock.core.pack import (

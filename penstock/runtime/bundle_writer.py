@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from penstock.core.application import Application, FoundApplication
+from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
+from penstock.core.find_application import FoundApplication
 from penstock.core.golden import Golden, default_tolerance
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array

@@ -19,9 +19,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.core.application import Application, FoundApplication
+from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PenstockError, ServeError
+from penstock.core.find_application import FoundApplication
 from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable

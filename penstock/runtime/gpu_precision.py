@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from penstock.core.application import Application, FoundApplication
+from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import ApplicationError, ServeError
+from penstock.core.find_application import FoundApplication
 from penstock.core.golden import Golden, largest_output
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array

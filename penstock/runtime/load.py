@@ -12,9 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.core.application import Application, FoundApplication, reply_of
+from penstock.core.application import Application, reply_of
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
+from penstock.core.find_application import FoundApplication
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec

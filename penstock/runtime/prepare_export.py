@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.core.application import FoundApplication, find_application
+from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.runtime.exporter_process import exporter_main

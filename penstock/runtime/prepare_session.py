@@ -6,9 +6,9 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.application import FoundApplication
 from penstock.core.bundle import PREPARE, BundleFiles
 from penstock.core.errors import ApplicationError, BundleError, ComputeFailed
+from penstock.core.find_application import FoundApplication
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.prepare import RawSpec
 from penstock.core.spec import Array, TensorSpec, random_numbers

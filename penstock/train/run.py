@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.application import Application, FoundApplication
+from penstock.core.application import Application
 from penstock.core.errors import TrainError
+from penstock.core.find_application import FoundApplication
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.history import resume

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.application import Application, FoundApplication
+from penstock.core.application import Application
 from penstock.core.errors import TrainError
+from penstock.core.find_application import FoundApplication
 from penstock.core.record import Lengths
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions

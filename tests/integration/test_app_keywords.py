@@ -15,7 +15,7 @@ from penstock.apps.keywords.clips import DATA, REST_S, SIGNAL, Clip, compose, re
 from penstock.apps.keywords.make_data import INDEX_FIELDS, TAKES, VOICES, takes
 from penstock.apps.keywords.model import keywords_net
 from penstock.apps.keywords.recipe import ROOM, augment, collapsed, ctc, edit_distance, recipe, word_error
-from penstock.core.application import find_application
+from penstock.core.find_application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.load import load, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks

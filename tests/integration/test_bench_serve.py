@@ -127,7 +127,7 @@ def test_bench_serve_from_the_command_line(doubler: tuple[RunningServer, Path], 
 @pytest.mark.alone
 def test_another_bundle_than_the_served_one_is_noticed(doubler: tuple[RunningServer, Path], tmp_path: Path) -> None:
     import penstock
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
 
     server, bundle = doubler
     found = find_application(str(bundle.parent / "app.py"))

@@ -31,7 +31,7 @@ app = Application(
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a network that can be exported."""
     from penstock import Bundle
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
 
     folder = tmp_path_factory.mktemp("linear")
     (folder / "app.py").write_text(PLAIN)

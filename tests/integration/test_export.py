@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from penstock import Bundle, load
 from penstock.cli import build
-from penstock.core.application import find_application
 from penstock.core.errors import PackError
+from penstock.core.find_application import find_application
 from penstock.core.pack import DESCRIPTION, INT8, MODEL, Pack, read_pack
 from penstock.core.signature import new_key
 from penstock.export import pack_graph, pack_writer

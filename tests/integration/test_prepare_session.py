@@ -16,7 +16,6 @@ from PIL import Image
 from torch import nn
 
 from penstock.cli.bundle import inspect
-from penstock.core.application import FoundApplication
 from penstock.core.bundle import PREPARE, read_bundle
 from penstock.core.errors import (
     ApplicationError,
@@ -27,6 +26,7 @@ from penstock.core.errors import (
     TooLarge,
     TrainError,
 )
+from penstock.core.find_application import FoundApplication
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import Bundle

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock import Bundle
-from penstock.core.application import find_application
+from penstock.core.find_application import find_application
 from penstock.core.pack import Pack, read_pack
 from penstock.export.pack_writer import export_pack
 from tests.support.shared import made_once

@@ -75,7 +75,7 @@ app = Application(
 def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
     """Write the application and its bundle into a folder."""
     from penstock import Bundle
-    from penstock.core.application import find_application
+    from penstock.core.find_application import find_application
 
     (folder / "app.py").write_text(APPLICATION.format(sleep_s=sleep_s))
     found = find_application(str(folder / "app.py"))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.application import Application, application_names, describe, find_application, reply_of
+from penstock.core.application import Application, describe, reply_of
 from penstock.core.errors import ApplicationError
+from penstock.core.find_application import application_names, find_application
 from penstock.core.live import Live
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.record import RecordSpec
@@ -359,7 +360,7 @@ def test_an_object_has_no_sources() -> None:
 
 def test_the_applications_are_listed_without_torch() -> None:
     code = (
-        "import sys\nfrom penstock.core.application import application_names, describe, find_application\n"
+        "import sys\nfrom penstock.core.application import describe\nfrom penstock.core.find_application import application_names, find_application\n"
         "for name in application_names(): describe(find_application(name).application)\n"
         "assert application_names() and not {'torch', 'sklearn', 'PIL'} & set(sys.modules), sorted(sys.modules)"
     )

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.core.application import find_application
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import BundleError, Overloaded
+from penstock.core.find_application import find_application
 from penstock.core.spec import Array
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.registry.attachments import Attachments

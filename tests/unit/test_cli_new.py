@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
-from penstock.core.application import find_application
+from penstock.core.find_application import find_application
 from tests.support.pictures import picture_folder
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.application import Application, describe, find_application
+from penstock.core.application import Application, describe
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, ServeError, TrainError
+from penstock.core.find_application import find_application
 from penstock.core.golden import Golden
 from penstock.core.live import Live, events_of, is_sound
 from penstock.core.spec import TensorSpec

@@ -12,7 +12,6 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 import penstock
-from penstock.core.application import find_application
 from penstock.core.bundle import bundle_application
 from penstock.core.decode import decode_image
 from penstock.core.errors import (
@@ -23,6 +22,7 @@ from penstock.core.errors import (
     InvalidInput,
     SourcesChanged,
 )
+from penstock.core.find_application import find_application
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load, load_weights

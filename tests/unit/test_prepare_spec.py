@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from torch import nn
 
-from penstock.core.application import describe, find_application
+from penstock.core.application import describe
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput, TooLarge
+from penstock.core.find_application import find_application
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.recognition import Recognition
 from tests.support.small import APP_PY, small, write_app

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import penstock
 from benchmarks.acceptance.train.resume import APPLICATION
-from penstock.core.application import FoundApplication, find_application
 from penstock.core.errors import TrainError
+from penstock.core.find_application import FoundApplication, find_application
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.interrupt import Interrupt

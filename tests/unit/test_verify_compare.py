@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.core.application import find_application
 from penstock.core.errors import PackError
+from penstock.core.find_application import find_application
 from penstock.verify.backends import Backend
 from penstock.verify.compare import Comparison, compare, difference_of
 from penstock.verify.verify_inputs import Example, examples_of

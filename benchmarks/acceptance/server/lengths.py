@@ -13,8 +13,9 @@ from penstock import Bundle
 from penstock.bench.load.generator import Load, LoadResult, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.server_process import running_server
-from penstock.core.application import Application, find_application
+from penstock.core.application import Application
 from penstock.core.errors import BenchError
+from penstock.core.find_application import find_application
 from penstock.core.spec import Array
 
 BUDGET_MS = 50

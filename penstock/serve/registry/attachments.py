@@ -8,9 +8,10 @@ from typing import final
 
 from websockets.frames import CloseCode
 
-from penstock.core.application import Application, find_application
+from penstock.core.application import Application
 from penstock.core.bundle import Manifest, read_manifest, read_prepare
 from penstock.core.errors import BundleError
+from penstock.core.find_application import find_application
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.decode_pool import DecodePool
 from penstock.serve.frontend.table_writer import TableWriter

@@ -1,0 +1,208 @@
+"""Find an application by its name, import path or file, with the hashes of its sources."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.core.app_sources import check_loaded_modules, local_modules
+from penstock.core.application import Application
+from penstock.core.errors import ApplicationError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundApplication:
+    """An application, the module that declares it, and the hashes of its sources when it was found.
+
+    Args:
+        application: The record.
+        module: The declaring module, in which `":Net"` is looked up.
+        reference: Finds it again: `"digits"`, `"pkg.mod:attr"` or `"/path/app.py:attr"`.
+    """
+
+    application: Application
+    module: ModuleType
+    reference: str
+    _modules: dict[str, Path] = field(init=False, repr=False, compare=False)
+    _sha256: dict[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        file = getattr(self.module, "__file__", None)
+        modules: dict[str, Path] = {}
+        sha256: dict[str, str] = {}
+        if file is not None:
+            home = Path(file).resolve()
+            prepare = self.application.prepare
+            paths = (self.application.model, self.application.recipe, None if prepare is None else prepare.module)
+            roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
+            modules = local_modules(home, self.module.__package__ or "", roots)
+            # Hashed now, because a file edited during a long training is not the one that trained.
+            for source in sorted({home, *modules.values()}):
+                if source.is_relative_to(home.parent):
+                    sha256[source.relative_to(home.parent).as_posix()] = _digest(source)
+        object.__setattr__(self, "_modules", modules)
+        object.__setattr__(self, "_sha256", sha256)
+
+    def model(self) -> Any:
+        """Make a network (a `torch.nn.Module`) with untrained weights."""
+        return self._make(self.application.model, "model")
+
+    def recipe(self) -> Any:
+        """The training recipe.
+
+        Raises:
+            ApplicationError: The application has none.
+        """
+        if self.application.recipe is None:
+            raise ApplicationError(f"Application {self.application.name!r} has no recipe; give it one to train it.")
+        return self._make(self.application.recipe, "recipe")
+
+    def prepare(self) -> Any:
+        """Make the module (a `torch.nn.Module`) that turns one raw array into one chunk.
+
+        Raises:
+            ApplicationError: The application has none.
+        """
+        if self.application.prepare is None:
+            raise ApplicationError(f"Application {self.application.name!r} has no prepare; its input is of one size.")
+        return self._make(self.application.prepare.module, "prepare")
+
+    def source_sha256(self) -> dict[str, str]:
+        """The SHA-256 of each source file when the application was found, by its path relative to the declaring file.
+
+        Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
+        `model`, `recipe` or `prepare` name.
+        """
+        return dict(self._sha256)
+
+    def _make(self, value: Any, field: str) -> Any:
+        if isinstance(value, str):
+            value = self._import(value, field)
+        if not callable(value):
+            return value
+        try:
+            return value()
+        except TypeError as error:
+            raise ApplicationError(
+                f"The {field} of application {self.application.name!r} cannot be made ({error}); it is called without "
+                f"arguments."
+            ) from error
+
+    def _import(self, path: str, field: str) -> Any:
+        module_name, _, attribute = path.partition(":")
+        check_loaded_modules(self._modules)
+        if "/" in self.reference:
+            _prepend_path(str(Path(self.reference).parent))
+        try:
+            module = importlib.import_module(module_name) if module_name else self.module
+            made = getattr(module, attribute)
+        except Exception as error:
+            raise ApplicationError(
+                f"Application {self.application.name!r} has {field} {path!r}, which cannot be imported "
+                f"({_cause(error)}); write ':Name' for this file or 'package.module:Name'."
+            ) from error
+        check_loaded_modules(self._modules)
+        return made
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def find_application(reference: str) -> FoundApplication:
+    """Import an application by its name in penstock.apps, its import path, or its file.
+
+    Args:
+        reference: `"digits"`, `"package.module"`, `"package.module:attr"`, `"path/app.py"` or `"path/app.py:attr"`; the
+            attribute is `app` by default.
+
+    Raises:
+        ApplicationError: Nothing is there, it does not import, or it is not an `Application`.
+    """
+    path, colon, attribute = reference.rpartition(":")
+    if not colon or "/" in attribute or attribute.endswith(".py"):
+        path, attribute = reference, ""
+    attribute = attribute or "app"
+    if path.endswith(".py") or "/" in path:
+        module = _module_from_file(Path(path).expanduser())
+        path = str(Path(path).expanduser().resolve())
+    else:
+        module = _module_from_name(path)
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Application):
+        others = [name for name, value in vars(module).items() if isinstance(value, Application)]
+        fix = f"it has {', '.join(others)}: write '{path}:{others[0]}'" if others else "declare it as 'app'"
+        raise ApplicationError(f"{path} has no Application called {attribute!r}; {fix}.")
+    short = path if attribute == "app" else f"{path}:{attribute}"
+    return FoundApplication(application=found, module=module, reference=short)
+
+
+def application_names() -> list[str]:
+    """The names of the applications that come with penstock."""
+    folder = Path(__file__).parent.parent / "apps"
+    return sorted(file.parent.name for file in folder.glob("*/app.py"))
+
+
+def _module_from_name(name: str) -> ModuleType:
+    if not name or name.startswith("."):
+        raise ApplicationError(
+            f"{name!r} is not an application's name, import path or file; use one of {', '.join(application_names())}, "
+            f"or the path of an app.py."
+        )
+    dotted = f"penstock.apps.{name}.app" if name in application_names() else name
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
+            raise ApplicationError(f"Application {name!r} needs the module {error.name!r}; install it.") from error
+        raise ApplicationError(
+            f"There is no application {name!r}; use one of {', '.join(application_names())}, "
+            f"an import path or a path to an app.py."
+        ) from error
+    except ApplicationError:
+        raise
+    except Exception as error:
+        raise ApplicationError(f"Application {name!r} does not import: {_cause(error)}.") from error
+
+
+def _module_from_file(file: Path) -> ModuleType:
+    file = file.resolve()
+    if not file.is_file():
+        raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
+    # Named by its content too, so that a file that was edited is a new module.
+    source = file.read_bytes()
+    digest = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
+    name = f"penstock_user_{file.stem}_{digest[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise ApplicationError(f"{file} is not a Python file; give the path of an app.py.")
+    check_loaded_modules(local_modules(file, "", ()))
+    module = importlib.util.module_from_spec(spec)
+    _prepend_path(str(file.parent))
+    sys.modules[name] = module
+    try:
+        # Not by the loader, whose cache misses an edit within one second that keeps the size.
+        exec(compile(source, file, "exec", dont_inherit=True), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, ApplicationError):
+            raise
+        raise ApplicationError(f"{file} does not import: {_cause(error)}.") from error
+    return module
+
+
+def _prepend_path(folder: str) -> None:
+    # As when Python runs a file, its folder comes first.
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")
