@@ -360,7 +360,8 @@ def test_an_object_has_no_sources() -> None:
 
 def test_the_applications_are_listed_without_torch() -> None:
     code = (
-        "import sys\nfrom penstock.core.application import describe\nfrom penstock.core.find_application import application_names, find_application\n"
+        "import sys\nfrom penstock.core.application import describe\n"
+        "from penstock.core.find_application import application_names, find_application\n"
         "for name in application_names(): describe(find_application(name).application)\n"
         "assert application_names() and not {'torch', 'sklearn', 'PIL'} & set(sys.modules), sorted(sys.modules)"
     )
