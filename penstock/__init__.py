@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.client.client import Client as Client
     from penstock.core.application import Application as Application
     from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.generate import Generate as Generate
     from penstock.core.live import Live as Live
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
@@ -33,6 +34,7 @@ _HOME = {
     "Client": "penstock.client.client",
     "Dim": "penstock.core.spec",
     "Fitted": "penstock.train.fit",
+    "Generate": "penstock.core.generate",
     "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
@@ -52,6 +54,7 @@ __all__ = [
     "Client",
     "Dim",
     "Fitted",
+    "Generate",
     "Live",
     "PenstockError",
     "Predictor",

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.errors import ApplicationError
+from penstock.core.generate import Generate, whole_answer
 from penstock.core.live import WAV, Live, is_sound
 from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec, dims_of
-from penstock.core.spec import TensorSpec
+from penstock.core.spec import Array, TensorSpec
 
 Decode = Callable[[bytes, str], Any]
 Reply = Callable[[Any], Any]
@@ -52,6 +53,8 @@ class Application:
         chunks: Chunks of one client that may wait in its slot; 1 for one-shot requests, at least 2 for live streams,
             where a chunk arrives while the one before is computed.
         live: For inputs that are chunks of a live signal; None for one-shot requests.
+        generate: For answers that take steps, such as a text token by token; `output` is that of one step then, and
+            `reply` takes the outputs of all steps, stacked. None for answers of one step.
         description: One sentence for people.
 
     Raises:
@@ -73,6 +76,7 @@ class Application:
     max_body_bytes: int = 1 << 23
     chunks: int = 1
     live: Live | None = None
+    generate: Generate | None = None
     description: str = ""
     # Both forms of each side, as completed, so that `replace` shows which of them it changed.
     _completed: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
@@ -91,6 +95,9 @@ class Application:
             )
         if self.live is not None:
             self._check_live()
+        if self.generate is not None:
+            self._check_generate(self.generate)
+        self._check_defaults()
         if self.decode is not None and not self.accepts:
             raise ApplicationError(
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
@@ -108,6 +115,13 @@ class Application:
                 f"Application {self.name!r} has a recognition whose labels are not those of its output; give both the "
                 f"same."
             )
+
+    @property
+    def answer(self) -> ChunkSpec:
+        """One whole answer: one output, or where it takes steps the outputs of all of them, stacked."""
+        if self.generate is None:
+            return self.output
+        return whole_answer(self.outputs.values(), self.generate.max_steps)
 
     @property
     def input_tensor(self) -> TensorSpec:
@@ -202,6 +216,26 @@ class Application:
                 f"Application {self.name!r} is live and has a reply; give `Live` its `events` instead."
             )
 
+    def _check_generate(self, generate: Generate) -> None:
+        generate.check(self.name, self.inputs, self.outputs)
+        for name, given in (("live", self.live), ("recognition", self.recognition)):
+            if given is not None:
+                raise ApplicationError(f"Application {self.name!r} has generate and {name}; leave one of them out.")
+        if self.chunks != 1:
+            raise ApplicationError(
+                f"Application {self.name!r} has generate and chunks={self.chunks}; a request has one chunk, so leave "
+                f"chunks out."
+            )
+
+    def _check_defaults(self) -> None:
+        for side, tensors in (("output", self.outputs), ("only input", self.inputs if len(self.inputs) == 1 else {})):
+            for name, spec in tensors.items():
+                if spec.default is not None:
+                    raise ApplicationError(
+                        f"Application {self.name!r} has a default for its {side} {name!r}; defaults are for inputs "
+                        f"beside others."
+                    )
+
     def _check_fields(self) -> None:
         types = isinstance(self.accepts, tuple) and all(map(_is_content_type, self.accepts))
         made = is_factory(self.model)
@@ -212,6 +246,7 @@ class Application:
             ("accepts", types, "a tuple of content types in lower case, such as ('image/png',)"),
             ("chunks", type(self.chunks) is int and self.chunks >= 1, "a whole number, at least 1"),
             ("live", self.live is None or isinstance(self.live, Live), "a Live, for streams"),
+            ("generate", self.generate is None or isinstance(self.generate, Generate), "a Generate"),
             ("prepare", self.prepare is None or isinstance(self.prepare, Prepare), "a Prepare"),
             ("recognition", self.recognition is None or isinstance(self.recognition, Recognition), "a Recognition"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
@@ -249,6 +284,7 @@ def describe(application: Application) -> dict[str, Any]:
         "recognition": None if application.recognition is None else application.recognition.to_json(),
         "accepts": _accepted_types(application),
         "max_body_bytes": application.max_body_bytes,
+        "generate": None if application.generate is None else application.generate.to_json(),
         "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(application.input)},
     }
 
@@ -262,6 +298,21 @@ def _accepted_types(application: Application) -> list[str]:
         return [*application.accepts, "application/json", raw]
     # For a whole recording.
     return [*WAV, raw] if is_sound(application.input) else [raw]
+
+
+def unpacked(application: Application, answer: Array) -> Any:
+    """Return one whole answer as `reply` takes it: an array, or several tensors as a dictionary of arrays by name.
+
+    Args:
+        application: The application.
+        answer: One chunk of `application.answer`; a single tensor may be flat.
+    """
+    spec = application.answer
+    if not isinstance(spec, RecordSpec):
+        return answer.reshape(spec.shape)
+    named = spec.unpack(answer)
+    # One tensor has no need of a name, whether it is of one step or of several.
+    return named if isinstance(application.output, RecordSpec) else named[application.output.name]
 
 
 def reply_of(application: Application) -> Reply:

@@ -29,6 +29,7 @@ from penstock.core.errors import (
 )
 from penstock.core.example_arrays import example_arrays, read_examples
 from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.generate import Generate, whole_answer
 from penstock.core.golden import Golden, raw_names
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
@@ -62,6 +63,7 @@ class Manifest:
         parameters: Number of trained parameters.
         rate_hz: Frames per second of a live signal; None for one-shot requests.
         raw: The raw array that `prepare` takes; None without a `prepare`.
+        generate: The state and the limits of answers that take steps; None for answers of one step.
         schema_version: Layout of this record.
     """
 
@@ -77,6 +79,7 @@ class Manifest:
     parameters: int
     rate_hz: float | None = None
     raw: RawSpec | None = None
+    generate: Generate | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -90,6 +93,11 @@ class Manifest:
         return chunk_spec(self.outputs)
 
     @property
+    def answer(self) -> ChunkSpec:
+        """One whole answer, see `Application.answer`."""
+        return self.output if self.generate is None else whole_answer(self.outputs, self.generate.max_steps)
+
+    @property
     def content_hash(self) -> str:
         """Hash of the content: the same weights, examples, specs and sources give the same hash anywhere."""
         content = {key: value for key, value in self.to_json().items() if key not in ("reference", "versions")}
@@ -99,9 +107,10 @@ class Manifest:
         """The manifest as JSON values."""
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         fields = record_json(self) | {"metrics": metrics}
-        if self.raw is None:
-            # Left out, so that the hash is that of earlier bundles.
-            del fields["raw"]
+        for name in ("raw", "generate"):
+            if fields[name] is None:
+                # Left out, so that the hash is that of earlier bundles.
+                del fields[name]
         return fields
 
     @classmethod
@@ -165,6 +174,11 @@ class BundleFiles:
                 f"the bundle's inputs are {_prepared(manifest.raw)}, but those of application {application.name!r} are "
                 f"now {_prepared(raw)}; train it again."
             )
+        if _steps(application.generate) != _steps(manifest.generate):
+            raise BundleError(
+                f"the bundle was made for {_steps(manifest.generate)}, but application {application.name!r} now "
+                f"declares {_steps(application.generate)}; train it again."
+            )
         rate_hz = None if application.live is None else application.live.rate_hz
         if rate_hz != manifest.rate_hz:
             raise BundleError(
@@ -206,6 +220,15 @@ def _prepared(raw: RawSpec | None) -> str:
     if raw is None:
         return "taken as they are"
     return f"prepared of {raw.describe()} ({raw.meaning}), at most {list(raw.max_shape)}"
+
+
+def _steps(generate: Generate | None) -> str:
+    if generate is None:
+        return "answers of one step"
+    # Not the budgets, which change no answer.
+    state = RecordSpec(tuple(generate.state[name] for name in sorted(generate.state))).describe()
+    limit = f", lowered by {generate.max_steps_input!r}" if generate.max_steps_input else ""
+    return f"answers of at most {generate.max_steps:,} steps{limit} with the state {state}"
 
 
 def _rate(rate_hz: float | None) -> str:
@@ -294,7 +317,7 @@ def write_bundle(
     # A link to a bundle stays; its target is replaced.
     place = Path(os.path.realpath(folder))
     arrays = example_arrays("inputs", manifest.input, golden.inputs)
-    arrays |= example_arrays("outputs", manifest.output, golden.outputs)
+    arrays |= example_arrays("outputs", manifest.answer, golden.outputs)
     arrays |= zip(raw_names(len(golden.raws)), golden.raws, strict=True)
     contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
@@ -352,11 +375,17 @@ def _verify(file: Path, manifest: Manifest) -> None:
 def _golden(file: Path, manifest: Manifest) -> Golden:
     inputs, outputs = (
         read_examples(_FILES, file, side, spec)
-        for side, spec in (("inputs", manifest.input), ("outputs", manifest.output))
+        for side, spec in (("inputs", manifest.input), ("outputs", manifest.answer))
     )
     raws = () if manifest.raw is None else _FILES.arrays(file, raw_names(inputs.shape[0] if inputs.ndim else 0))
-    golden = Golden(inputs=inputs, outputs=outputs, tolerance=manifest.tolerance, raws=tuple(raws))
-    for spec, array in ((manifest.input, inputs), (manifest.output, outputs)):
+    golden = Golden(
+        inputs=inputs,
+        outputs=outputs,
+        tolerance=manifest.tolerance,
+        raws=tuple(raws),
+        exact_whole=manifest.generate is not None,
+    )
+    for spec, array in ((manifest.input, inputs), (manifest.answer, outputs)):
         fits = spec.is_batch(array, any_frames=manifest.rate_hz is not None) and array.shape[0] == inputs.shape[0]
         if array.dtype != spec.numpy_dtype or not fits:
             raise BundleCorrupt(f"{file} holds {array.dtype}{list(array.shape)} for {spec.describe()}; write it again.")

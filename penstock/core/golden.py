@@ -30,12 +30,14 @@ class Golden:
         outputs: The network's answers, `[N, *output.shape]`.
         tolerance: Largest allowed absolute difference from `outputs`.
         raws: The N raw arrays that `inputs` were prepared from; empty without a `prepare`.
+        exact_whole: Whole numbers must be equal: the steps and tokens of answers that take steps.
     """
 
     inputs: Array
     outputs: Array
     tolerance: float
     raws: tuple[Array, ...] = ()
+    exact_whole: bool = False
 
     @property
     def tolerances(self) -> dict[str, float]:
@@ -71,7 +73,20 @@ class Golden:
         # A copy, because a network may modify its input in place.
         answers = predict(self.inputs.copy())
         _check_shape("the network answers with", answers, self.outputs)
+        if self.exact_whole:
+            self._check_whole(answers)
         return _checked("network's answers", self._difference(answers), self.tolerance)
+
+    def _check_whole(self, answers: Array) -> None:
+        for name in answers.dtype.names or ():
+            differs = answers[name] != self.outputs[name]
+            if answers[name].dtype.kind in "biu" and differs.any():
+                row = int(differs.reshape(len(answers), -1).any(1).argmax())
+                raise GoldenMismatch(
+                    f"{name!r} of golden example {row} is not the recorded one: the application or a library changed, "
+                    f"or the network depends on padding or on the other rows. Train again, or go back to those "
+                    f"versions."
+                )
 
     def _difference(self, answers: Array) -> float:
         """Return the largest difference of the tensors, each relative to the scale of its own numbers."""

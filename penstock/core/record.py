@@ -114,6 +114,7 @@ class RecordSpec:
             self.check_numbers(np.asarray(value).reshape(1))
             return np.asarray(value)
         arrays = self.named(value)
+        arrays |= self.defaults(arrays)
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
                 raise InvalidInput(f"{name} is a {type(array).__name__}; it must be an array.")
@@ -155,9 +156,8 @@ class RecordSpec:
         """
         named = self.named(numbers)
         lengths = self.lengths_of({name: _nested_shape(given, self.by_name[name]) for name, given in named.items()})
-        return self._record(
-            {name: self.by_name[name].at(lengths).from_numbers(given) for name, given in named.items()}, lengths
-        )
+        arrays = {name: self.by_name[name].at(lengths).from_numbers(given) for name, given in named.items()}
+        return self._record(arrays | self.defaults(arrays), lengths)
 
     def from_bytes(self, body: bytes | memoryview) -> Array:
         """Refuse raw bytes, which have no lengths.
@@ -318,12 +318,16 @@ class RecordSpec:
         return [spec.to_json() for spec in self.tensors]
 
     def named(self, value: Any) -> dict[str, Any]:
-        """Return what a mapping has for each tensor, in the declared order.
+        """Return what a mapping has for each tensor, in the declared order; those with a default may be missing.
 
         Raises:
             InvalidInput: It is no mapping, or a tensor is missing or unknown.
         """
-        return given_by_name(self.by_name, value)
+        return given_by_name(self.by_name, value, [spec.name for spec in self.tensors if spec.default is not None])
+
+    def defaults(self, given: Collection[str]) -> dict[str, Array]:
+        """Return the tensors of one record that are not among the given names, filled with their defaults."""
+        return {spec.name: spec.filled for spec in self.tensors if spec.default is not None and spec.name not in given}
 
     def _record(self, arrays: Mapping[str, Array], lengths: Mapping[str, int]) -> Array:
         one = {name: np.array([length]) for name, length in lengths.items()}
@@ -363,8 +367,13 @@ def dims_of(tensors: Sequence[TensorSpec]) -> dict[str, Dim]:
     return dims
 
 
-def given_by_name(names: Iterable[str], value: Any) -> dict[str, Any]:
+def given_by_name(names: Iterable[str], value: Any, optional: Collection[str] = ()) -> dict[str, Any]:
     """Return what a mapping has for each name, in the order of the names.
+
+    Args:
+        names: The names.
+        value: The mapping.
+        optional: Names that may be missing.
 
     Raises:
         InvalidInput: It is no mapping, or a name is missing or unknown.
@@ -375,9 +384,9 @@ def given_by_name(names: Iterable[str], value: Any) -> dict[str, Any]:
     given = cast(Mapping[str, Any], value)
     if unknown := [name for name in given if name not in names]:
         raise InvalidInput(f"There is no input {unknown[0]!r:.80}; there is {_listed(names)}.")
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in given and name not in optional]:
         raise InvalidInput(f"The input {missing[0]!r} is missing; send {_listed(names)}.")
-    return {name: given[name] for name in names}
+    return {name: given[name] for name in names if name in given}
 
 
 def _clear_padding(array: Array, spec: TensorSpec, lengths: Mapping[str, Lengths]) -> None:

@@ -182,10 +182,12 @@ class TensorSpec(Spec):
             gives it the key in `inputs` or `outputs`; in its short form, `"input"` or `"output"`.
         limits: The smallest and the largest number that is valid, such as `(0, 30521)` for token ids; None for all
             numbers of the dtype.
+        default: The number that a request without this tensor has in all its places, such as a seed of 0; None if each
+            request needs the tensor. For inputs of fixed size beside others.
 
     Raises:
-        ApplicationError: The dtype is unknown, the shape is not a tuple of positive whole numbers, or the labels or
-            limits do not fit.
+        ApplicationError: The dtype is unknown, the shape is not a tuple of positive whole numbers, or the labels,
+            limits or default do not fit.
     """
 
     unreadable = "a tensor spec is not readable ({}); write the bundle again."
@@ -193,6 +195,7 @@ class TensorSpec(Spec):
     labels: tuple[str, ...] = ()
     name: str = ""
     limits: tuple[float, float] | None = None
+    default: float | None = None
 
     def __post_init__(self) -> None:
         self.check_dtype()
@@ -216,6 +219,30 @@ class TensorSpec(Spec):
                 "give the last dimension a fixed size."
             )
         self._check_limits()
+        self._check_default()
+
+    def _check_default(self) -> None:
+        if self.default is None:
+            return
+        if self.dims:
+            raise ApplicationError(
+                f"TensorSpec {self.name!r} has a default and lengths that vary, {self.describe()}; leave the default "
+                f"out, or give every dimension a fixed size."
+            )
+        try:
+            if type(self.default) not in (int, float):
+                raise InvalidInput("that is no number")
+            self.cast(np.asarray(self.default))
+        except InvalidInput as error:
+            raise ApplicationError(
+                f"TensorSpec {self.name!r} has default={self.default!r} ({error}); give a number that is valid input."
+            ) from None
+
+    @property
+    def filled(self) -> Array:
+        """The tensor of a request that gives none, where there is a default."""
+        assert self.default is not None, self
+        return np.full(self.shape, self.default, self.numpy_dtype)
 
     def _check_limits(self) -> None:
         limits = self.limits
@@ -301,9 +328,10 @@ class TensorSpec(Spec):
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values."""
         fields = super(TensorSpec, self).to_json()
-        if self.limits is None:
-            # Left out, so that the hash is that of earlier bundles.
-            del fields["limits"]
+        for name in ("limits", "default"):
+            if fields[name] is None:
+                # Left out, so that the hash is that of earlier bundles.
+                del fields[name]
         return fields
 
     def check_raw(self, frames: bytes | memoryview) -> None:

@@ -95,6 +95,11 @@ def export_pack(
     files = read_bundle(bundle)
     found = bundle_application(files, app)
     files.check_sources(found, accept_changed=accept_changed)
+    if found.application.generate is not None:
+        raise PackError(
+            f"application {found.application.name!r} generates, and packs hold networks that answer in one step; serve "
+            f"it, or load its bundle in Python."
+        )
     if key is not None:
         # A bad key fails before the export, which takes long.
         sign(b"", key)

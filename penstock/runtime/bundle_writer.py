@@ -20,9 +20,8 @@ from penstock.core.golden import Golden, default_tolerance
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.core.versions import versions_of
-from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare
+from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare, torch_executor
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
-from penstock.runtime.torch_executor import TorchExecutor
 
 GOLDEN_EXAMPLES = 32
 # Bytes of all raw golden examples together.
@@ -105,7 +104,13 @@ class Bundle:
             tolerance = default_tolerance(outputs)
         if not 0 <= tolerance < math.inf:
             raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
-        golden = Golden(inputs=inputs, outputs=outputs, tolerance=float(tolerance), raws=raws)
+        golden = Golden(
+            inputs=inputs,
+            outputs=outputs,
+            tolerance=float(tolerance),
+            raws=raws,
+            exact_whole=declared.generate is not None,
+        )
         _check_reproduced(found, tensors, golden)
         _check_padding(declared, module, golden)
         manifest = Manifest(
@@ -121,6 +126,7 @@ class Bundle:
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             rate_hz=None if declared.live is None else float(declared.live.rate_hz),
             raw=None if declared.prepare is None else declared.prepare.raw,
+            generate=declared.generate,
         )
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
@@ -186,7 +192,7 @@ def _records(application: Application, spec: RecordSpec, examples: Any) -> Array
 
 
 def _answers(application: Application, module: nn.Module, inputs: Array) -> Array:
-    predict = TorchExecutor(module, application.input, application.output).predict
+    predict = torch_executor(application, module).predict
     try:
         outputs = predict(inputs.copy())
     except ApplicationError:
@@ -198,7 +204,7 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
             f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
             f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
         ) from error
-    spec = application.output
+    spec = application.answer
     fits = spec.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
     if outputs.dtype != spec.numpy_dtype or not fits:
         raise ApplicationError(
@@ -212,14 +218,17 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
 
 def _check_padding(application: Application, module: nn.Module, golden: Golden) -> None:
     """Check that each example has the same answer alone as in the batch of all, where shorter ones are padded."""
-    if not (isinstance(application.input, RecordSpec) and application.input.dims):
+    dims = [*(application.input.dims if isinstance(application.input, RecordSpec) else ())]
+    if application.generate is not None:
+        dims += application.generate.growing(application.input)
+    if not dims:
         return
-    predict = TorchExecutor(module, application.input, application.output).predict
+    predict = torch_executor(application, module).predict
     try:
         golden.check(lambda inputs: np.concatenate([predict(inputs[row : row + 1]) for row in range(len(inputs))]))
     except GoldenMismatch as error:
         cause = str(error).partition(";")[0]
-        names = ", ".join(map(repr, application.input.dims))
+        names = ", ".join(map(repr, dims))
         raise ApplicationError(
             f"the network of {application.name!r} depends on padding: computed alone, {cause}; ignore what is beyond "
             f"each length, which a parameter of its name gives ({names})."
@@ -232,7 +241,7 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
         fresh = make_network(found)
     try:
         fresh.load_state_dict(tensors)
-        golden.check(TorchExecutor(fresh, application.input, application.output).predict)
+        golden.check(torch_executor(application, fresh).predict)
         if application.live is not None:
             check_streamed(application, fresh, golden)
     except (RuntimeError, GoldenMismatch) as error:

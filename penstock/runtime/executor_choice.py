@@ -64,6 +64,10 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     files.check_sources(found, accept_changed=how.accept_changed)
     application = found.application
     open_prepare(files)
+    if application.generate is not None:
+        raise ServeError(
+            f"application {application.name!r} generates, which the server does not yet; load its bundle in Python."
+        )
     if how.exact and (application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]):
         raise ServeError(
             f"--exact needs one input and one output of fixed size, and {application.name!r} has "
@@ -93,6 +97,7 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     from penstock.runtime.load import make_predictor
 
     executor = make_predictor(files, found).executor
+    assert isinstance(executor, Executor), executor
     _choose_torch_threads(executor, examples, how.cores)
     return Runnable(application=application, files=files, executor=executor)
 

@@ -1,7 +1,7 @@
 """Loading of bundles: the verified network, run by torch in this process."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.core.application import Application, reply_of
+from penstock.core.application import Application, reply_of, unpacked
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
 from penstock.core.find_application import FoundApplication
@@ -21,6 +21,7 @@ from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
+from penstock.runtime.generation_executor import GenerationExecutor, generated_outputs
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
@@ -88,7 +89,7 @@ class Predictor:
     application: Application
     files: BundleFiles
     module: nn.Module
-    executor: TorchExecutor
+    executor: TorchExecutor | GenerationExecutor
     preparing: TorchPrepare | None = None
     difference: float = 0.0
 
@@ -103,29 +104,54 @@ class Predictor:
 
         Returns:
             One output chunk, or a batch of them; several outputs as a dictionary of arrays by name, or a list of those.
+            Of an application that generates, the outputs of all steps, `[steps, ...]`; a batch of inputs gives a list.
 
         Raises:
             InvalidInput: Another shape, not numbers, or numbers that the dtype cannot hold.
             TooLarge: A raw array is larger than the spec allows.
         """
+        chunks, single = self._chunks_of(inputs)
+        return self._outputs(chunks, single=single)
+
+    def generate(self, inputs: Any) -> Iterator[Any]:
+        """Yield the outputs of each step of an answer that takes steps.
+
+        Args:
+            inputs: As for `predict`.
+
+        Yields:
+            The output of one step, `[*output.shape]`, or a dictionary of arrays by name. For a batch of inputs a list
+            of those, None for the answers that have ended.
+
+        Raises:
+            InvalidInput: As `predict`, or the application does not generate.
+        """
+        executor = self.executor
+        if not isinstance(executor, GenerationExecutor):
+            raise InvalidInput(f"application {self.application.name!r} answers in one step; use predict().")
+        chunks, single = self._chunks_of(inputs)
+        if len(chunks) > executor.max_rows:
+            raise InvalidInput(f"There are {len(chunks):,} inputs; give at most {executor.max_rows:,} at once.")
+        return generated_outputs(executor, chunks, single=single)
+
+    def _chunks_of(self, inputs: Any) -> tuple[Array, bool]:
+        """Return inputs as chunks `[n, ...]`, and whether it is one input."""
         spec = self.application.input
         if isinstance(spec, RecordSpec):
             single = isinstance(inputs, Mapping)
-            chunks = spec.of_many([inputs] if single else inputs)
-            return self._outputs(chunks, single=single)
+            return spec.of_many([inputs] if single else inputs), single
         if self._is_raw(inputs):
             inputs = self.prepare(inputs)
-        chunks, single = _chunks(self.application, spec, inputs)
-        return self._outputs(chunks, single=single)
+        return _chunks(self.application, spec, inputs)
 
     def _outputs(self, chunks: Array, *, single: bool) -> Any:
-        spec, rows = self.application.output, self.executor.max_rows
+        spec, rows = self.application.answer, self.executor.max_rows
         parts = [self.executor.predict(chunks[start : start + rows]) for start in range(0, len(chunks), rows)]
         outputs = (
             np.concatenate([np.empty((0, *spec.shape), spec.numpy_dtype), *parts]) if len(parts) != 1 else parts[0]
         )
         if isinstance(spec, RecordSpec):
-            named = [spec.unpack(outputs[row]) for row in range(len(outputs))]
+            named = [unpacked(self.application, outputs[row]) for row in range(len(outputs))]
             return named[0] if single else named
         return outputs[0] if single else outputs
 
@@ -205,7 +231,7 @@ def make_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
     module = make_network(found)
     load_weights(module, files.weights)
     application = found.application
-    executor = TorchExecutor(module, application.input, application.output)
+    executor = torch_executor(application, module)
     difference = files.golden.check(executor.predict)
     if application.live is not None:
         difference = max(difference, check_streamed(application, module, files.golden))
@@ -220,6 +246,17 @@ def make_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
         preparing=preparing,
         difference=difference,
     )
+
+
+def torch_executor(application: Application, module: nn.Module) -> TorchExecutor | GenerationExecutor:
+    """Make the executor of a network on the CPU, without graphs; it has `predict`, which gives whole answers.
+
+    Raises:
+        ApplicationError: The network does not take the application's inputs.
+    """
+    if application.generate is not None:
+        return GenerationExecutor(module, application)
+    return TorchExecutor(module, application.input, application.output)
 
 
 def streaming_executor(

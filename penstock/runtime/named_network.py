@@ -88,7 +88,7 @@ class NamedNetwork(nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Run the network with the tensors of `arguments`; returns those of `results`."""
         found = self._call(self._serve, dict(zip(self.arguments, given, strict=True)))
-        results = _by_name(found, self.tensors)
+        results = by_name(found, self.tensors)
         for name, (index, dim) in self._own_dims.items():
             lengths_B = _found(found, name)
             if lengths_B is None:
@@ -142,7 +142,12 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
     )
 
 
-def _by_name(found: Any, names: list[str]) -> list[Tensor]:
+def by_name(found: Any, names: list[str]) -> list[Tensor]:
+    """Return the tensors that a network gives, one tensor, a tuple, a mapping or an object, in the order of the names.
+
+    Raises:
+        ApplicationError: They are others.
+    """
     if isinstance(found, Tensor):
         if len(names) == 1:
             return [found]

@@ -111,9 +111,13 @@ def write_bundle(
 def bound(application: Application, data: Data) -> Data:
     """Return the data as records of the application's inputs, where it has several or their lengths vary.
 
+    A network that generates is trained on inputs of its own, such as the tokens that come before (teacher forcing).
+
     Raises:
         TrainError: An example has other inputs than the application.
     """
+    if application.generate is not None and data.train.record is not None:
+        return data
     record = application.input
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     made: dict[str, Any] = {}
@@ -142,10 +146,17 @@ def golden_examples(application: Application, recipe: Recipe, data: Data) -> Any
     if recipe.raw_examples is not None:
         return recipe.raw_examples()
     record, on_bad = application.input, recipe.loading.bad_examples
+    if application.generate is not None:
+        record = data.validation.record or record
     if isinstance(record, TensorSpec):
         return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=on_bad)
     records = first_inputs(bound(application, data).validation, GOLDEN_CHOICE, on_bad=on_bad)
-    return records[spread_rows(list(record.lengths(records).values()), len(records), GOLDEN_EXAMPLES)]
+    chosen = records[spread_rows(list(record.lengths(records).values()), len(records), GOLDEN_EXAMPLES)]
+    if application.generate is None:
+        return chosen
+    # Training has more inputs than a request.
+    unpacked = [record.unpack(each) for each in chosen]
+    return [{name: array for name, array in each.items() if name in application.inputs} for each in unpacked]
 
 
 def spread_rows(lengths: list[Lengths], rows: int, count: int) -> list[int]:

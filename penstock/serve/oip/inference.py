@@ -213,12 +213,13 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
     if len(set(rows.values())) > 1:
         of = ", ".join(f"{name!r} {shown(list(tensor.shape))}" for name, tensor in named.items())
         raise InvalidInput(f"The inputs have different numbers of rows: {of}; give all the same batch dimension.")
-    count = next(iter(rows.values()))
+    count = next(iter(rows.values()), None)
     if count is not None:
         _check_rows(count, max_rows)
     lengths = input.lengths_of(shapes)
     n = 1 if count is None else count
     arrays = {name: tensor.read(input.by_name[name].at(lengths), n) for name, tensor in named.items()}
+    arrays |= {name: np.repeat(filled[None], n, 0) for name, filled in input.defaults(arrays).items()}
     return input.records(arrays, {name: np.full(n, length) for name, length in lengths.items()}), count is not None
 
 

@@ -141,6 +141,8 @@ def fitted(columns: Mapping[str, Column], record: RecordSpec) -> tuple[dict[str,
     try:
         columns = record.named(columns)
         made = {name: _cast(column, record.by_name[name]) for name, column in columns.items()}
+        count = len(next(iter(made.values()), ()))
+        made |= {name: np.repeat(filled[None], count, 0) for name, filled in record.defaults(made).items()}
     except InvalidInput as error:
         raise TrainError(f"the inputs of the examples do not fit: {error}") from None
     lengths: dict[str, Lengths] = {}

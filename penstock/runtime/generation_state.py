@@ -1,0 +1,236 @@
+"""The state of answers in progress: batched tensors that rows join and leave between steps.
+
+One tensor for each name of the declared state, rows first, and the lengths `[B]` of each `Dim` under its name. A
+dimension that varies has as much room as the longest row needs, in whole pages, so that memory and time follow what is
+used. What lies beyond a row's length is padding.
+
+Tensors may have room for more rows than there are. The rows in use come first, so that they are one contiguous view:
+where rows leave, the last ones take their places, and nothing else is moved.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.core.generate import Generate
+from penstock.core.record import ChunkSpec, Lengths
+from penstock.core.spec import Dim
+
+# B rows in progress
+
+# Entries by which the room of a dimension grows.
+PAGE = 16
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@final
+@dataclass(frozen=True)
+class StateLayout:
+    """The declared state of one row.
+
+    Args:
+        generate: Its declaration.
+        input: One raw input chunk.
+        padding: What new room for floats is filled with; tests poison it.
+    """
+
+    generate: Generate
+    input: ChunkSpec
+    padding: float = 0.0
+
+    @cached_property
+    def dims(self) -> dict[str, Dim]:
+        """Every dimension whose length varies, by name."""
+        return self.generate.dims
+
+    @cached_property
+    def growing(self) -> dict[str, Dim]:
+        """Those that grow from step to step."""
+        return self.generate.growing(self.input)
+
+    @cached_property
+    def axes(self) -> dict[str, list[tuple[int, str]]]:
+        """For each tensor, its axes that vary and the names of their dimensions; rows are axis 0."""
+        return {
+            name: [(axis, size.name) for axis, size in enumerate(spec.shape, start=1) if isinstance(size, Dim)]
+            for name, spec in self.generate.state.items()
+        }
+
+    def room(self, lengths: Mapping[str, Lengths]) -> dict[str, int]:
+        """The room that rows of these lengths need, in whole pages; a dimension that grows has one entry more."""
+        longest = {name: int(lengths[name].max(initial=0)) for name in self.dims}
+        more = {name: each + (name in self.growing) for name, each in longest.items()}
+        return {name: max(1, min(-(-more[name] // PAGE) * PAGE, int(dim))) for name, dim in self.dims.items()}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsState:
+    """The state of some rows.
+
+    Args:
+        rows: Their number, B.
+        tensors: By name, `[B or more, ...]`: those of the declared state, and the lengths.
+        lengths: Host copies of the lengths, `[B]` of each dimension.
+        room: Sizes of the dimensions that vary, the same in every tensor.
+        owned: Names of the tensors whose memory is this state's alone, so that rows may be written in place.
+    """
+
+    rows: int
+    tensors: dict[str, Tensor]
+    lengths: dict[str, Lengths]
+    room: dict[str, int]
+    owned: frozenset[str] = frozenset()
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors of the rows in use, as a network's `step` takes them."""
+        return {name: tensor[: self.rows] for name, tensor in self.tensors.items()}
+
+
+def with_room(layout: StateLayout, state: RowsState, room: Mapping[str, int]) -> RowsState:
+    """Return a state with these sizes of the dimensions that vary, at least the longest lengths."""
+    changed = [name for name in layout.axes if not _has_room(layout, name, state.tensors[name], room)]
+    if not changed:
+        return replace(state, room=dict(room))
+    tensors = dict(state.tensors)
+    for name in changed:
+        most = min(len(tensors[name]), _spare(state.rows))
+        tensors[name] = _resized(layout, name, tensors[name][: state.rows], max(most, state.rows), room)
+    return replace(state, tensors=tensors, room=dict(room), owned=state.owned | set(changed))
+
+
+def joined(layout: StateLayout, states: Sequence[RowsState], *, max_rows: int) -> RowsState:
+    """Return one state with the rows of several, in order; the memory of the first is used again where it suffices.
+
+    Args:
+        layout: The declared state.
+        states: At least one.
+        max_rows: The most rows that will ever be together.
+    """
+    first, *others = states
+    if not others:
+        return first
+    rows = sum(state.rows for state in states)
+    lengths = {name: np.concatenate([state.lengths[name] for state in states]) for name in first.lengths}
+    room = layout.room(lengths)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in first.tensors.items():
+        fits = name in first.owned and len(tensor) >= rows
+        if not fits or not _has_room(layout, name, tensor, room):
+            # Small tensors, which steps often replace, are copied each time.
+            most = min(max_rows, _spare(rows)) if layout.axes.get(name) else rows
+            tensor = _resized(layout, name, tensor[: first.rows], max(most, rows), room)
+        start = first.rows
+        for state in others:
+            part = state.tensors[name][: state.rows]
+            tensor[start : start + state.rows] = _resized(layout, name, part, state.rows, room)
+            start += state.rows
+        tensors[name] = tensor
+    return RowsState(rows=rows, tensors=tensors, lengths=lengths, room=room, owned=frozenset(tensors))
+
+
+def kept(layout: StateLayout, state: RowsState, keep_B: Mask) -> tuple[RowsState, Rows]:
+    """Return the state without some rows, and for each row that stays its place before.
+
+    Args:
+        layout: The declared state.
+        state: The state.
+        keep_B: The rows that stay.
+    """
+    rows = int(np.count_nonzero(keep_B))
+    order: Rows = np.arange(rows)
+    holes = np.flatnonzero(~keep_B[:rows])
+    order[holes] = movers = rows + np.flatnonzero(keep_B[rows:])
+    tensors: dict[str, Tensor] = {}
+    owned = set(state.owned)
+    for name, tensor in state.tensors.items():
+        if name not in owned or len(tensor) > 4 * _spare(rows):
+            tensors[name] = tensor[_index(order, tensor)]
+            owned.add(name)
+        else:
+            if holes.size:
+                tensor[_index(holes, tensor)] = tensor[_index(movers, tensor)]
+            tensors[name] = tensor
+    left = RowsState(
+        rows=rows,
+        tensors=tensors,
+        lengths={name: each[order] for name, each in state.lengths.items()},
+        room=state.room,
+        owned=frozenset(owned),
+    )
+    room = layout.room(left.lengths)
+    return with_room(layout, left, {name: min(room[name], state.room[name]) for name in room}), order
+
+
+def part_of(state: RowsState, index_B: Rows) -> RowsState:
+    """Return copies of some rows."""
+    return replace(
+        state,
+        rows=index_B.size,
+        tensors={name: tensor[_index(index_B, tensor)] for name, tensor in state.tensors.items()},
+        lengths={name: each[index_B] for name, each in state.lengths.items()},
+        owned=frozenset(state.tensors),
+    )
+
+
+def stepped(state: RowsState, after: Mapping[str, Tensor], lengths: Mapping[str, Lengths]) -> RowsState:
+    """Return the state after a step.
+
+    Args:
+        state: The state before.
+        after: What the network returned, `[B, ...]`; tensors that it wrote in place stay where they are.
+        lengths: The new lengths `[B]` of the dimensions that grow.
+    """
+    tensors, owned = dict(state.tensors), set(state.owned)
+    for name, tensor in after.items():
+        if not _is_same(tensor, state.tensors[name][: state.rows]):
+            tensors[name] = tensor
+            owned.discard(name)
+    return replace(state, tensors=tensors, lengths={**state.lengths, **lengths}, owned=frozenset(owned))
+
+
+def _spare(rows: int) -> int:
+    """Rows to have memory for: half as many again, so that those who join soon need no new memory."""
+    return rows + rows // 2 + 1
+
+
+def _has_room(layout: StateLayout, name: str, tensor: Tensor, room: Mapping[str, int]) -> bool:
+    return all(tensor.shape[axis] == room[dim] for axis, dim in layout.axes.get(name, ()))
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+    return one is other or (same and one.shape == other.shape and one.stride() == other.stride())
+
+
+def _resized(layout: StateLayout, name: str, tensor: Tensor, rows: int, room: Mapping[str, int]) -> Tensor:
+    """Copy a tensor into new memory with room for `rows` rows."""
+    sizes = list(tensor.shape)
+    copied: list[Any] = [slice(len(tensor))]
+    sizes[0] = rows
+    for axis, dim in layout.axes.get(name, ()):
+        sizes[axis] = room[dim]
+    copied += [slice(min(old, new)) for old, new in zip(tensor.shape[1:], sizes[1:], strict=True)]
+    if list(tensor.shape) == sizes:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    fill = layout.padding if tensor.is_floating_point() else 0
+    made = tensor.new_full(sizes, fill)
+    made[tuple(copied)] = tensor[tuple(copied)]
+    return made
+
+
+def _index(index: Rows, tensor: Tensor) -> Tensor:
+    return torch.from_numpy(index).to(tensor.device)
+
+
+def lengths_on(lengths: Mapping[str, Lengths], names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
+    """Return some lengths `[B]` as tensors."""
+    return {name: torch.from_numpy(lengths[name]).to(device) for name in names}
