@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from penstock.client.client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
     from penstock.core.application import Application as Application
+    from penstock.core.chain import Chain as Chain
+    from penstock.core.chain import Step as Step
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.generate import Generate as Generate
     from penstock.core.live import Live as Live
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.runtime.bundle_writer import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
+    from penstock.runtime.load_chain import load_chain as load_chain
     from penstock.train.fit import Fitted as Fitted
     from penstock.train.fit import fit as fit
     from penstock.train.recipe import Recipe as Recipe
@@ -31,6 +34,7 @@ _HOME = {
     "Application": "penstock.core.application",
     "AsyncClient": "penstock.client.client",
     "Bundle": "penstock.runtime.bundle_writer",
+    "Chain": "penstock.core.chain",
     "Client": "penstock.client.client",
     "Dim": "penstock.core.spec",
     "Fitted": "penstock.train.fit",
@@ -42,15 +46,18 @@ _HOME = {
     "RawSpec": "penstock.core.prepare",
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
+    "Step": "penstock.core.chain",
     "TensorSpec": "penstock.core.spec",
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
+    "load_chain": "penstock.runtime.load_chain",
 }
 
 __all__ = [
     "Application",
     "AsyncClient",
     "Bundle",
+    "Chain",
     "Client",
     "Dim",
     "Fitted",
@@ -62,9 +69,11 @@ __all__ = [
     "RawSpec",
     "Recipe",
     "Recognition",
+    "Step",
     "TensorSpec",
     "fit",
     "load",
+    "load_chain",
 ]
 
 

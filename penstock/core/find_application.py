@@ -7,11 +7,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.core.app_sources import check_loaded_modules, local_modules
 from penstock.core.application import Application
+from penstock.core.chain import Chain
 from penstock.core.errors import ApplicationError
+
+T = TypeVar("T", Application, Chain)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,22 +126,57 @@ def find_application(reference: str) -> FoundApplication:
     Raises:
         ApplicationError: Nothing is there, it does not import, or it is not an `Application`.
     """
+    module, found, short = _find(reference, Application, "app")
+    return FoundApplication(application=found, module=module, reference=short)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundChain:
+    """A chain and the hash of its source.
+
+    Args:
+        chain: The record.
+        reference: Finds it again: `"pkg.mod:attr"` or `"/path/chain.py:attr"`.
+        sha256: Hash of the declaring file; empty if it has none.
+    """
+
+    chain: Chain
+    reference: str
+    sha256: str
+
+
+def find_chain(reference: str) -> FoundChain:
+    """Import a chain by its import path or its file.
+
+    Args:
+        reference: `"path/chain.py"`, `"path/chain.py:attr"`, `"package.module"` or `"package.module:attr"`; the
+            attribute is `chain` by default.
+
+    Raises:
+        ApplicationError: Nothing is there, it does not import, or it is not a `Chain`.
+    """
+    module, found, short = _find(reference, Chain, "chain")
+    file = getattr(module, "__file__", None)
+    return FoundChain(chain=found, reference=short, sha256="" if file is None else _digest(Path(file)))
+
+
+def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, str]:
+    """Find a module's record of a kind; returns the module, the record, and the shortest reference."""
     path, colon, attribute = reference.rpartition(":")
     if not colon or "/" in attribute or attribute.endswith(".py"):
         path, attribute = reference, ""
-    attribute = attribute or "app"
+    attribute = attribute or default
     if path.endswith(".py") or "/" in path:
         module = _module_from_file(Path(path).expanduser())
         path = str(Path(path).expanduser().resolve())
     else:
         module = _module_from_name(path)
     found = getattr(module, attribute, None)
-    if not isinstance(found, Application):
-        others = [name for name, value in vars(module).items() if isinstance(value, Application)]
-        fix = f"it has {', '.join(others)}: write '{path}:{others[0]}'" if others else "declare it as 'app'"
-        raise ApplicationError(f"{path} has no Application called {attribute!r}; {fix}.")
-    short = path if attribute == "app" else f"{path}:{attribute}"
-    return FoundApplication(application=found, module=module, reference=short)
+    if not isinstance(found, kind):
+        others = [name for name, value in vars(module).items() if isinstance(value, kind)]
+        fix = f"it has {', '.join(others)}: write '{path}:{others[0]}'" if others else f"declare it as {default!r}"
+        raise ApplicationError(f"{path} has no {kind.__name__} called {attribute!r}; {fix}.")
+    return module, found, path if attribute == default else f"{path}:{attribute}"
 
 
 def application_names() -> list[str]:

@@ -1,0 +1,53 @@
+"""Whether the outputs of one application fit the inputs of another."""
+
+from penstock.core.prepare import RawSpec
+from penstock.core.record import ChunkSpec
+from penstock.core.spec import Dim, TensorSpec
+
+
+def misfit(before: ChunkSpec, after: ChunkSpec) -> str:
+    """Explain why a chunk of one spec is no chunk of another; empty if it is one.
+
+    One tensor may have another name than the tensor that it feeds; of several, each is fed by the one of its name. A
+    length that varies must stay within the lengths that are taken.
+
+    Args:
+        before: What is given.
+        after: What is taken.
+    """
+    given = {spec.name: spec for spec in before.tensors}
+    taken = {spec.name: spec for spec in after.tensors}
+    if len(given) == len(taken) == 1:
+        given = dict(zip(taken, given.values(), strict=True))
+    if missing := [name for name in taken if name not in given]:
+        return f"it has {', '.join(map(repr, given))} and no {missing[0]!r}"
+    lengths: dict[str, int | Dim] = {}
+    for name, spec in taken.items():
+        if reason := _tensor_misfit(given[name], spec, lengths):
+            return reason
+    return ""
+
+
+def _tensor_misfit(given: TensorSpec, taken: TensorSpec, lengths: dict[str, int | Dim]) -> str:
+    differ = f"{given.title} is {given.describe()}, and {taken.title} must be {taken.describe()}"
+    if given.dtype != taken.dtype or len(given.shape) != len(taken.shape):
+        return differ
+    for size, wanted in zip(given.shape, taken.shape, strict=True):
+        low = size.min if isinstance(size, Dim) else size
+        if not isinstance(wanted, Dim):
+            if isinstance(size, Dim) or size != wanted:
+                return differ
+        elif low < wanted.min or int(size) > int(wanted):
+            return f"{differ}, with from {wanted.min:,} to {int(wanted):,} {wanted.name}"
+        elif lengths.setdefault(wanted.name, size) != size:
+            return f"{differ}, where {wanted.name} is another length already"
+    return ""
+
+
+def raw_as_tensor(raw: RawSpec) -> TensorSpec:
+    """Return the spec of a raw array as that of a tensor whose lengths vary."""
+    shape = tuple(
+        Dim(f"{raw.name}_{axis}", max=largest) if size is None else size
+        for axis, (size, largest) in enumerate(zip(raw.shape, raw.max_shape, strict=True))
+    )
+    return TensorSpec(name=raw.name, dtype=raw.dtype, shape=shape, meaning=raw.meaning, units=raw.units)

@@ -1,0 +1,124 @@
+"""Loading of chains: every part run by torch in this process, one after another, with the answer of a server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.core.application import reply_of
+from penstock.core.chain import Chain
+from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows, as_chunk, chain_hash, check_bundles
+from penstock.core.errors import InvalidInput
+from penstock.core.find_application import FoundChain, find_chain
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Array
+from penstock.runtime.load import Predictor, load
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainPredictor:
+    """A chain that runs in this process.
+
+    Args:
+        plan: The chain with the applications of its parts.
+        parts: The parts by name.
+        content_hash: Hash of the chain's source and of the bundles of its parts, as a server of them has it.
+    """
+
+    plan: ChainPlan
+    parts: Mapping[str, Predictor]
+    content_hash: str
+
+    def predict(self, inputs: Any) -> Any:
+        """Answer one request.
+
+        Args:
+            inputs: One chunk of the chain's input: an array or nested lists; several inputs, or inputs of varying
+                length, as a dictionary of arrays by name. For a chain whose first part has a `prepare`, one raw array.
+
+        Returns:
+            The answer: one array, or a dictionary of arrays by name.
+
+        Raises:
+            RequestError: The input does not fit, or a function of the chain failed.
+        """
+        spec = self.plan.application.input
+        if isinstance(spec, RecordSpec) and len(spec.tensors) == 1 and not isinstance(inputs, Mapping):
+            inputs = {spec.tensors[0].name: inputs}
+        output, answer = self.plan.application.output, self.run(as_chunk(spec, inputs))
+        return output.unpack(answer) if isinstance(output, RecordSpec) else answer
+
+    def answer(self, body: bytes, content_type: str = "") -> Any:
+        """Decode a request's body, run the steps, and make the reply that a client would get.
+
+        Args:
+            body: The request's bytes, for example a PNG file.
+            content_type: Its content type, `"image/png"`.
+
+        Raises:
+            InvalidInput: The chain cannot decode it.
+        """
+        application = self.plan.application
+        if application.decode is None:
+            raise InvalidInput(f"chain {application.name!r} has no decode; use predict().")
+        chunk = application.input.check(application.decode(body, content_type))
+        output, found = application.output, self.run(chunk)
+        return reply_of(application)(output.unpack(found) if isinstance(output, RecordSpec) else found)
+
+    def run(self, chunk: Array) -> Array:
+        """Run the steps for one chunk of the chain's input; returns one chunk of its output.
+
+        Raises:
+            RequestError: A function of the chain failed, or a part rejected its input.
+        """
+        progress = self.plan.steps(chunk)
+        given: Any = None
+        while True:
+            try:
+                request = progress.send(given)
+            except StopIteration as done:
+                return done.value
+            given = request.function() if isinstance(request, FunctionCall) else self._rows(request)
+
+    def _rows(self, request: PartRows) -> list[Array]:
+        if not request.rows:
+            return []
+        part = self.parts[self.plan.chain.steps[request.index].part_name]
+        chunks = [part.prepare(row.array) if row.is_raw else row.array for row in request.rows]
+        rows = part.executor.max_rows
+        outputs = [part.executor.predict(np.stack(chunks[at : at + rows])) for at in range(0, len(chunks), rows)]
+        return list(np.concatenate(outputs))
+
+
+def load_chain(
+    chain: str | Path | Chain,
+    bundles: Sequence[str | Path],
+    *,
+    accept_changed: bool = False,
+    threads: int | None = None,
+) -> ChainPredictor:
+    """Load a chain and its parts, each verified as by `load`.
+
+    Args:
+        chain: A chain.py, `"chain.py:attr"`, an import path, or the record itself.
+        bundles: The bundles of its parts; others are left out.
+        accept_changed: See `load`.
+        threads: See `load`.
+
+    Raises:
+        ApplicationError: The chain cannot be found, a part is missing, or the parts do not fit.
+        BundleError: See `load`.
+    """
+    found = FoundChain(chain=chain, reference="", sha256="") if isinstance(chain, Chain) else find_chain(str(chain))
+    parts: dict[str, Predictor] = {}
+    for bundle in bundles:
+        part = load(bundle, accept_changed=accept_changed, threads=threads)
+        parts[part.application.name] = part
+    check_bundles(found.chain, {name: part.files.manifest.content_hash for name, part in parts.items()})
+    parts = {name: parts[name] for name in found.chain.parts}
+    hashes = {name: part.files.manifest.content_hash for name, part in parts.items()}
+    plan = ChainPlan(chain=found.chain, parts={name: part.application for name, part in parts.items()})
+    return ChainPredictor(plan=plan, parts=parts, content_hash=chain_hash(found.sha256, hashes))
