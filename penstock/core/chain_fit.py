@@ -1,4 +1,4 @@
-"""Whether the outputs of one application fit the inputs of another."""
+"""Comparison of the outputs of one application with the inputs of another."""
 
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec

@@ -35,11 +35,11 @@ class PartRows(NamedTuple):
     """Rows for a part to run. The generator takes a list with one result each: an output chunk, or None if rejected.
 
     Args:
-        index: Index of the step.
+        step: Index of the step.
         rows: Inputs; none where `each` gave an empty list.
     """
 
-    index: int
+    step: int
     rows: list[Row]
 
 
@@ -47,11 +47,11 @@ class FunctionCall(NamedTuple):
     """A function to run; the generator takes its value.
 
     Args:
-        index: Index of the step.
+        step: Index of the step.
         function: Without arguments. It raises `RequestError` only.
     """
 
-    index: int
+    step: int
     function: Callable[[], Any]
 
 

@@ -86,7 +86,7 @@ class ChainPredictor:
     def _rows(self, request: PartRows) -> list[Array]:
         if not request.rows:
             return []
-        part = self.parts[self.plan.chain.steps[request.index].part_name]
+        part = self.parts[self.plan.chain.steps[request.step].part_name]
         chunks = [part.prepare(row.array) if row.is_raw else row.array for row in request.rows]
         rows = part.executor.max_rows
         outputs = [part.executor.predict(np.stack(chunks[at : at + rows])) for at in range(0, len(chunks), rows)]
