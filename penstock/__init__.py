@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.client.client import Client as Client
     from penstock.core.application import Application as Application
     from penstock.core.chain import Chain as Chain
-    from penstock.core.chain import Step as Step
+    from penstock.core.chain import ChainStep as ChainStep
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.generate import Generate as Generate
     from penstock.core.live import Live as Live
@@ -35,6 +35,7 @@ _HOME = {
     "AsyncClient": "penstock.client.client",
     "Bundle": "penstock.runtime.bundle_writer",
     "Chain": "penstock.core.chain",
+    "ChainStep": "penstock.core.chain",
     "Client": "penstock.client.client",
     "Dim": "penstock.core.spec",
     "Fitted": "penstock.train.fit",
@@ -46,7 +47,6 @@ _HOME = {
     "RawSpec": "penstock.core.prepare",
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
-    "Step": "penstock.core.chain",
     "TensorSpec": "penstock.core.spec",
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
@@ -58,6 +58,7 @@ __all__ = [
     "AsyncClient",
     "Bundle",
     "Chain",
+    "ChainStep",
     "Client",
     "Dim",
     "Fitted",
@@ -69,7 +70,6 @@ __all__ = [
     "RawSpec",
     "Recipe",
     "Recognition",
-    "Step",
     "TensorSpec",
     "fit",
     "load",

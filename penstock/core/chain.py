@@ -21,7 +21,7 @@ MAX_STEPS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class ChainStep:
     """One step of a chain: a part, which is an application of its own, or a Python function.
 
     Functions run in the front-end, on NumPy arrays and without torch. They take the results of the steps before as a
@@ -111,7 +111,7 @@ class Chain:
     """
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     join: StepFunction | None = None
     input: TensorSpec | None = None
     inputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec])
@@ -127,7 +127,7 @@ class Chain:
         if not is_name(self.name):
             raise ApplicationError(f"Chain has name {_shown(self.name)}; use letters, digits, '-' and '_'.")
         steps = self.steps
-        if not isinstance(steps, tuple) or not all(isinstance(step, Step) for step in steps):
+        if not isinstance(steps, tuple) or not all(isinstance(step, ChainStep) for step in steps):
             raise ApplicationError(f"Chain {self.name!r} has steps={_shown(steps)}; give a tuple of Steps.")
         if not self.parts or len(steps) > MAX_STEPS:
             found = f"{len(steps)} steps" if self.parts else "no part"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.chain import Chain, Step, StepFunction
+from penstock.core.chain import Chain, ChainStep, StepFunction
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, RequestError
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
@@ -118,7 +118,7 @@ class ChainPlan:
         named = spec.unpack(chunk) if isinstance(spec, RecordSpec) else chunk
         return next(iter(named.values())) if self._takes_raw and isinstance(named, dict) else named
 
-    def _rows(self, step: Step, results: Mapping[str, Any], given: Any, value: Any) -> list[Row]:
+    def _rows(self, step: ChainStep, results: Mapping[str, Any], given: Any, value: Any) -> list[Row]:
         part = self.parts[step.part_name]
         if step.each is not None:
             found = self._call(step, "each", step.each, results, given)
@@ -129,7 +129,7 @@ class ChainPlan:
             return [self._row(step, part, self._call(step, "feed", step.feed, results, given), "feed")]
         return [self._row(step, part, value, "input")]
 
-    def _row(self, step: Step, part: Application, value: Any, of: str) -> Row:
+    def _row(self, step: ChainStep, part: Application, value: Any, of: str) -> Row:
         raw = None if part.prepare is None else part.prepare.raw
         if raw is not None and isinstance(value, np.ndarray) and _is_raw(raw, part.input, value):
             try:
@@ -142,11 +142,11 @@ class ChainPlan:
         except RequestError as error:
             raise self._wrong(step, of, error) from None
 
-    def _wrong(self, step: Step, of: str, error: RequestError) -> RequestError:
+    def _wrong(self, step: ChainStep, of: str, error: RequestError) -> RequestError:
         # The chain's own input is the client's; what a function gives is not.
         return error if of == "input" and step is self.chain.steps[0] else self._failed(step, of, f"gives {error}")
 
-    def _unpacked(self, step: Step, output: Array) -> Any:
+    def _unpacked(self, step: ChainStep, output: Array) -> Any:
         spec = self.parts[step.part_name].output
         return spec.unpack(output) if isinstance(spec, RecordSpec) else output.reshape(spec.shape)
 
@@ -157,14 +157,14 @@ class ChainPlan:
             raise ComputeFailed(f"The {of} of chain {self.chain.name!r} gives no answer: {error}") from None
 
     def _caller(
-        self, step: Step, field: str, function: StepFunction, results: Mapping[str, Any], given: Any
+        self, step: ChainStep, field: str, function: StepFunction, results: Mapping[str, Any], given: Any
     ) -> Callable[[], Any]:
         # A copy: the dictionary grows while a thread may read it.
         known = dict(results)
         return lambda: self._call(step, field, function, known, given)
 
     def _call(
-        self, step: Step | None, field: str, function: StepFunction, results: Mapping[str, Any], given: Any
+        self, step: ChainStep | None, field: str, function: StepFunction, results: Mapping[str, Any], given: Any
     ) -> Any:
         try:
             return function(results, given)
@@ -173,7 +173,7 @@ class ChainPlan:
         except Exception as error:
             raise self._failed(step, field, "failed on this input; the server's log says how") from error
 
-    def _failed(self, step: Step | None, field: str, problem: str) -> ComputeFailed:
+    def _failed(self, step: ChainStep | None, field: str, problem: str) -> ComputeFailed:
         of = "" if step is None else f" of step {step.name!r}"
         return ComputeFailed(f"The {field}{of} of chain {self.chain.name!r} {problem.rstrip('.')}.")
 

@@ -100,7 +100,7 @@ app = Application(
 # Finds the marks, weighs a patch at each, and halves the weights.
 CHAIN = """
 import numpy as np
-from penstock import Chain, Dim, Step, TensorSpec
+from penstock import Chain, Dim, ChainStep, TensorSpec
 
 found = Dim("found", max=8, min=0)
 
@@ -124,9 +124,9 @@ chain = Chain(
     name="look",
     description="Weighs the surroundings of each mark.",
     steps=(
-        Step(part="marks"),
-        Step(part="weigh", each=patches, partial={partial}),
-        Step(part="scale", feed=weights),
+        ChainStep(part="marks"),
+        ChainStep(part="weigh", each=patches, partial={partial}),
+        ChainStep(part="scale", feed=weights),
     ),
     join=join,
     outputs={{

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Application, Chain, Dim, Prepare, RawSpec, Step, TensorSpec, load_chain
+from penstock import Application, Chain, Dim, Prepare, RawSpec, ChainStep, TensorSpec, load_chain
 from penstock.core.chain_fit import misfit, raw_as_tensor
 from penstock.core.chain_run import ChainPlan, PartRows, as_chunk
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, PenstockError
@@ -34,7 +34,7 @@ def nothing(results: Any, given: Any) -> Any:
 
 
 def test_a_chain_of_two_is_an_application() -> None:
-    chain = Chain(name="both", steps=(Step(part=FIRST), Step(part=SECOND)))
+    chain = Chain(name="both", steps=(ChainStep(part=FIRST), ChainStep(part=SECOND)))
     made = chain.declare({"first": FIRST, "second": SECOND})
     assert list(made.inputs) == ["a"]
     assert list(made.outputs) == ["d"]
@@ -45,26 +45,29 @@ def test_a_chain_of_two_is_an_application() -> None:
     ("fields", "sentence"),
     [
         (
-            {"steps": (Step(part=FIRST), Step(part=WIDE))},
+            {"steps": (ChainStep(part=FIRST), ChainStep(part=WIDE))},
             r"feeds 'wide' with the output of 'first', which does not fit: b is float32\[3\], and c must be "
             r"float32\[5\]; give the step a feed\.",
         ),
         ({"steps": ()}, "has no part; give 1 to 16 steps, one a part at least"),
-        ({"steps": [Step(part=FIRST)]}, "give a tuple of Steps"),
-        ({"steps": (Step(run=nothing),), "input": tensor(1), "output": tensor(1)}, "has no part"),
+        ({"steps": [ChainStep(part=FIRST)]}, "give a tuple of Steps"),
+        ({"steps": (ChainStep(run=nothing),), "input": tensor(1), "output": tensor(1)}, "has no part"),
         ({"name": "a b"}, "use letters, digits"),
         ({"name": "first"}, "has the name of one of its parts"),
-        ({"steps": (Step(part=FIRST), Step(part=FIRST, feed=nothing))}, "two steps of name 'first'"),
-        ({"steps": (Step(run=nothing), Step(part=FIRST, feed=nothing))}, "begins with the function 'nothing'"),
+        ({"steps": (ChainStep(part=FIRST), ChainStep(part=FIRST, feed=nothing))}, "two steps of name 'first'"),
+        (
+            {"steps": (ChainStep(run=nothing), ChainStep(part=FIRST, feed=nothing))},
+            "begins with the function 'nothing'",
+        ),
         ({"join": nothing}, "has a join and no output"),
         ({"output": tensor(2)}, "declares an output, but answers with that of 'second'"),
-        ({"steps": (Step(part=FIRST), Step(part=SECOND, each=nothing))}, "ends with the list of 'second'"),
+        ({"steps": (ChainStep(part=FIRST), ChainStep(part=SECOND, each=nothing))}, "ends with the list of 'second'"),
         (
-            {"steps": (Step(part=FIRST, each=nothing), Step(part=SECOND))},
+            {"steps": (ChainStep(part=FIRST, each=nothing), ChainStep(part=SECOND))},
             "feeds 'second' with 'first', which gives a list; give the step a feed",
         ),
         (
-            {"steps": (Step(part=FIRST), Step(run=nothing), Step(part=SECOND))},
+            {"steps": (ChainStep(part=FIRST), ChainStep(run=nothing), ChainStep(part=SECOND))},
             "feeds 'second' with 'nothing', which gives any value",
         ),
         ({"input": tensor(7, name="x")}, r"feeds 'first' with the chain's input.*x is float32\[7\]"),
@@ -73,19 +76,19 @@ def test_a_chain_of_two_is_an_application() -> None:
         (
             {
                 "steps": (
-                    Step(part=app("live", tensor(4, 2), tensor(4, 2, name="o"), chunks=2, live=Live(rate_hz=1.0))),
+                    ChainStep(part=app("live", tensor(4, 2), tensor(4, 2, name="o"), chunks=2, live=Live(rate_hz=1.0))),
                 )
             },
             "has the live application 'live'",
         ),
         (
-            {"steps": (Step(part=FIRST), Step(part=app("back", tensor(3, name="c"), tensor(4, name="a"))))},
+            {"steps": (ChainStep(part=FIRST), ChainStep(part=app("back", tensor(3, name="c"), tensor(4, name="a"))))},
             "an input and an output with the name 'a'",
         ),
     ],
 )
 def test_what_does_not_fit_is_refused_when_it_is_declared(fields: dict[str, Any], sentence: str) -> None:
-    declared: dict[str, Any] = {"name": "both", "steps": (Step(part=FIRST), Step(part=SECOND))} | fields
+    declared: dict[str, Any] = {"name": "both", "steps": (ChainStep(part=FIRST), ChainStep(part=SECOND))} | fields
     with pytest.raises(ApplicationError, match=sentence):
         Chain(**declared)
 
@@ -105,14 +108,14 @@ def test_what_does_not_fit_is_refused_when_it_is_declared(fields: dict[str, Any]
 )
 def test_a_step_that_contradicts_itself_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ApplicationError, match=sentence):
-        Step(**fields)
+        ChainStep(**fields)
 
 
 def test_names_are_checked_once_the_applications_are_known() -> None:
-    chain = Chain(name="both", steps=(Step(part="first"), Step(part="wide")))
+    chain = Chain(name="both", steps=(ChainStep(part="first"), ChainStep(part="wide")))
     with pytest.raises(ApplicationError, match="feeds 'wide' with the output of 'first', which does not fit"):
         ChainPlan(chain=chain, parts={"first": FIRST, "wide": WIDE})
-    declared = Chain(name="both", steps=(Step(part=FIRST), Step(part=SECOND)))
+    declared = Chain(name="both", steps=(ChainStep(part=FIRST), ChainStep(part=SECOND)))
     other = app("second", tensor(3, name="c"), tensor(9, name="d"))
     with pytest.raises(ApplicationError, match=r"declares 'second' with output float32\[2\], but it is served with"):
         ChainPlan(chain=declared, parts={"first": FIRST, "second": other})
@@ -151,7 +154,8 @@ def test_the_first_parts_raw_array_is_the_chains_input() -> None:
     )
     seen: list[Any] = []
     chain = Chain(
-        name="both", steps=(Step(part=first), Step(part=SECOND, feed=lambda results, given: seen.append(given)))
+        name="both",
+        steps=(ChainStep(part=first), ChainStep(part=SECOND, feed=lambda results, given: seen.append(given))),
     )
     plan = ChainPlan(chain=chain, parts={"first": first, "second": SECOND})
     made = plan.application
@@ -196,14 +200,14 @@ def test_a_loaded_chain_answers_for_no_one_and_many(chained: Chained) -> None:
 def test_a_chain_without_one_of_its_parts_is_refused(chained: Chained) -> None:
     with pytest.raises(ApplicationError, match="Chain 'look' needs the application 'scale', which is not there; there"):
         load_chain(chained.chain, chained.bundles[:2])
-    pinned = Chain(name="pinned", steps=(Step(part="marks", bundle="0" * 64),))
+    pinned = Chain(name="pinned", steps=(ChainStep(part="marks", bundle="0" * 64),))
     with pytest.raises(ApplicationError, match="needs 'marks' of the bundle 000000000000, but"):
         load_chain(pinned, chained.bundles)
 
 
 def test_a_function_that_raises_or_gives_another_thing_fails_with_its_name(chained: Chained) -> None:
     def load(**fields: Any) -> Any:
-        declared: dict[str, Any] = {"name": "bad", "steps": (Step(part="marks"),)} | fields
+        declared: dict[str, Any] = {"name": "bad", "steps": (ChainStep(part="marks"),)} | fields
         return load_chain(Chain(**declared), chained.bundles)
 
     spec = tensor(2, name="answer")
@@ -212,7 +216,7 @@ def test_a_function_that_raises_or_gives_another_thing_fails_with_its_name(chain
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     with pytest.raises(ComputeFailed, match="The join of chain 'bad' gives no answer: answer is"):
         load(join=lambda results, given: [1.0], output=spec).predict(picture())
-    steps = (Step(part="marks"), Step(part="weigh", each=lambda results, given: 3))
+    steps = (ChainStep(part="marks"), ChainStep(part="weigh", each=lambda results, given: 3))
     with pytest.raises(ComputeFailed, match="The each of step 'weigh' of chain 'bad' gives a int, not a list"):
         load(steps=steps, join=nothing, output=spec).predict(picture())
 
@@ -227,7 +231,7 @@ def test_a_function_is_a_step_and_its_value_the_answer(chained: Chained) -> None
     def brightest(results: Any, given: Any) -> float:
         return float(results["marks"]["light"].max(initial=0))
 
-    chain = Chain(name="light", steps=(Step(part="marks"), Step(run=brightest)), output=tensor(name="light"))
+    chain = Chain(name="light", steps=(ChainStep(part="marks"), ChainStep(run=brightest)), output=tensor(name="light"))
     assert load_chain(chain, chained.bundles).predict(picture((1, 1))) == 200
 
 
