@@ -16,6 +16,9 @@ from penstock.serve.table.slots import MAX_COSTS, SlotTable
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+# A batch is efficient if it does this part of the work a second that a full one does.
+EFFICIENT = 0.9
+
 
 @final
 class LengthCosts:
@@ -53,7 +56,9 @@ class LengthCosts:
         self.min_compute_L: Floats = np.array(self._ns_LS[:, 0] if min_compute_ns is None else min_compute_ns)
         self._edges: Floats = np.array(grid.edges, np.float64)
         self._sizes: Floats = np.array(self.rows, np.float64)
-        self._shares_L: Floats | None = None
+        self._steps: Floats = np.arange(float(max(self._edges.size, self._sizes.size)))
+        self._flat_ns: Floats | None = None
+        self._full_2L: Floats | None = None
         self._at: dict[int, Costs] = {}
         self._curves: list[list[float]] = []
         self._min_compute: list[float] = []
@@ -68,12 +73,21 @@ class LengthCosts:
 
     def of_each(self, rows_C: Ints, lengths_C: Ints) -> Floats:
         """Predict the times of several batches in nanoseconds, each with its rows and its length."""
-        low_C, high_C, share_C = _place(self._edges, lengths_C)
-        left_C, right_C, part_C = _place(self._sizes, rows_C)
-        ns = self._ns_LS
-        below_C = ns[low_C, left_C] * (1 - part_C) + ns[low_C, right_C] * part_C
-        above_C = ns[high_C, left_C] * (1 - part_C) + ns[high_C, right_C] * part_C
-        return below_C * (1 - share_C) + above_C * share_C + self.handling_ns * rows_C
+        sizes = self._sizes.size
+        low_C, share_C = _place(self._edges, self._steps[: self._edges.size], lengths_C)
+        left_C, part_C = _place(self._sizes, self._steps[:sizes], rows_C)
+        if self._flat_ns is None:
+            # The last row and column are twice there, so that each point has a next one.
+            self._flat_ns = np.pad(self._ns_LS, (0, 1), "edge").ravel()
+        at_C = low_C * (sizes + 1) + left_C
+        below_C, above_C = self._flat_ns[at_C], self._flat_ns[at_C + (sizes + 1)]
+        below_C += (self._flat_ns[at_C + 1] - below_C) * part_C
+        above_C += (self._flat_ns[at_C + (sizes + 2)] - above_C) * part_C
+        return below_C + (above_C - below_C) * share_C + self.handling_ns * rows_C
+
+    def buckets_of(self, lengths_R: Ints) -> Ints:
+        """Find the length buckets of rows."""
+        return self._edges.searchsorted(lengths_R)
 
     def alone_of(self, lengths_R: Ints) -> Floats:
         """Predict the times of single rows in nanoseconds."""
@@ -106,12 +120,11 @@ class LengthCosts:
 
     def shares_of(self, lengths_R: Ints) -> Floats:
         """The least time that rows take as part of a full batch of their own length, in nanoseconds."""
-        shares_L = self._shares_L
-        if shares_L is None:
-            worth_LS = np.array(self.rows) <= np.array(self.largest_L)[:, None]
-            shares_L = np.where(worth_LS, self._ns_LS / self.rows, np.inf).min(1) + self.handling_ns
-            self._shares_L = shares_L
-        return np.interp(lengths_R, self._edges, shares_L)
+        return np.interp(lengths_R, self._edges, self._full()[0])
+
+    def efficient_of(self, lengths_R: Ints) -> Floats:
+        """The times of the smallest batches that are nearly as efficient as full ones, in nanoseconds."""
+        return np.interp(lengths_R, self._edges, self._full()[1])
 
     def finish_ns(self, waiting: Sequence[int], sums: Sequence[int], length: int) -> int:
         """Predict the time in nanoseconds until a new row is answered.
@@ -184,9 +197,21 @@ class LengthCosts:
         )
 
     def _changed(self) -> None:
-        self._shares_L = None
+        self._full_2L = None
+        self._flat_ns = None
         self._at.clear()
         self._curves = []
+
+    def _full(self) -> Floats:
+        """The share of a row in a full batch, and the time of an efficient batch, `[2, L]`."""
+        if self._full_2L is None:
+            worth_LS = self._sizes <= np.array(self.largest_L)[:, None]
+            each_LS = np.where(worth_LS, self._ns_LS / self._sizes, np.inf) + self.handling_ns
+            shares_L = each_LS.min(1)
+            size_L = (each_LS * EFFICIENT <= shares_L[:, None]).argmax(1)
+            batch_L = each_LS[np.arange(len(size_L)), size_L] * self._sizes[size_L]
+            self._full_2L = np.stack([shares_L, batch_L])
+        return self._full_2L
 
     def _beside(self, length: int) -> tuple[int, int, float]:
         """Find the lengths of the grid below and above, and the share of the way between them."""
@@ -198,9 +223,9 @@ class LengthCosts:
         return high - 1, high, (length - edges[high - 1]) / (edges[high] - edges[high - 1])
 
 
-def _place(points: Floats, values_C: Ints) -> tuple[Ints, Ints, Floats]:
-    """Find the points below and above each value, and its share of the way between them."""
-    place_C = np.interp(values_C, points, np.arange(len(points)))
+def _place(points: Floats, steps: Floats, values_C: Ints) -> tuple[Ints, Floats]:
+    """Find the point at or below each value, and its share of the way to the next one."""
+    place_C = np.interp(values_C, points, steps)
     below_C = place_C.astype(np.int64)
-    share_C = place_C - below_C
-    return below_C, below_C + (share_C > 0), share_C
+    place_C -= below_C
+    return below_C, place_C
