@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.core.chain import ChainStep as ChainStep
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.generate import Generate as Generate
+    from penstock.core.initial import Initial as Initial
     from penstock.core.live import Live as Live
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
@@ -40,6 +41,7 @@ _HOME = {
     "Dim": "penstock.core.spec",
     "Fitted": "penstock.train.fit",
     "Generate": "penstock.core.generate",
+    "Initial": "penstock.core.initial",
     "Live": "penstock.core.live",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
@@ -63,6 +65,7 @@ __all__ = [
     "Dim",
     "Fitted",
     "Generate",
+    "Initial",
     "Live",
     "PenstockError",
     "Predictor",

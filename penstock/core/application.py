@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.core.errors import ApplicationError
 from penstock.core.generate import Generate, whole_answer
+from penstock.core.initial import Initial
 from penstock.core.live import WAV, Live, is_sound
 from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
@@ -48,6 +49,7 @@ class Application:
         reply: Turns one output (several: a dictionary of arrays) into the JSON values of the response. By default the
             output as nested lists.
         recipe: A `penstock.Recipe` to train it, or a function that makes one.
+        initial: Weights that a training starts from: an `Initial`, or its source alone. Only a new training reads them.
         accepts: The content types that `decode` reads, such as `("image/png",)`.
         max_body_bytes: A larger request body is refused with 413.
         chunks: Chunks of one client that may wait in its slot; 1 for one-shot requests, at least 2 for live streams,
@@ -72,6 +74,7 @@ class Application:
     recognition: Recognition | None = None
     reply: Reply | None = None
     recipe: Any = None
+    initial: Initial | str | None = None
     accepts: tuple[str, ...] = ()
     max_body_bytes: int = 1 << 23
     chunks: int = 1
@@ -248,6 +251,11 @@ class Application:
             ("live", self.live is None or isinstance(self.live, Live), "a Live, for streams"),
             ("generate", self.generate is None or isinstance(self.generate, Generate), "a Generate"),
             ("prepare", self.prepare is None or isinstance(self.prepare, Prepare), "a Prepare"),
+            (
+                "initial",
+                self.initial is None or isinstance(self.initial, Initial | str),
+                "an Initial, or its source",
+            ),
             ("recognition", self.recognition is None or isinstance(self.recognition, Recognition), "a Recognition"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
         ):

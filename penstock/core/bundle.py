@@ -31,6 +31,7 @@ from penstock.core.example_arrays import example_arrays, read_examples
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.golden import Golden, raw_names
+from penstock.core.initial import StartedFrom
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
@@ -64,6 +65,7 @@ class Manifest:
         rate_hz: Frames per second of a live signal; None for one-shot requests.
         raw: The raw array that `prepare` takes; None without a `prepare`.
         generate: The state and the limits of answers that take steps; None for answers of one step.
+        initial: The weights that its training started from; None for random ones.
         schema_version: Layout of this record.
     """
 
@@ -80,6 +82,7 @@ class Manifest:
     rate_hz: float | None = None
     raw: RawSpec | None = None
     generate: Generate | None = None
+    initial: StartedFrom | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -107,7 +110,7 @@ class Manifest:
         """The manifest as JSON values."""
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         fields = record_json(self) | {"metrics": metrics}
-        for name in ("raw", "generate"):
+        for name in ("raw", "generate", "initial"):
             if fields[name] is None:
                 # Left out, so that the hash is that of earlier bundles.
                 del fields[name]

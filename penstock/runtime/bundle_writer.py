@@ -17,6 +17,7 @@ from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundl
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
 from penstock.core.find_application import FoundApplication
 from penstock.core.golden import Golden, default_tolerance
+from penstock.core.initial import StartedFrom
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.core.versions import versions_of
@@ -68,6 +69,7 @@ class Bundle:
         to: str | Path,
         metrics: Mapping[str, float] | None = None,
         tolerance: float | None = None,
+        initial: StartedFrom | None = None,
     ) -> Self:
         """Record a network's answers and write its bundle.
 
@@ -83,6 +85,7 @@ class Bundle:
             metrics: Validation metrics by name.
             tolerance: The largest difference on the examples that other executors may show; by default 1e-4 of the
                 largest recorded output, or 1e-4 where that is below 1.
+            initial: The weights that the training started from, for the manifest.
 
         Raises:
             ApplicationError: The examples or the network's outputs do not have the declared specs, the application's
@@ -127,6 +130,7 @@ class Bundle:
             rate_hz=None if declared.live is None else float(declared.live.rate_hz),
             raw=None if declared.prepare is None else declared.prepare.raw,
             generate=declared.generate,
+            initial=initial,
         )
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
+from penstock.core.initial import Initial, StartedFrom
 from penstock.core.spec import Array
+from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.arrays import TRIED, check_fit, examples_of
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch, first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.fit_records import FitRecords
+from penstock.train.initial import as_initial, load_initial, recorded
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import check_trainable
@@ -76,6 +79,7 @@ def fit(
     deterministic: bool | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
+    initial: Initial | str | Path | None = None,
     **recipe: Any,
 ) -> Fitted:
     """Train a network on arrays, tensors or examples, by the same steps as `penstock train`.
@@ -97,6 +101,8 @@ def fit(
         deterministic: Use deterministic algorithms only; by default on a CPU. It replaces `execution.deterministic`.
         out: A folder for checkpoints, metrics and curves. A stopped training in it is resumed.
         quiet: Print nothing.
+        initial: Weights to start from instead of the network's own: a safetensors file, a folder of Hugging Face,
+            `"timm:NAME"`, `"torchvision:NAME"`, or an `Initial`. A resumed training does not read them.
         recipe: Further fields of `Recipe`, as `metrics`, `schedule`, `precision`, `seed`, `steps`, `execution`.
 
     Returns:
@@ -112,6 +118,7 @@ def fit(
         raise TrainError("there is no training set; give train=(X, y), or train=Examples.")
     network = deepcopy(module).cpu()
     check_trainable(network)
+    began = _started_from(network, initial, None if out is None else Path(out))
     learned = examples_of(train, "train", network)
     held_out = None if validation is None else examples_of(validation, "validation", network)
     learned, held_out = _equally_named(learned, held_out)
@@ -124,7 +131,8 @@ def fit(
         check_fit(network, learned, made.loss, "train")
         if held_out is not None:
             check_fit(network, held_out, made.loss, "validation")
-        return _fit(network, learned, held_out, made, world, None if out is None else Path(out), quiet=quiet)
+        folder = None if out is None else Path(out)
+        return _fit(network, learned, held_out, made, world, folder, began, quiet=quiet)
 
 
 def _fit(
@@ -134,6 +142,7 @@ def _fit(
     recipe: Recipe,
     world: World,
     out: Path | None,
+    initial: StartedFrom | None,
     *,
     quiet: bool,
 ) -> Fitted:
@@ -141,7 +150,7 @@ def _fit(
     with numerics(recipe), Watchdog(world) as watchdog:
         inputs = first_inputs(train, TRIED)
         trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
-        records = FitRecords(out, trainer, train)
+        records = FitRecords(out, trainer, train, initial)
         loop = Loop(
             trainer,
             train,
@@ -167,6 +176,12 @@ def _fit(
         )
         records.finish(metrics=fitted.metrics, parameter_hash=last_hash, rate=loop.pace.whole)
     return fitted
+
+
+def _started_from(network: nn.Module, initial: Initial | str | Path | None, out: Path | None) -> StartedFrom | None:
+    if out is not None and newest_checkpoint(out / "checkpoints") is not None:
+        return recorded(out)
+    return None if initial is None else load_initial(as_initial(initial), network, Path.cwd())
 
 
 def _recipe(

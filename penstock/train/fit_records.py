@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import TrainError
+from penstock.core.initial import StartedFrom
 from penstock.core.spec import Array
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.trees import leaves, mapped
@@ -34,6 +35,7 @@ class FitRecords:
         out: The folder; None for none.
         trainer: The trainer; it is restored from the folder's newest checkpoint.
         train: The training set.
+        initial: The weights that the training started from, for run.json.
 
     Attributes:
         lines: A record for each validation.
@@ -43,7 +45,7 @@ class FitRecords:
         TrainError: The folder holds another training.
     """
 
-    def __init__(self, out: Path | None, trainer: Trainer, train: Examples) -> None:
+    def __init__(self, out: Path | None, trainer: Trainer, train: Examples, initial: StartedFrom | None = None) -> None:
         self.lines: list[dict[str, Any]] = []
         self.history = History()
         self._trainer = trainer
@@ -64,7 +66,8 @@ class FitRecords:
         if (out / RUN_FILE).exists():
             self._check(out)
         self.history = resume(out, trainer)
-        identity = {"name": type(trainer.module).__name__, "learned": self._learned}
+        began = None if initial is None else asdict(initial)
+        identity = {"name": type(trainer.module).__name__, "learned": self._learned, "initial": began}
         self._folder = RunFolder(out, trainer, identity, self.history.step)
         self.lines += read_metrics(out)
 

@@ -1,6 +1,6 @@
 """A training run of an application, from its recipe to its bundle."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,12 @@ import numpy as np
 from penstock.core.application import Application
 from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication
+from penstock.core.initial import StartedFrom
+from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
-from penstock.train.history import resume
+from penstock.train.history import History, restore_checkpoint
+from penstock.train.initial import started_from
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import TRACED_EXAMPLES
@@ -90,15 +93,19 @@ def train(
     _check_inputs(found.application, data)
     with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
+        checkpoint = newest_checkpoint(folder / "checkpoints", world)
+        network = found.model()
+        initial = started_from(found, network, folder, world, resumed=checkpoint is not None)
         trainer = Trainer(
-            found.model(), recipe, recipe.total_steps(len(data.train)), world, inputs=inputs, record=data.train.record
+            network, recipe, recipe.total_steps(len(data.train)), world, inputs=inputs, record=data.train.record
         )
-        history = resume(folder, trainer)
+        history = restore_checkpoint(checkpoint, trainer) if checkpoint else History()
         profile = None
         if profiled_steps is not None:
             left = trainer.total_steps - history.step
             profile = Profile(world, profiled_steps, recipe.batch_size, folder, left=left)
-        run = _run_folder(found, folder, trainer, overrides, history.step) if world.is_rank_zero else None
+        identity = _identity(found, overrides, initial)
+        run = RunFolder(folder, trainer, identity, history.step) if world.is_rank_zero else None
         loop = Loop(
             trainer,
             data.train,
@@ -113,17 +120,27 @@ def train(
         shown = world.is_rank_zero and not quiet
         progress = Progress(found.application.name, trainer.total_steps, history.step, quiet=not shown)
         loop.run(progress)
-        return _finished(loop, found, run, folder, data)
+        return _finished(loop, found, run, folder, data, initial)
 
 
-def _run_folder(
-    found: FoundApplication, folder: Path, trainer: Trainer, overrides: dict[str, Any], from_step: int
-) -> RunFolder:
-    identity = {"application": found.reference, "name": found.application.name, "sources": found.source_sha256()}
-    return RunFolder(folder, trainer, identity | {"overrides": overrides}, from_step)
+def _identity(found: FoundApplication, overrides: dict[str, Any], initial: StartedFrom | None) -> dict[str, Any]:
+    return {
+        "application": found.reference,
+        "name": found.application.name,
+        "sources": found.source_sha256(),
+        "overrides": overrides,
+        "initial": None if initial is None else asdict(initial),
+    }
 
 
-def _finished(loop: Loop, found: FoundApplication, run: RunFolder | None, folder: Path, data: Data) -> RunResult:
+def _finished(
+    loop: Loop,
+    found: FoundApplication,
+    run: RunFolder | None,
+    folder: Path,
+    data: Data,
+    initial: StartedFrom | None,
+) -> RunResult:
     """Test the best weights and write their bundle."""
     trainer, history, world = loop.trainer, loop.history, loop.trainer.world
     loop.watchdog.beat("the bundle")
@@ -136,7 +153,7 @@ def _finished(loop: Loop, found: FoundApplication, run: RunFolder | None, folder
     loop.watchdog.pause("the bundle")
     if run is not None:
         run.close()
-        bundle = write_bundle(found, folder, weights, trainer.recipe, data, metrics)
+        bundle = write_bundle(found, folder, weights, trainer.recipe, data, metrics, initial)
         run.write({**finished_fields(history, metrics, last_hash, rate, bad_examples), "bundle": bundle})
     return RunResult(
         folder=folder,

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.core.application import Application
 from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication
+from penstock.core.initial import StartedFrom
 from penstock.core.record import Lengths
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
@@ -89,7 +90,13 @@ class RunFolder:
 
 
 def write_bundle(
-    found: FoundApplication, folder: Path, weights: dict[str, Tensor], recipe: Recipe, data: Data, metrics: Any
+    found: FoundApplication,
+    folder: Path,
+    weights: dict[str, Tensor],
+    recipe: Recipe,
+    data: Data,
+    metrics: Any,
+    initial: StartedFrom | None,
 ) -> str:
     """Write the bundle of a run and return its hash.
 
@@ -100,11 +107,12 @@ def write_bundle(
         recipe: The training recipe.
         data: Source of the golden examples.
         metrics: Metrics of the weights, for the manifest.
+        initial: The weights that the run started from.
     """
     network = found.model()
     network.load_state_dict(weights)
     examples = golden_examples(found.application, recipe, data)
-    bundle = Bundle.write(found, network, examples, to=folder / "bundle", metrics=metrics)
+    bundle = Bundle.write(found, network, examples, to=folder / "bundle", metrics=metrics, initial=initial)
     return bundle.manifest.content_hash
 
 
