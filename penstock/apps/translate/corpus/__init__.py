@@ -1,0 +1,1 @@
+"""The parallel text that the network learns, made from Debian packages."""

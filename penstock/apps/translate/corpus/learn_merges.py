@@ -1,0 +1,71 @@
+"""Learn a vocabulary of byte-pair encoding from texts."""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from penstock.apps.translate.tokenizer import BYTES, SPECIAL, Tokenizer, pieces
+
+# Rarer characters are written as bytes, and rarer pieces do not count.
+LEAST_CHARACTERS, LEAST_PIECES = 50, 3
+
+
+def learn_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
+    """Join the most frequent pair of neighbours again and again.
+
+    Args:
+        texts: The texts, in all languages.
+        size: Number of tokens in the end.
+    """
+    counts = Counter(piece for text in texts for piece in pieces(text))
+    letters: Counter[str] = Counter()
+    for piece, count in counts.items():
+        for character in piece:
+            letters[character] += count
+    characters = sorted(character for character, count in letters.items() if count >= LEAST_CHARACTERS)
+    known = set(characters)
+    words = [
+        (list(piece), count) for piece, count in counts.items() if count >= LEAST_PIECES and known.issuperset(piece)
+    ]
+    return Tokenizer(characters, _merges(words, size - SPECIAL - BYTES - len(characters)))
+
+
+def _merges(words: list[tuple[list[str], int]], wanted: int) -> list[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for place, (parts, count) in enumerate(words):
+        for pair in zip(parts, parts[1:], strict=False):
+            counts[pair] += count
+            places[pair].add(place)
+    heap = [(-count, pair) for pair, count in counts.items()]
+    heapq.heapify(heap)
+    merges: list[tuple[str, str]] = []
+    while heap and len(merges) < wanted:
+        count, pair = heapq.heappop(heap)
+        if counts[pair] != -count:
+            # An entry of before the pair's count changed; a newer one is in the heap.
+            continue
+        merges.append(pair)
+        changed: set[tuple[str, str]] = set()
+        for place in places.pop(pair):
+            parts, times = words[place]
+            for old in zip(parts, parts[1:], strict=False):
+                counts[old] -= times
+                changed.add(old)
+            _join(parts, pair)
+            for new in zip(parts, parts[1:], strict=False):
+                counts[new] += times
+                places[new].add(place)
+                changed.add(new)
+        for each in changed:
+            if counts[each] > 0:
+                heapq.heappush(heap, (-counts[each], each))
+    return merges
+
+
+def _join(parts: list[str], pair: tuple[str, str]) -> None:
+    place = 0
+    while place < len(parts) - 1:
+        if (parts[place], parts[place + 1]) == pair:
+            parts[place : place + 2] = ["".join(pair)]
+        place += 1
