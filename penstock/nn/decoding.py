@@ -308,29 +308,23 @@ def uniform(seed_B: Tensor, count_B: Tensor) -> Tensor:
         seed_B: Any int64, `[B]`.
         count_B: 0, 1, 2, ..., `[B]`.
     """
-    low = seed_B % _WORD
-    mixed = _mixed(low)
-    # An exact division: ONNX has none that rounds negative numbers down.
-    mixed = _mixed(mixed ^ (_divided(seed_B - low, _WORD) % _WORD))
-    mixed = _mixed(mixed ^ (count_B % _WORD))
-    return _divided(mixed, 1 << 8).float() / (1 << 24)
+    # The sign apart, since ONNX shifts numbers without one alone.
+    high_B = ((seed_B & (_LOW << 32 & _POSITIVE)) >> 32) + torch.where(seed_B < 0, 1 << 31, 0)
+    mixed = _mixed(seed_B & _LOW)
+    mixed = _mixed(mixed ^ high_B)
+    mixed = _mixed(mixed ^ (count_B & _LOW))
+    return (mixed >> 8).float() / (1 << 24)
 
 
-_WORD = 1 << 32
+_LOW, _POSITIVE = (1 << 32) - 1, (1 << 63) - 1
 # Below 2 ** 31, so that no product leaves int64.
 _FACTORS = 0x7FEB352D, 0x2C1B3C6D, 0x297A2D39
 
 
 def _mixed(words_B: Tensor) -> Tensor:
-    # Divisions in place of shifts, which ONNX has for unsigned numbers alone.
     for shift, factor in zip((16, 15, 16), _FACTORS, strict=True):
-        words_B = words_B ^ _divided(words_B, 1 << shift)
-        words_B = words_B * factor % _WORD
-    return words_B ^ _divided(words_B, 1 << 15)
-
-
-def _divided(words_B: Tensor, by: int) -> Tensor:
-    return torch.div(words_B, by, rounding_mode="trunc")
+        words_B = (words_B ^ (words_B >> shift)) * factor & _LOW
+    return words_B ^ (words_B >> 15)
 
 
 def _inverse(shares_BV: Tensor, uniform_B: Tensor) -> Tensor:

@@ -254,9 +254,10 @@ class Recipe:
             folder, for files it writes, and the outputs of the best weights on the validation set and on the test set
             (on the validation set again if there is no test set). It returns buffers of the network, by name, that the
             bundle gets: `{"temperature": ...}`, fitted on the validation set.
-        raw_examples: For an application with a `prepare`: makes a few raw arrays of several sizes, as its `decode`
-            does. They become the golden examples of the bundle. Without a `prepare` these are the first validation
-            inputs.
+        raw_examples: Makes the inputs of the bundle's golden examples. For an application with a `prepare`: a few raw
+            arrays of several sizes, as its `decode` gives them. For several inputs or varying lengths: a few dictionaries
+            of arrays by name, needed where the network is trained on other inputs than it is served with, such as
+            targets too. By default the first validation inputs.
 
     Raises:
         TrainError: A field is out of range or contradicts another.

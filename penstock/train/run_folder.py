@@ -187,8 +187,8 @@ def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
     """Check before a training that its bundle can be written after it.
 
     Raises:
-        TrainError: Only one of the application's `prepare` and the recipe's raw examples is there, or no other process
-            can import the application to export its `prepare`.
+        TrainError: The application has a `prepare` and the recipe no raw examples, or raw examples although its input is one
+            tensor without a `prepare`, or no other process can import the application to export its `prepare`.
     """
     name, prepares = found.application.name, found.application.prepare is not None
     if prepares and recipe.raw_examples is None:
@@ -196,7 +196,7 @@ def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
             f"application {name!r} has a prepare and its recipe no raw_examples; give it a function that returns a few "
             f"raw arrays of several sizes, to record the golden examples from."
         )
-    if not prepares and recipe.raw_examples is not None:
+    if not prepares and recipe.raw_examples is not None and isinstance(found.application.input, TensorSpec):
         raise TrainError(f"the recipe has raw_examples and application {name!r} no prepare; leave them out.")
     if prepares and not found.reference:
         raise TrainError(

@@ -66,6 +66,7 @@ def make(packages: Path, folder: Path, *, new_vocabulary: bool, phrases: int = P
     people = list(distinct(without(filter(is_good, made_by_people(packages)), forbidden)))
     print(f"{len(people):,} pairs by people", flush=True)
     others = [*filter(is_good, made_by_apertium(packages)), *phrase_pairs(phrases, SEED)]
+    print(f"{len(others):,} pairs by Apertium and by the grammar", flush=True)
     others = list(distinct(without(others, forbidden)))
     rng = random.Random(SEED)
     rng.shuffle(people)
@@ -82,6 +83,7 @@ def make(packages: Path, folder: Path, *, new_vocabulary: bool, phrases: int = P
         learn_vocabulary((text for pair in people for text in pair[:2]), VOCABULARY_SIZE).write(VOCABULARY)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.read()
+    print(f"{len(tokenizer):,} tokens in the vocabulary", flush=True)
     arrays = encoded(train, tokenizer, "train") | encoded(validation, tokenizer, "validation")
     np.savez_compressed(folder / "pairs.npz", **arrays)  # type: ignore[arg-type]
     lines = [f"{pair.english}\t{pair.spanish}\n" for pair in prompt_pairs(prompts[0], prompts[1])]

@@ -1,5 +1,6 @@
 """The network of the translator."""
 
+from penstock.apps.translate.app import HEADS, LAYERS, WIDTH
 from penstock.apps.translate.tokenizer import END, FIRST, Tokenizer
 from penstock.models.encoder_decoder import EncoderDecoder
 from penstock.nn.decoding import Beam, Decoding, Greedy
@@ -9,7 +10,7 @@ BEAMS, LENGTH_PENALTY = 4, 1.0
 SHARED = ("memory", "source", "past")
 
 
-def translator(width: int = 384, heads: int = 6, layers: int = 4, dropout: float = 0.1) -> Greedy:
+def translator(width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS, dropout: float = 0.1) -> Greedy:
     """The network with a greedy choice of tokens, 20 million parameters."""
     decoder = EncoderDecoder(
         len(Tokenizer.read()),

@@ -51,12 +51,12 @@ class Pairs(NamedTuple):
 class PackedPairs(Examples):
     """Rows of `room` tokens that are filled with whole pairs.
 
-    The inputs are those of `EncoderDecoder.forward`. The target is 1 for each token that is scored, float32 `[room - 1]`.
+    The inputs are those of `EncoderDecoder.forward`. The target is 1 for each token that is scored, float32 `[room]`.
 
     Args:
         pairs: The pairs.
         seed: Seed of the order in which they are packed.
-        room: Tokens of a row, on each side.
+        room: Tokens of a row of sources; those of targets have one more.
 
     Raises:
         TrainError: A pair is longer than a row.
@@ -65,34 +65,35 @@ class PackedPairs(Examples):
     in_memory: ClassVar[bool] = True
 
     def __init__(self, pairs: Pairs, *, seed: int, room: int = ROOM) -> None:
-        source_n, target_n = pairs.source_lengths.astype(np.int64), pairs.target_lengths.astype(np.int64) + 2
-        if max(source_n.max(), target_n.max()) > room:
-            raise TrainError(f"a pair has {max(source_n.max(), target_n.max()):,} tokens; a row has room for {room:,}.")
-        order_n = np.random.default_rng(seed).permutation(len(source_n))
-        rows_n, numbers_n = _rows(source_n[order_n].tolist(), target_n[order_n].tolist(), room)
-        shape = rows_n[-1] + 1, room
-        self.arrays = {
-            name: np.full(shape, fill, np.int64)
-            for name, fill in (("source", PADDING), ("target", PADDING), ("source_pair", 0), ("target_pair", 0))
-        }
-        firsts = {name: np.cumsum(lengths_n) - lengths_n for name, lengths_n in (("source", source_n), ("target", target_n - 2))}
-        at = {"source": 0, "target": 0}
-        row = -1
-        for index, own_row, number in zip(order_n.tolist(), rows_n.tolist(), numbers_n.tolist(), strict=True):
-            if own_row != row:
-                row, at = own_row, {"source": 0, "target": 0}
-            first = int(firsts["source"][index])
-            source = pairs.source[first : first + source_n[index]]
-            first = int(firsts["target"][index])
-            target = np.concatenate([[FIRST], pairs.target[first : first + target_n[index] - 2], [END]])
-            for name, tokens in (("source", source), ("target", target)):
-                place = slice(at[name], at[name] + len(tokens))
-                self.arrays[name][row, place] = tokens
-                self.arrays[f"{name}_pair"][row, place] = number
-                at[name] += len(tokens)
+        order_n = np.random.default_rng(seed).permutation(len(pairs.source_lengths))
+        source_n, target_n = (
+            lengths[order_n].astype(np.int64) for lengths in (pairs.source_lengths, pairs.target_lengths)
+        )
+        longest = max(source_n.max(), target_n.max() + 1)
+        if longest > room:
+            raise TrainError(f"a pair has {longest:,} tokens; a row has room for {room:,}.")
+        rows_n, numbers_n = _rows(source_n.tolist(), (target_n + 2).tolist(), room)
+        self.arrays: dict[str, Tokens] = {}
+        texts = (
+            ("source", pairs.source, pairs.source_lengths, source_n, 0, room),
+            # One more than the source: the last token of a row is scored and not given.
+            ("target", pairs.target, pairs.target_lengths, target_n, 1, room + 1),
+        )
+        for name, tokens, lengths, own_n, edge, wide in texts:
+            own, pair = np.full((rows_n[-1] + 1, wide), PADDING, np.int64), np.zeros((rows_n[-1] + 1, wide), np.int64)
+            first_n = _starts(lengths.astype(np.int64))[order_n]
+            begin_n = _begins(rows_n, own_n + 2 * edge, wide)
+            pair.reshape(-1)[_spans(begin_n, own_n + 2 * edge)] = np.repeat(numbers_n, own_n + 2 * edge)
+            own.reshape(-1)[_spans(begin_n + edge, own_n)] = tokens[_spans(first_n, own_n)]
+            if edge:
+                own.reshape(-1)[begin_n], own.reshape(-1)[begin_n + own_n + 1] = FIRST, END
+            self.arrays |= {name: own, f"{name}_pair": pair}
         self.declare(
             RecordSpec(
-                tuple(TensorSpec(dtype="int64", shape=(room,), meaning="", name=name) for name in self.arrays)
+                tuple(
+                    TensorSpec(dtype="int64", shape=rows.shape[1:], meaning="", name=name)
+                    for name, rows in self.arrays.items()
+                )
             )
         )
 
@@ -117,9 +118,24 @@ def _rows(sources: list[int], targets: list[int], room: int) -> tuple[Tokens, To
     numbers: list[int] = []
     row = number = source = target = 0
     for more_source, more_target in zip(sources, targets, strict=True):
-        if source + more_source > room or target + more_target > room:
+        if source + more_source > room or target + more_target > room + 1:
             row, number, source, target = row + 1, 0, 0, 0
         source, target, number = source + more_source, target + more_target, number + 1
         rows.append(row)
         numbers.append(number)
     return np.array(rows), np.array(numbers)
+
+
+def _starts(lengths_n: Tokens) -> Tokens:
+    return np.cumsum(lengths_n) - lengths_n
+
+
+def _begins(rows_n: Tokens, lengths_n: Tokens, wide: int) -> Tokens:
+    """Return where each text begins in the flattened rows; the texts of a row follow one another."""
+    starts_n = _starts(lengths_n)
+    return rows_n * wide + starts_n - starts_n[np.searchsorted(rows_n, rows_n)]
+
+
+def _spans(begin_n: Tokens, lengths_n: Tokens) -> Tokens:
+    """Return all places of spans, one span behind the other."""
+    return np.repeat(begin_n - _starts(lengths_n), lengths_n) + np.arange(lengths_n.sum())

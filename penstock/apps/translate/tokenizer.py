@@ -102,4 +102,5 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _is_letter(character: str) -> bool:
-    return unicodedata.category(character)[0] in "LM"
+    # The first is faster, and true for category L alone.
+    return character.isalpha() or unicodedata.category(character)[0] == "M"

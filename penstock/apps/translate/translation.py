@@ -41,8 +41,9 @@ def translate(network: Decoding, texts: Sequence[str], tokenizer: Tokenizer, *, 
 
 
 @torch.inference_mode()
-def answers(network: Decoding, sources: Sequence[list[int]], max_steps: int = MAX_STEPS) -> list[list[int]]:
+def answers(network: Decoding, sources: Sequence[list[int]], max_steps: int | None = None) -> list[list[int]]:
     """Generate the answers of a batch of token sequences, without their end tokens."""
+    max_steps = MAX_STEPS if max_steps is None else max_steps
     device = next(network.parameters()).device
     longest = max(1, *(len(source) for source in sources)) if sources else 1
     padded = [[*source, *[PADDING] * (longest - len(source))] for source in sources]
