@@ -9,7 +9,8 @@ def best_beam(token_TW: Array, parent_TW: Array, end: int) -> list[int]:
     """Return the tokens of the best beam, without the end token.
 
     Args:
-        token_TW: The newest token of each beam at each step, the best beam first: outputs of `penstock.nn.decoding.Beam`.
+        token_TW: The newest token of each beam at each step, the best beam first, as `penstock.nn.decoding.Beam` gives
+            them.
         parent_TW: The beam of the step before that each beam continues.
         end: The token that ends an answer.
     """

@@ -18,7 +18,7 @@ from penstock.core.errors import ApplicationError
 
 
 class Scored(NamedTuple):
-    """What the decoder says of given targets, `[B, T - 1]` each: of every token but the first.
+    """Scores of given targets, `[B, T - 1]` each: of every token but the first.
 
     Args:
         log_probability: Of the token that is there.
@@ -64,7 +64,9 @@ class EncoderDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if width % (2 * heads):
-            raise ApplicationError(f"EncoderDecoder has width {width} for {heads} heads; give a multiple of {2 * heads}.")
+            raise ApplicationError(
+                f"EncoderDecoder has width {width} for {heads} heads; give a multiple of {2 * heads}."
+            )
         self.width = width
         self.embed = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embed.weight, std=width**-0.5)

@@ -5,9 +5,9 @@ A decoder is an `nn.Module` with two functions:
 - `begin(**inputs) -> state`: a dictionary of tensors `[B, ...]`;
 - `scores(state, token_B) -> (logits_BV, state)`: the scores of the token after `token_B`.
 
-Each wrapper adds what an answer that takes steps needs: `begin` and `step(state) -> (output, state, done)`. They use tensor
-operations alone, in which no row sees another: they export to ONNX, and an answer does not depend on its batch. `forward` is
-the decoder's, which training calls.
+Each wrapper adds what an answer that takes steps needs: `begin` and `step(state) -> (output, state, done)`. They use
+tensor operations alone, in which no row sees another: they export to ONNX, and an answer does not depend on its batch.
+`forward` is the decoder's, which training calls.
 """
 
 import inspect
@@ -136,8 +136,8 @@ class Greedy(Decoding):
 class Sampled(Decoding):
     """Draws each token from its probabilities.
 
-    The random numbers of a request follow from its `seed` and the number of the step alone: the same seed gives the same
-    answer in any batch, on any server, and in an exported graph.
+    The random numbers of a request follow from its `seed` and the number of the step alone: the same seed gives the
+    same answer in any batch, on any server, and in an exported graph.
 
     `begin` takes `seed`, int64 `[B]`, beside the decoder's inputs. The output is `token`, int64 `[B]`. The state is the
     decoder's, and `token`, `seed` and `count`, int64 `[B]`.
@@ -202,15 +202,16 @@ class Sampled(Decoding):
 class Beam(Decoding):
     """Beam search: keeps the W best beginnings of an answer, and takes the best whole one.
 
-    The choice is known at the end alone, so the outputs of a step are not the next token of the answer. They are `token` and
-    `parent`, int64 `[B, W]`: the newest token of each beam, and the beam of the step before that it continues. From the
-    outputs of all steps, `penstock.core.beams.best_beam` makes the tokens of the answer; call it in `reply`.
+    The answer is known at the end alone, so a step does not give its next token, and clients cannot read it as it
+    comes. The outputs are `token` and `parent`, int64 `[B, W]`: the newest token of each beam, and the beam of the step
+    before that it continues. From the outputs of all steps, `penstock.core.beams.best_beam` makes the tokens of the
+    answer; call it in `reply`.
 
-    An answer of n tokens, the end token included, has the score `log probability / n ** length_penalty`. Search ends when
-    the best beam is a whole answer. Without a length penalty no other could overtake it then.
+    An answer of n tokens, the end token included, has the score `log probability / n ** length_penalty`. Search ends
+    when the best beam is a whole answer. Without a length penalty no other could overtake it then.
 
-    The state is that of the decoder `[B, W, ...]`, except for the names in `shared`; and `token`, `score`, `count` and `ended`,
-    `[B, W]`.
+    The state is that of the decoder `[B, W, ...]`, except for the names in `shared`; and `token`, `score`, `count` and
+    `ended`, `[B, W]`.
 
     Args:
         decoder: As of `Decoding`.
@@ -218,7 +219,7 @@ class Beam(Decoding):
         end: As of `Decoding`.
         beams: W.
         length_penalty: 0 prefers short answers; 1 is the mean log-probability of a token.
-        shared: Names of the decoder's state that are equal in all beams of a row, and stay `[B, ...]`: what is made from
+        shared: Names of the decoder's state that are equal in all beams of a row, and stay `[B, ...]`: those made from
             the inputs, and all lengths.
 
     Raises:
@@ -301,8 +302,8 @@ class Beam(Decoding):
 def uniform(seed_B: Tensor, count_B: Tensor) -> Tensor:
     """Random numbers from 0 to below 1 with 24 bits, float32 `[B]`, made of a seed and a counter.
 
-    A counter-based generator, as in Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", with a 32-bit integer
-    hash of the kind of MurmurHash3's finalizer.
+    A counter-based generator, as in Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", with a 32-bit
+    integer hash of the kind of MurmurHash3's finalizer.
 
     Args:
         seed_B: Any int64, `[B]`.

@@ -255,9 +255,9 @@ class Recipe:
             (on the validation set again if there is no test set). It returns buffers of the network, by name, that the
             bundle gets: `{"temperature": ...}`, fitted on the validation set.
         raw_examples: Makes the inputs of the bundle's golden examples. For an application with a `prepare`: a few raw
-            arrays of several sizes, as its `decode` gives them. For several inputs or varying lengths: a few dictionaries
-            of arrays by name, needed where the network is trained on other inputs than it is served with, such as
-            targets too. By default the first validation inputs.
+            arrays of several sizes, as its `decode` gives them. For several inputs or varying lengths: a few
+            dictionaries of arrays by name, needed where the network is trained on other inputs than it is served with,
+            such as targets too. By default the first validation inputs.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -282,7 +282,7 @@ class Recipe:
     execution: StepExecution = field(default_factory=StepExecution)
     parallel: Parallel = field(default_factory=Parallel)
     calibrate: Calibrate | None = None
-    raw_examples: Callable[[], Sequence[Array]] | None = None
+    raw_examples: Callable[[], Sequence[Array] | Sequence[Mapping[str, Array]]] | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -187,8 +187,8 @@ def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
     """Check before a training that its bundle can be written after it.
 
     Raises:
-        TrainError: The application has a `prepare` and the recipe no raw examples, or raw examples although its input is one
-            tensor without a `prepare`, or no other process can import the application to export its `prepare`.
+        TrainError: The application has a `prepare` and the recipe no raw examples; or raw examples, although its input
+            is one tensor without a `prepare`; or no other process can import the application to export its `prepare`.
     """
     name, prepares = found.application.name, found.application.prepare is not None
     if prepares and recipe.raw_examples is None:

@@ -21,6 +21,7 @@ from penstock.core.errors import InvalidInput, TrainError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.spec import TensorSpec
 from penstock.models.encoder_decoder import Scored
+from penstock.nn.decoding import Greedy
 from penstock.runtime.generation_executor import GenerationExecutor
 from penstock.train.recipe import with_overrides
 from penstock.train.run import train
@@ -36,7 +37,7 @@ SENTENCES = {
 SMALL_WIDTH, SMALL_LAYERS = 64, 2
 
 
-def small() -> torch.nn.Module:
+def small() -> Greedy:
     return translator(width=SMALL_WIDTH, heads=4, layers=SMALL_LAYERS, dropout=0.0)
 
 
@@ -133,7 +134,7 @@ def test_a_few_sentences_are_learned_and_translated(tmp_path: Path) -> None:
 
 
 def test_a_training_without_data_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="make it with 'python -m penstock.apps.translate.make_data'"):
+    with pytest.raises(TrainError, match=r"make it with 'python -m penstock.apps.translate.make_data'"):
         packed_data(tmp_path / "none.npz")
 
 
@@ -148,4 +149,3 @@ def test_translations_of_a_test_set_are_written(tmp_path: Path, monkeypatch: pyt
     evaluate(tmp_path / "weights.safetensors", tmp_path / "prompts.tsv", tmp_path / "out", apertium=False)
     for name in ("greedy", "beam"):
         assert len((tmp_path / f"out/{name}.txt").read_text().splitlines()) == 2
-

@@ -41,7 +41,7 @@ def row_of(pairs: list[int], room: int) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
     for name, texts in (("source", sources), ("target", targets)):
         numbers = [number for number, text in enumerate(texts, 1) for _ in text]
-        made[name] = padded([sum(texts, [])], room)
+        made[name] = padded([[token for text in texts for token in text]], room)
         made[f"{name}_pair"] = padded([numbers], room)
     return made
 

@@ -65,7 +65,12 @@ def test_catalogues_give_messages_without_contexts_mnemonics_and_markup(monkeypa
     }
     made = package(monkeypatch, {"usr/share/locale/es/LC_MESSAGES/x.mo": catalogue(messages), "x/fr/y.mo": b"no"})
     pairs = {pair.english: pair.spanish for pair in catalogue_pairs(made)}
-    assert pairs == {"Save As...": "Guardar como...", "Open": "Abrir", "Two lines": "Dos líneas", "one file": "un archivo"}
+    assert pairs == {
+        "Save As...": "Guardar como...",
+        "Open": "Abrir",
+        "Two lines": "Dos líneas",
+        "one file": "un archivo",
+    }
 
 
 def test_names_with_underscores_and_ampersands_stay() -> None:
@@ -88,7 +93,9 @@ def test_help_pages_are_aligned_by_the_ids_of_paragraphs(monkeypatch: pytest.Mon
 
 
 def test_sentences_are_found_in_fortunes_and_manual_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    manual = ".TH X 1\n.SH NOMBRE\nEl programa \\fBx\\fP muestra una línea. Luego\ntermina sin error.\n.PP\nfoo | bar baz\n"
+    manual = (
+        ".TH X 1\n.SH NOMBRE\nEl programa \\fBx\\fP muestra una línea. Luego\ntermina sin error.\n.PP\nfoo | bar baz\n"
+    )
     made = package(
         monkeypatch,
         {

@@ -1,7 +1,7 @@
 """Translate a test set with a trained bundle: `python -m penstock.apps.translate.evaluate BUNDLE PROMPTS.tsv OUT`.
 
-PROMPTS.tsv has an English and a Spanish text in each line. OUT gets the greedy translations and those of beam search, and with
-sacrebleu installed their chrF (Popovic 2015) and BLEU (Papineni et al. 2002) are printed.
+PROMPTS.tsv has an English and a Spanish text in each line. OUT gets the greedy translations and those of beam search.
+With sacrebleu installed their chrF (Popovic 2015) and BLEU (Papineni et al. 2002) are printed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from penstock.apps.translate.translation import translate
 
 def scores(made: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """ChrF and BLEU of translations, as sacrebleu computes them by default."""
-    import sacrebleu
+    import sacrebleu  # pyright: ignore[reportMissingImports]
 
     return {
         "chrF": sacrebleu.corpus_chrf(list(made), [list(references)]).score,

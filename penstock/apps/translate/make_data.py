@@ -1,7 +1,7 @@
 """Make the training data from Debian packages: `python -m penstock.apps.translate.make_data PACKAGES FOLDER`.
 
-PACKAGES is a folder of .deb files, see README.md for the commands that download them. FOLDER gets `pairs.npz`, the tokens of all
-pairs; `prompts.tsv`, the test set; and `sources.json`, the number of pairs by source.
+PACKAGES is a folder of .deb files, see README.md for the commands that download them. FOLDER gets `pairs.npz`, the
+tokens of all pairs; `prompts.tsv`, the test set; and `sources.json`, the number of pairs by source.
 """
 
 import argparse
@@ -115,7 +115,9 @@ def encoded(pairs: Iterable[Pair], tokenizer: Tokenizer, name: str) -> dict[str,
 
 
 def _joined(pairs: list[Pair], rng: random.Random) -> Iterator[Pair]:
-    whole = [pair for pair in pairs if pair.english.endswith(".") and pair.spanish.endswith(".") and len(pair.english) < 120]
+    whole = [
+        pair for pair in pairs if pair.english.endswith(".") and pair.spanish.endswith(".") and len(pair.english) < 120
+    ]
     for _ in range(min(JOINED, len(whole))):
         one, other = rng.choice(whole), rng.choice(whole)
         yield Pair(f"{one.english} {other.english}", f"{one.spanish} {other.spanish}", "two of people")

@@ -26,6 +26,6 @@ def translator(width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS, dro
 
 def with_beams(network: Decoding, beams: int = BEAMS, length_penalty: float = LENGTH_PENALTY) -> Beam:
     """Return a network that uses the same weights with beam search."""
-    return Beam(
-        network.decoder, first=FIRST, end=END, beams=beams, length_penalty=length_penalty, shared=SHARED
-    ).train(network.training)
+    return Beam(network.decoder, first=FIRST, end=END, beams=beams, length_penalty=length_penalty, shared=SHARED).train(
+        network.training
+    )

@@ -1,10 +1,12 @@
-"""Subword tokens by byte-pair encoding: Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units".
+"""Subword tokens by byte-pair encoding.
+
+Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units".
 
 The whole method, so that it can be written in another language too:
 
 1. Normalize the text to NFC, replace each run of white space by one space, and put one space before the text.
-2. Split it into pieces: a run of letters and marks (Unicode categories L and M), or one other character; the space before a
-   piece belongs to it.
+2. Split it into pieces: a run of letters and marks (Unicode categories L and M), or one other character; the space
+   before a piece belongs to it.
 3. Split each piece into characters; a character that is not in the vocabulary is split into its bytes in UTF-8.
 4. While some pair of neighbours is in the list of merges, join the leftmost pair of those that come first in the list.
 
@@ -15,6 +17,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
@@ -78,7 +81,7 @@ class Tokenizer:
             number = self._numbers.get(character)
             tokens += [SPECIAL + byte for byte in character.encode()] if number is None else [number]
         while len(tokens) > 1:
-            joined = [self._pairs.get(pair) for pair in zip(tokens, tokens[1:], strict=False)]
+            joined = [self._pairs.get(pair) for pair in pairwise(tokens)]
             first = min((number for number in joined if number is not None), default=None)
             if first is None:
                 break

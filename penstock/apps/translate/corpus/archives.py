@@ -34,6 +34,8 @@ def files_in(package: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str
             # dpkg-deb would fail if the padding at the end of the archive were left unread.
             process.stdout.read()
         except (tarfile.TarError, EOFError) as error:
-            raise TrainError(f"{package} cannot be read ({error}); download it again with 'apt-get download'.") from None
+            raise TrainError(
+                f"{package} cannot be read ({error}); download it again with 'apt-get download'."
+            ) from None
     if process.returncode:
         raise TrainError(f"{package} is no Debian package; download it again with 'apt-get download'.")

@@ -1,4 +1,4 @@
-"""The test set: prompts of a telephone system, recorded in English and Spanish by people. None of them is trained on."""
+"""The test set: prompts of a telephone system in English and Spanish. None of them is trained on."""
 
 import gzip
 from pathlib import Path
@@ -13,7 +13,7 @@ LEAST_WORDS = 3
 def read_prompts(package: Path) -> dict[str, str]:
     """The prompts of asterisk-core-sounds-en or -es: texts by the name of their recording."""
     found: dict[str, str] = {}
-    for _, content in files_in(package, lambda path: path.endswith(".txt.gz") or path.endswith(".txt")):
+    for _, content in files_in(package, lambda path: path.endswith((".txt.gz", ".txt"))):
         text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
         for line in text.decode().splitlines():
             name, colon, prompt = line.partition(":")
@@ -32,7 +32,9 @@ def prompt_pairs(english: Path, spanish: Path, least_words: int = LEAST_WORDS) -
     """
     originals, translations = read_prompts(english), read_prompts(spanish)
     pairs = [Pair(text, translations[name], "prompts") for name, text in originals.items() if name in translations]
-    return [pair for pair in pairs if len(pair.english.split()) >= least_words and "[" not in pair.english + pair.spanish]
+    return [
+        pair for pair in pairs if len(pair.english.split()) >= least_words and "[" not in pair.english + pair.spanish
+    ]
 
 
 def forbidden_texts(english: Path, spanish: Path) -> frozenset[str]:

@@ -3,11 +3,12 @@
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 
 from penstock.apps.translate.tokenizer import BYTES, SPECIAL, Tokenizer, pieces
 
 # Rarer characters are written as bytes, and rarer pieces do not count.
-LEAST_CHARACTERS, LEAST_PIECES = 50, 3
+MIN_CHARACTERS, MIN_PIECES = 50, 3
 
 
 def learn_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
@@ -22,11 +23,9 @@ def learn_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
     for piece, count in counts.items():
         for character in piece:
             letters[character] += count
-    characters = sorted(character for character, count in letters.items() if count >= LEAST_CHARACTERS)
+    characters = sorted(character for character, count in letters.items() if count >= MIN_CHARACTERS)
     known = set(characters)
-    words = [
-        (list(piece), count) for piece, count in counts.items() if count >= LEAST_PIECES and known.issuperset(piece)
-    ]
+    words = [(list(piece), count) for piece, count in counts.items() if count >= MIN_PIECES and known.issuperset(piece)]
     return Tokenizer(characters, _merges(words, size - SPECIAL - BYTES - len(characters)))
 
 
@@ -34,7 +33,7 @@ def _merges(words: list[tuple[list[str], int]], wanted: int) -> list[tuple[str, 
     counts: Counter[tuple[str, str]] = Counter()
     places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for place, (parts, count) in enumerate(words):
-        for pair in zip(parts, parts[1:], strict=False):
+        for pair in pairwise(parts):
             counts[pair] += count
             places[pair].add(place)
     heap = [(-count, pair) for pair, count in counts.items()]
@@ -49,11 +48,11 @@ def _merges(words: list[tuple[list[str], int]], wanted: int) -> list[tuple[str, 
         changed: set[tuple[str, str]] = set()
         for place in places.pop(pair):
             parts, times = words[place]
-            for old in zip(parts, parts[1:], strict=False):
+            for old in pairwise(parts):
                 counts[old] -= times
                 changed.add(old)
             _join(parts, pair)
-            for new in zip(parts, parts[1:], strict=False):
+            for new in pairwise(parts):
                 counts[new] += times
                 places[new].add(place)
                 changed.add(new)

@@ -13,8 +13,45 @@ LEAST_LETTERS = 0.55
 _WORD = re.compile(r"[^\W\d_]+")
 _PLACEHOLDER = re.compile(r"%(?:\d+\$)?[-+ #0-9.*]*[a-zA-Z]|%\d+|\{\w*\}|\$\w+|@\w+@|\\[a-z]")
 # Frequent words of Spanish that are no English ones: a sentence in the wrong language has them.
-_SPANISH = frozenset("el los las una del que por para con está según también más fichero archivo".split())
-_ENGLISH = frozenset("the of and this that with from is are was were your you not when which".split())
+_SPANISH = frozenset(
+    [
+        "el",
+        "los",
+        "las",
+        "una",
+        "del",
+        "que",
+        "por",
+        "para",
+        "con",
+        "está",
+        "según",
+        "también",
+        "más",
+        "fichero",
+        "archivo",
+    ]
+)
+_ENGLISH = frozenset(
+    [
+        "the",
+        "of",
+        "and",
+        "this",
+        "that",
+        "with",
+        "from",
+        "is",
+        "are",
+        "was",
+        "were",
+        "your",
+        "you",
+        "not",
+        "when",
+        "which",
+    ]
+)
 
 
 class Pair(NamedTuple):

@@ -17,8 +17,28 @@ _TENS = (
     "twenty veinte|thirty treinta|forty cuarenta|fifty cincuenta|sixty sesenta|seventy setenta|eighty ochenta|"
     "ninety noventa"
 )
-_TWENTIES = "veintiuno veintidós veintitrés veinticuatro veinticinco veintiséis veintisiete veintiocho veintinueve".split()
-_HUNDREDS = "ciento doscientos trescientos cuatrocientos quinientos seiscientos setecientos ochocientos novecientos".split()
+_TWENTIES = [
+    "veintiuno",
+    "veintidós",
+    "veintitrés",
+    "veinticuatro",
+    "veinticinco",
+    "veintiséis",
+    "veintisiete",
+    "veintiocho",
+    "veintinueve",
+]
+_HUNDREDS = [
+    "ciento",
+    "doscientos",
+    "trescientos",
+    "cuatrocientos",
+    "quinientos",
+    "seiscientos",
+    "setecientos",
+    "ochocientos",
+    "novecientos",
+]
 _ORDINALS = (
     "first primero|second segundo|third tercero|fourth cuarto|fifth quinto|sixth sexto|seventh séptimo|eighth octavo|"
     "ninth noveno|tenth décimo"
@@ -247,7 +267,8 @@ def _request(rng: random.Random) -> Both:
     please, enter, thing = _please(rng), _enter(rng), _thing(rng)
     end = rng.choice(
         [("", ""), (" now", " ahora"), (" again", " otra vez"), (" again", " nuevamente"),
-         (" after the beep", " después de la señal"), (" and then press the hash key", " y luego presione la tecla numeral"),
+         (" after the beep", " después de la señal"),
+         (" and then press the hash key", " y luego presione la tecla numeral"),
          (" or wait for help", " o espere para recibir ayuda")]
     )  # fmt: skip
     return f"{please[0]}{enter[0]} {thing[0]}{end[0]}.", f"{please[1]}{enter[1]} {thing[1]}{end[1]}."
@@ -280,7 +301,9 @@ def _chain(rng: random.Random) -> Both:
 def _state(rng: random.Random) -> Both:
     action, thing = rng.choice(_rows(_ACTIONS)), _thing(rng)
     past = action[3].removesuffix("o") + "a" if thing[2] == "f" else action[3]
-    have, has = rng.choice([("has been", "ha sido"), ("was", "fue"), ("will be", "será"), ("could not be", "no pudo ser")])
+    have, has = rng.choice(
+        [("has been", "ha sido"), ("was", "fue"), ("will be", "será"), ("could not be", "no pudo ser")]
+    )
     return f"{thing[0]} {have} {_PAST[action[0]]}.", f"{thing[1]} {has} {past}."
 
 
@@ -328,7 +351,8 @@ def _how_many(rng: random.Random) -> Both:
     things = unit[0] + ("" if value == 1 else "s")
     cosas = unit[1] if value == 1 else " ".join(_plural(word) for word in unit[1].split())
     start = rng.choice(
-        [("you have ", "usted tiene "), ("you have ", "tiene "), ("there are ", "hay "), ("please wait ", "por favor espere "),
+        [("you have ", "usted tiene "), ("you have ", "tiene "), ("there are ", "hay "),
+         ("please wait ", "por favor espere "),
          ("", ""), ("in ", "en "), ("the call lasted ", "la llamada duró ")]
     )  # fmt: skip
     return f"{start[0]}{english} {things}.", f"{start[1]}{spanish} {cosas}."

@@ -14,7 +14,9 @@ _MACRO = re.compile(r"\\f.|\\-|\\\(..|\\[&|~e]|\\m\[\w*\]")
 
 def wordnet_examples(package: Path) -> Iterator[str]:
     """Example sentences of wordnet-base, in English."""
-    for _, content in files_in(package, lambda path: "/wordnet/data." in path or "/wordnet/" in path and "/data." in path):
+    for _, content in files_in(
+        package, lambda path: "/wordnet/data." in path or ("/wordnet/" in path and "/data." in path)
+    ):
         for line in content.decode(errors="replace").splitlines():
             _, _, gloss = line.partition(" | ")
             yield from filter(_is_sentence, _EXAMPLE.findall(gloss))
