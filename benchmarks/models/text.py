@@ -1,9 +1,11 @@
 """A transformer encoder over tokens with random weights: 6 layers of width 384, texts of 16 to 512 tokens.
 
 The application `padded` is the same network behind inputs of 512 tokens, as a server takes them that knows no lengths.
+`base` and `base_padded` are of the size of BERT-base: 12 layers of width 768.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,15 +22,21 @@ TOKENS = Dim("tokens", max=LONGEST, min=SHORTEST)
 
 
 class TextEncoder(nn.Module):
-    """Scores of a text: the mean of what the encoder makes of its tokens, and a linear layer."""
+    """Scores of a text: the mean of what the encoder makes of its tokens, and a linear layer.
 
-    def __init__(self) -> None:
+    Args:
+        width: Numbers of a token.
+        layers: Layers.
+        heads: Heads of the attention.
+    """
+
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS, heads: int = HEADS) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.place = nn.Embedding(LONGEST, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.classify = nn.Linear(WIDTH, CLASSES)
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.place = nn.Embedding(LONGEST, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.classify = nn.Linear(width, CLASSES)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return scores `[B, 10]` of texts `[B, T]`."""
@@ -72,3 +80,5 @@ padded = Application(
     outputs=app.outputs,
     model=TextEncoder,
 )
+base = replace(app, name="base", model=partial(TextEncoder, 768, 12, 12))
+base_padded = replace(padded, name="base_padded", model=base.model)

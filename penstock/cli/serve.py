@@ -25,6 +25,7 @@ def serve(
     device: Annotated[str, typer.Option(metavar="DEVICE[,DEVICE...]")] = "auto",
     precision: str = "fp32",
     exact: bool = False,
+    graph_memory: float = 0.3,
     cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
     app: Annotated[str | None, typer.Option(metavar="REF")] = None,
     accept_changed_app: bool = False,
@@ -59,6 +60,7 @@ def serve(
         device: cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each. auto: a GPU where there is one.
         precision: fp32; on a GPU also bf16 or fp16.
         exact: Pad all batches to one size: an answer does not depend, bitwise, on its batch.
+        graph_memory: Share of a GPU's free memory for CUDA graphs where lengths vary.
         cache: The folder of exported networks.
         app: The application's new place, if it moved.
         accept_changed_app: Accept an application whose sources changed.

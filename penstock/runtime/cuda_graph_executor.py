@@ -21,6 +21,7 @@ from penstock.core.spec import Array, TensorSpec
 from penstock.kernels.table_rows import gather_rows, scatter_rows
 from penstock.nn.streaming import mask_of
 from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.runtime.graph_cache import row_sizes
 from penstock.runtime.streaming_executor import StatefulNetwork
 
 # B rows of the batch, E entries of the table, T frames of a chunk, U frames that come of them
@@ -96,7 +97,7 @@ class CudaGraphExecutor(Executor):
         self._chunks = _locked(self.max_rows, self.input)
         self._outputs = _locked(self.max_rows, self.output)
         self._adopted = False
-        self._sizes = [max_rows] if exact else _sizes(self.max_rows)
+        self._sizes = [max_rows] if exact else row_sizes(self.max_rows)
         self._buckets: dict[int, _GraphBucket] = {}
         self._next_stage = 0
 
@@ -127,7 +128,7 @@ class CudaGraphExecutor(Executor):
         """
         if not self._buckets:
             self._capture()
-        with torch.cuda.device(self._device), _device_errors():
+        with torch.cuda.device(self._device), device_errors():
             return self._begun(batch)
 
     def _begun(self, batch: StepInput) -> _InFlight:
@@ -163,7 +164,7 @@ class CudaGraphExecutor(Executor):
             DeviceLost: The GPU failed.
         """
         assert isinstance(begun, _InFlight), begun
-        with _device_errors():
+        with device_errors():
             # The only host synchronization of a batch.
             begun.stage.done.synchronize()
         length_B, finite_B = begun.stage.status.numpy()[:, : begun.rows]
@@ -232,15 +233,9 @@ class CudaGraphExecutor(Executor):
         return metadata.to(self._device), torch.zeros(2, size, dtype=torch.int64, device=self._device)
 
 
-def _sizes(most: int) -> list[int]:
-    """Powers of two, and from 64 on the midpoints between them, to limit padding."""
-    powers = [1 << power for power in range(most.bit_length())]
-    midpoints = [power * 3 // 2 for power in powers if power >= 64]
-    return [*sorted(size for size in (*powers, *midpoints) if size < most), most]
-
-
 @contextmanager
-def _device_errors() -> Generator[None]:
+def device_errors() -> Generator[None]:
+    """Turn an error of CUDA into `DeviceLost`."""
     try:
         yield
     except RuntimeError as error:

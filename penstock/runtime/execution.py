@@ -7,6 +7,8 @@ from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.runtime.executor import Executor
 
+GRAPH_MEMORY = 0.3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runnable:
@@ -41,6 +43,7 @@ class Execution:
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
         max_rows: A limit of the batch on a GPU; None for the GPU's own.
         exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
+        graph_memory: Share of the GPU's free memory that CUDA graphs by rows and length may take.
     """
 
     cache: Path
@@ -53,3 +56,4 @@ class Execution:
     precision: str = "fp32"
     max_rows: int | None = None
     exact: bool = False
+    graph_memory: float = GRAPH_MEMORY

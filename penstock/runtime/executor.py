@@ -68,12 +68,16 @@ class Executor(ABC):
         output: One output chunk.
         max_rows: The largest batch.
         runs_ahead: A row never becomes busy, so that its next chunk may be begun before the last is finished.
+        pads_to_edges: A batch is padded to the edge of its length bucket, not to its longest row.
+        uncaptured_batches: Batches on a GPU that ran without a CUDA graph though others have one.
     """
 
     input: ChunkSpec
     output: ChunkSpec
     max_rows: int
     runs_ahead: bool = False
+    pads_to_edges: bool = False
+    uncaptured_batches: int = 0
 
     @abstractmethod
     def step(self, batch: StepInput) -> StepOutput:

@@ -71,7 +71,8 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     if how.exact and (application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]):
         raise ServeError(
             f"--exact needs one input and one output of fixed size, and {application.name!r} has "
-            f"{application.input.describe()} and {application.output.describe()}; leave --exact out."
+            f"{application.input.describe()} and {application.output.describe()}: the last bits of an answer depend on "
+            f"the length to which its batch is padded. Leave --exact out."
         )
     if how.device != "cpu":
         # Imported here: serving on a CPU does not load torch.

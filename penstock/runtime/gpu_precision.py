@@ -18,9 +18,9 @@ from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import StepInput
 from penstock.runtime.load import Predictor, as_streaming, make_predictor
+from penstock.runtime.record_graph_executor import RecordGraphExecutor
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.streaming_executor import StatefulNetwork
-from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # in fp16, and accumulate over the layers of a network.
 TOLERANCES = {"bf16": 0.05, "fp16": 0.01}
 MAX_ROWS = 4096
+# Where lengths vary; there is a CUDA graph for each of several lengths.
+MAX_RECORD_ROWS = 512
 # The only batch size with --exact.
 EXACT_ROWS = 256
 
@@ -59,7 +61,7 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     golden = _loosened(files.golden, precision)
     dtype = None if precision == "fp32" else DTYPES[precision]
     if isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec):
-        return _without_graphs(predictor, golden, how, dtype)
+        return _record_runnable(predictor, golden, how, dtype)
     module = as_streaming(application, predictor.module)
     network = partial(
         StatefulNetwork, module, application.input_tensor, application.output_tensor, device=device, dtype=dtype
@@ -88,20 +90,40 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     return Runnable(application=application, files=files, executor=executor, slots=slots)
 
 
-def _without_graphs(predictor: Predictor, golden: Golden, how: Execution, dtype: torch.dtype | None) -> Runnable:
-    """Make the executor of a network with several tensors, or lengths that vary; it runs without CUDA graphs."""
+def _record_runnable(predictor: Predictor, golden: Golden, how: Execution, dtype: torch.dtype | None) -> Runnable:
+    """Make the executor of a network with several tensors, or lengths that vary."""
     application = predictor.application
     module = predictor.module.to(how.device)
-    specs = application.input, application.output
-    most = min(how.max_rows or MAX_ROWS, MAX_ROWS)
-    executor = TorchExecutor(module, *specs, max_rows=most, device=how.device, dtype=dtype)
-    difference = golden.check(executor.predict)
-    log.warning(
-        "%s runs on %s without CUDA graphs, because it has several tensors or lengths that vary; in %s the golden "
-        "examples differ by %.3g, allowed is %.3g",
+    free_bytes = torch.cuda.mem_get_info(how.device)[0] // how.sharing
+    executor = RecordGraphExecutor(
+        module,
+        application.input,
+        application.output,
+        max_rows=min(how.max_rows or MAX_RECORD_ROWS, MAX_RECORD_ROWS),
+        device=how.device,
+        dtype=dtype,
+        limit_bytes=int(free_bytes * how.graph_memory),
+    )
+
+    def one_by_one(inputs: Array) -> Array:
+        return np.concatenate([replayed(inputs[row : row + 1]) for row in range(len(inputs))])
+
+    def in_batches(inputs: Array) -> Array:
+        rows = executor.max_rows
+        return np.concatenate([replayed(inputs[start : start + rows]) for start in range(0, len(inputs), rows)])
+
+    def replayed(inputs: Array) -> Array:
+        executor.capture_for(inputs)
+        return executor.predict(inputs)
+
+    executor.capture_grid()
+    # Each at the edge of its own length bucket, and all together at that of the longest.
+    difference = max(golden.check(one_by_one), golden.check(in_batches))
+    log.info(
+        "%s in %s on %s: the golden examples differ by %.3g, allowed is %.3g",
         application.name,
-        torch.cuda.get_device_name(how.device),
         how.precision,
+        torch.cuda.get_device_name(how.device),
         difference,
         golden.tolerance,
     )

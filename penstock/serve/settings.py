@@ -188,6 +188,7 @@ class ExecutionSettings:
         executor: Executor on a CPU: `"auto"`, `"onnx"` or `"torch"`.
         precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
         exact: Make an answer bitwise independent of the other rows of its batch.
+        graph_memory: Share of a GPU's free memory for the CUDA graphs of networks whose inputs vary in length.
         cache: The folder of exported graphs.
     """
 
@@ -195,6 +196,7 @@ class ExecutionSettings:
     executor: str = "auto"
     precision: str = "fp32"
     exact: bool = False
+    graph_memory: float = 0.3
     cache: Path = Path("~/.cache/penstock")
 
     def __post_init__(self) -> None:
@@ -209,6 +211,10 @@ class ExecutionSettings:
             ),
             _choice("--executor", self.executor, "auto", "onnx", "torch"),
             _choice("--precision", self.precision, "fp32", "bf16", "fp16"),
+            (
+                0 < self.graph_memory <= 0.9,
+                f"--graph-memory is {self.graph_memory:g}; it must be above 0, to 0.9 of the free memory.",
+            ),
             (
                 {*self.devices} <= {"auto", "cpu"} or self.executor == "auto",
                 f"--executor {self.executor} is for a CPU, and --device is {self.device}; leave one of them out.",

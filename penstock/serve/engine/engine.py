@@ -126,6 +126,7 @@ class Engine:
         if self._grid is not None:
             unknown = LengthCosts(self._grid, [1], np.zeros((len(self._grid.edges), 1)))
             self._length_costs = costs if isinstance(costs, LengthCosts) else unknown
+            self._length_costs.padded = executor.pads_to_edges
         self._end_ns = 0
         self.costs.publish(table)
 
@@ -209,6 +210,7 @@ class Engine:
                 costs.min_compute_L[int(late.argmax())] / 1e6,
                 self._budget_ns / 1e6,
             )
+        costs.padded = self._executor.pads_to_edges
         self._length_costs = costs
         costs.publish(self._table)
 
@@ -344,6 +346,7 @@ class Engine:
         else:
             self._length_costs.observe(rows_B.size, int(flat["length"][from_B].max()), took_ns)
             self._length_costs.publish(table)
+            table.uncaptured[0] = self._executor.uncaptured_batches
         arrival_ns_B, deadline_ns_B = flat["arrival_ns"][from_B], flat["deadline_ns"][from_B]
         self._count(rows_B.size, arrival_ns_B, deadline_ns_B, status_B, batch.start_ns, end_ns)
         self._publish(rows_B, 1 - batch.busy_B, still_busy_B)

@@ -172,6 +172,7 @@ class ModelLoader:
                 precision=execution.precision,
                 max_rows=self._settings.batching.max_batch,
                 exact=execution.exact,
+                graph_memory=execution.graph_memory,
             ),
             lambda application: self._layout(application).slots,
         )

@@ -150,6 +150,9 @@ class _TableCollector(Collector):
     def _of_engines(self) -> list[Metric]:
         each = ["app", "engine"]
         misses = CounterMetricFamily("penstock_deadline_misses", "Answered, but after the deadline.", labels=each)
+        uncaptured = CounterMetricFamily(
+            "penstock_uncaptured_batches", "Batches on a GPU without a CUDA graph, where lengths vary.", labels=each
+        )
         in_use = GaugeMetricFamily("penstock_slots_in_use", "Slots in use.", labels=each)
         total = GaugeMetricFamily("penstock_slots", "All slots.", labels=each)
         streams = GaugeMetricFamily("penstock_streams_open", STREAM_COUNTS["open"][1], labels=each)
@@ -161,6 +164,8 @@ class _TableCollector(Collector):
         for app, replica in [(served.name, replica) for served in self._applications for replica in served.replicas]:
             name, table = [app, str(replica.engine)], replica.table
             misses.add_metric(name, int(table.outcomes[4]))
+            if replica.device != "cpu" and table.layout.lengths > 1:
+                uncaptured.add_metric(name, int(table.uncaptured[0]))
             in_use.add_metric(name, int(table.held.sum()))
             total.add_metric(name, table.slots)
             if replica.streams is not None:
@@ -173,7 +178,8 @@ class _TableCollector(Collector):
                 (latency, table.latency_counts, latency_ns),
             ):
                 family.add_metric(name, _buckets(edges_s, column, _EDGE_STEP), sum_ns / 1e9)
-        return [misses, in_use, total, batch, queue, compute, latency, *([streams] if streams.samples else [])]
+        seldom = [family for family in (streams, uncaptured) if family.samples]
+        return [misses, in_use, total, batch, queue, compute, latency, *seldom]
 
 
 def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, float]]:

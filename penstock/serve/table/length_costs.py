@@ -31,6 +31,9 @@ class LengthCosts:
         largest: The largest batch worth running at each length.
         handling_ns: As for `Costs`.
         min_compute_ns: The shortest time measured for one row of each length; the first column of `ns_LS` by default.
+
+    Attributes:
+        padded: A batch is padded to the edge of its length bucket, as CUDA graphs need it, not to its longest row.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class LengthCosts:
         self.grid = grid
         self.rows = list(rows)
         self.handling_ns = handling_ns
+        self.padded = False
         self._ns_LS: Floats = np.array(ns_LS, np.float64)
         assert self._ns_LS.shape == (len(grid.edges), len(self.rows)), (self._ns_LS.shape, grid, rows)
         assert self.rows[0] == 1, rows
@@ -55,6 +59,7 @@ class LengthCosts:
         self.largest_L: list[int] = np.maximum.accumulate(given[::-1])[::-1].tolist()
         self.min_compute_L: Floats = np.array(self._ns_LS[:, 0] if min_compute_ns is None else min_compute_ns)
         self._edges: Floats = np.array(grid.edges, np.float64)
+        self._whole_edges: Ints = np.array(grid.edges)
         self._sizes: Floats = np.array(self.rows, np.float64)
         self._steps: Floats = np.arange(float(max(self._edges.size, self._sizes.size)))
         self._flat_ns: Floats | None = None
@@ -74,7 +79,7 @@ class LengthCosts:
     def of_each(self, rows_C: Ints, lengths_C: Ints) -> Floats:
         """Predict the times of several batches in nanoseconds, each with its rows and its length."""
         sizes = self._sizes.size
-        low_C, share_C = _place(self._edges, self._steps[: self._edges.size], lengths_C)
+        low_C, share_C = _place(self._edges, self._steps[: self._edges.size], self._rooms_of(lengths_C))
         left_C, part_C = _place(self._sizes, self._steps[:sizes], rows_C)
         if self._flat_ns is None:
             # The last row and column are twice there, so that each point has a next one.
@@ -91,10 +96,12 @@ class LengthCosts:
 
     def alone_of(self, lengths_R: Ints) -> Floats:
         """Predict the times of single rows in nanoseconds."""
-        return np.interp(lengths_R, self._edges, self._ns_LS[:, 0]) + self.handling_ns
+        return np.interp(self._rooms_of(lengths_R), self._edges, self._ns_LS[:, 0]) + self.handling_ns
 
     def at(self, length: int) -> Costs:
         """The costs of batches of one length, up to the largest worth running."""
+        if self.padded:
+            length = self.grid.edges[self.grid.bucket(length)]
         found = self._at.get(length)
         if found is None:
             # Without NumPy, because admission asks for one length at a time.
@@ -116,15 +123,15 @@ class LengthCosts:
 
     def min_compute_of(self, lengths_R: Ints) -> Floats:
         """The shortest times of the network for single rows, in nanoseconds."""
-        return np.interp(lengths_R, self._edges, self.min_compute_L)
+        return np.interp(self._rooms_of(lengths_R), self._edges, self.min_compute_L)
 
     def shares_of(self, lengths_R: Ints) -> Floats:
         """The least time that rows take as part of a full batch of their own length, in nanoseconds."""
-        return np.interp(lengths_R, self._edges, self._full()[0])
+        return np.interp(self._rooms_of(lengths_R), self._edges, self._full()[0])
 
     def efficient_of(self, lengths_R: Ints) -> Floats:
         """The times of the smallest batches that are nearly as efficient as full ones, in nanoseconds."""
-        return np.interp(lengths_R, self._edges, self._full()[1])
+        return np.interp(self._rooms_of(lengths_R), self._edges, self._full()[1])
 
     def finish_ns(self, waiting: Sequence[int], sums: Sequence[int], length: int) -> int:
         """Predict the time in nanoseconds until a new row is answered.
@@ -156,6 +163,8 @@ class LengthCosts:
 
     def observe(self, rows: int, length: int, ns: int) -> None:
         """Update the grid with a batch that took the network `ns`."""
+        if self.padded:
+            length = self.grid.edges[self.grid.bucket(length)]
         predicted_ns = self.of(rows, length) - self.handling_ns * rows
         step = WEIGHT * min(ns - predicted_ns, predicted_ns)
         low, high, share = self._beside(length)
@@ -180,6 +189,7 @@ class LengthCosts:
         table.cost_rows[:, :count] = self.rows
         table.cost_rows[:, count:] = 0
         table.cost_largest[:] = self.largest_L
+        table.cost_padded[0] = self.padded
         table.handling_ns[0] = int(self.handling_ns)
         table.min_compute_ns[:] = self.min_compute_L
 
@@ -187,7 +197,7 @@ class LengthCosts:
     def published(cls, table: SlotTable, grid: LengthGrid) -> "LengthCosts":
         """Read the grid from the table's header."""
         count = int(np.count_nonzero(table.cost_rows[0]))
-        return cls(
+        costs = cls(
             grid,
             table.cost_rows[0, :count].tolist(),
             table.cost_ns[:, :count],
@@ -195,12 +205,18 @@ class LengthCosts:
             handling_ns=float(table.handling_ns[0]),
             min_compute_ns=table.min_compute_ns.tolist(),
         )
+        costs.padded = bool(table.cost_padded[0])
+        return costs
 
     def _changed(self) -> None:
         self._full_2L = None
         self._flat_ns = None
         self._at.clear()
         self._curves = []
+
+    def _rooms_of(self, lengths_R: Ints) -> Ints:
+        """The lengths to which rows are padded as the longest of a batch."""
+        return self._whole_edges[self._edges.searchsorted(lengths_R)] if self.padded else lengths_R
 
     def _full(self) -> Floats:
         """The share of a row in a full batch, and the time of an efficient batch, `[2, L]`."""

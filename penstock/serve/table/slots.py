@@ -174,6 +174,7 @@ class SlotTable:
     cost_rows: Annotated[Ints, "engine", "L", MAX_COSTS]  # measured batch sizes, 0 where unused
     cost_ns: Annotated[Ints, "engine", "L", MAX_COSTS]
     cost_largest: Annotated[Ints, "engine", "L"]  # largest batch of each length
+    cost_padded: Annotated[Ints, "engine", 1]  # 1: a batch is padded to the edge of its length bucket
     handling_ns: Annotated[Ints, "engine", 1]  # time of one row besides the network
     min_compute_ns: Annotated[Ints, "engine", "L"]  # the shortest time of the network for one row
     other_tables_ns: Annotated[Ints, "engine", 1]  # predicted work of the device's other tables
@@ -185,6 +186,7 @@ class SlotTable:
     latency_counts: Annotated[Ints, "engine", "times"]
     sums: Annotated[Ints, "engine", 4]  # rows, queue ns, compute ns, latency ns
     outcomes: Annotated[Ints, "engine", 5]  # by status; the last: answered late
+    uncaptured: Annotated[Ints, "engine", 1]  # batches without a CUDA graph though others have one
 
     def __init__(self, layout: TableLayout, buffer: Any) -> None:
         self.layout = layout
