@@ -64,7 +64,7 @@ class GraphShapes:
         return dict(zip(self._rooms, shape[1:], strict=True))
 
     def columns(self) -> list[list[Shape]]:
-        """List the shapes to capture at start: rows ascending, for rooms that are equally long, from the longest down."""
+        """List the shapes to capture at start: for each length, from the longest down, all numbers of rows."""
         levels = max([1, *map(len, self._rooms.values())])
         rooms = [tuple(each[max(len(each) - 1 - level, 0)] for each in self._rooms.values()) for level in range(levels)]
         return [[(rows, *room) for rows in self.rows] for room in dict.fromkeys(rooms)]

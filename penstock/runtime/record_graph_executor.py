@@ -225,8 +225,8 @@ class RecordGraphExecutor(Executor):
         except torch.cuda.OutOfMemoryError:
             self._say_limit()
             return None
-        except Exception as error:
-            # The application's network may raise anything. It runs without graphs.
+        except RuntimeError as error:
+            # The network ran uncaptured; here it synchronizes with the host, or does something else that graphs lack.
             self._give_up(error)
             return None
         self._pool = self._pool or graph.pool()
@@ -240,7 +240,7 @@ class RecordGraphExecutor(Executor):
         self._cache.put(shape, made, own_bytes, trial.peak_bytes)
         return made
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: RuntimeError) -> None:
         cause = " ".join(str(error).split())[:200].rstrip(".")
         self.reason = f"{type(error).__name__}: {cause}"
         self._cache.clear()

@@ -44,7 +44,7 @@ RAW = "application/octet-stream"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Where server and load generator run.
+    """Cores of a server and of its load generator.
 
     Args:
         server: Cores of the server.
