@@ -14,7 +14,7 @@ LIMITS = "Limits and operation"
 
 @documented
 def serve(
-    bundles: Annotated[list[Path] | None, typer.Argument(metavar="BUNDLE...")] = None,
+    bundles: Annotated[list[str] | None, typer.Argument(metavar="BUNDLE|CHAIN.py...")] = None,
     directory: Annotated[Path | None, typer.Option("--models", metavar="DIR")] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -49,7 +49,7 @@ def serve(
     """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned.
 
     Args:
-        bundles: Bundle folders, RUN/bundle.
+        bundles: Bundle folders, RUN/bundle; files that declare a chain of them, chain.py.
         directory: Serve all models of this directory; load and unload them by request.
         host: The address to listen on; 0.0.0.0 for all.
         port: The port; 0 takes a free one.
@@ -81,7 +81,10 @@ def serve(
         trace_share: Traced share of the requests whose caller does not decide.
         verbose: Log measurements and choices.
     """
-    options = locals() | {"cache": cache.expanduser()}
+    named = bundles or []
+    chains = [each for each in named if is_chain(each)]
+    folders = [Path(each) for each in named if not is_chain(each)]
+    options = locals() | {"cache": cache.expanduser(), "bundles": folders or None, "chains": chains}
     if exact:
         # Set before torch is loaded, here or in a child: matrix products must not depend on memory alignment.
         os.environ["MKL_CBWR"] = "AVX2,STRICT"
@@ -93,6 +96,11 @@ def serve(
     settings = read_record(Settings, _nested(Settings, options))
     set_up_logging(settings.telemetry, "penstock")
     serve_bundles(settings)
+
+
+def is_chain(argument: str) -> bool:
+    """True for the file of a chain, `chain.py` or `chain.py:attr`, and not for the folder of a bundle."""
+    return argument.endswith(".py") or ".py:" in argument
 
 
 def _nested(record: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,36 @@ class ModelLoaded(Message):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoadChain(Message):
+    """To a front-end: serve a chain. The descriptor of its counts comes along.
+
+    Args:
+        key: Identifies the chain in all processes.
+        reference: Reference of the chain.
+        again: Whether it is served already, so that it waits for a part that is missing.
+    """
+
+    key: int
+    reference: str
+    again: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainLoaded(Message):
+    """From a front-end: a chain is served.
+
+    Args:
+        key: As in `LoadChain`.
+        name: Its name.
+        parts: Names of its parts.
+    """
+
+    key: int
+    name: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CommandFailed(Message):
     """The command for this key or token failed. The status is HTTP's, for a client that sent the command."""
 

@@ -38,12 +38,14 @@ class ModelSettings:
 
     Args:
         bundles: Bundle folders.
+        chains: References of chains, whose parts are among the models, see `find_chain`.
         directory: A model directory: all of its models are served, and may be loaded and unloaded by request.
         app: Reference of the application, if it moved; for a single bundle.
         accept_changed_app: Accept an application whose sources changed, if the golden examples still agree.
     """
 
     bundles: tuple[Path, ...] = ()
+    chains: tuple[str, ...] = ()
     directory: Path | None = None
     app: str | None = None
     accept_changed_app: bool = False

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Application, Chain, Dim, Prepare, RawSpec, ChainStep, TensorSpec, load_chain
+from penstock import Application, Chain, ChainStep, Dim, Prepare, RawSpec, TensorSpec, load_chain
 from penstock.core.chain_fit import misfit, raw_as_tensor
 from penstock.core.chain_run import ChainPlan, PartRows, as_chunk
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, PenstockError

@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import final
 
+from penstock.core.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import Access, Keys
@@ -21,8 +22,10 @@ from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.request_log import RequestLog
 from penstock.serve.registry.attachments import Attachments
+from penstock.serve.registry.chains import Chains
 from penstock.serve.registry.model_registry import Change, ModelRegistry
 from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
+from penstock.serve.table.chain_counts import ChainCounts
 from penstock.serve.table.slots import SlotTable
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
 
@@ -76,6 +79,9 @@ class FrontEnd:
             batch_loop=batch_loop,
             now_ns=time.monotonic_ns,
         )
+        self.chains = Chains(
+            models=self.models, budget_ns=settings.batching.budget_ns, index=index, now_ns=time.monotonic_ns
+        )
         started_s = time.monotonic()
         self._access = access_of(settings.access)
         self._batch_loop = batch_loop
@@ -112,6 +118,7 @@ class FrontEnd:
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
         """Serve a model under its name, see `Attachments.attach`."""
         self.attachments.attach(loaded, memory)
+        self.chains.refresh()
         self.http.forget_heads()
         name = loaded.command.name
         needed = self.models.named(name).application.max_body_bytes
@@ -124,6 +131,10 @@ class FrontEnd:
                 needed,
                 self._grpc_body_bytes,
             )
+
+    def attach_chain(self, reference: str, counts: ChainCounts, *, again: bool = False) -> Chain:
+        """Serve a chain of the models, see `Chains.attach`."""
+        return self.chains.attach(reference, counts, again=again).chain
 
     async def retire(self, key: int) -> None:
         """Detach a table, see `Attachments.retire`."""
@@ -199,6 +210,7 @@ class FrontEnd:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._end_traces()
+        self.chains.close()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
     async def _sweep(self) -> None:

@@ -16,6 +16,7 @@ from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.messages import Message
 from penstock.serve.settings import Settings
+from penstock.serve.table.chain_counts import ChainCounts
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class FrontendProcess:
         self, settings: Settings, end: socket.socket, index: int, own: int, engines: list[int], listener: socket.socket
     ) -> None:
         loop = asyncio.get_running_loop()
+        self._settings = settings
         self._own = own
         # The eventfds of the engines that have new rows.
         self._to_wake: set[int] = set()
@@ -86,6 +88,8 @@ class FrontendProcess:
         match message:
             case messages.ModelLoaded():
                 self._attach(message, descriptors[0])
+            case messages.LoadChain():
+                self._load_chain(message, descriptors[0])
             case messages.RetireTable(key=key):
                 self._tasks.start(self._retire(key))
             case messages.DropEngine(engine=engine):
@@ -118,6 +122,20 @@ class FrontendProcess:
             self._channel.send(messages.CommandFailed(key=key, error=str(error)))
         else:
             self._channel.send(messages.CommandDone(key=key))
+        finally:
+            os.close(descriptor)
+
+    def _load_chain(self, load: messages.LoadChain, descriptor: int) -> None:
+        try:
+            counts = ChainCounts.attached(self._settings.frontend_processes, descriptor)
+            chain = self._front.attach_chain(load.reference, counts, again=load.again)
+        except Exception as error:
+            # As for a model: it imports the user's code.
+            if not isinstance(error, PenstockError):
+                log.exception("%s cannot be served", load.reference)
+            self._channel.send(messages.CommandFailed(key=load.key, error=str(error)))
+        else:
+            self._channel.send(messages.ChainLoaded(key=load.key, name=chain.name, parts=chain.parts))
         finally:
             os.close(descriptor)
 

@@ -22,7 +22,7 @@ from penstock.core.application import is_url_safe
 from penstock.core.bundle import MANIFEST
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, PenstockError, ServeError, UnknownRoute
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.messages import RESTART_S, RESTARTING, LoadModel, ModelLoaded, ModelState
+from penstock.serve.messages import RESTART_S, RESTARTING, ChainLoaded, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import ModelSettings
 from penstock.serve.table.slots import SlotTable
 
@@ -66,6 +66,14 @@ class ServerProcesses(Protocol):
         Raises:
             PenstockError: One front-end cannot serve it.
         """
+
+    async def load_chain(self, reference: str) -> ChainLoaded:
+        """Serve a chain of the models; returns when all front-ends do.
+
+        Raises:
+            PenstockError: One front-end cannot serve it.
+        """
+        ...
 
     async def retire(self, key: int) -> None:
         """Submit nothing more to a table; returns when no request waits for it any more."""
@@ -146,6 +154,7 @@ class ModelRepository:
 
     def __init__(self, models: ModelSettings, processes: ServerProcesses) -> None:
         self._bundles = models.bundles
+        self._chain_references = models.chains
         self._directory = models.directory
         self._processes = processes
         self._keys, self._numbers = itertools.count(), itertools.count()
@@ -155,11 +164,18 @@ class ModelRepository:
         self._attaching: Replicas = {}
         self._states: dict[str, ModelState] = {}
         self._retiring = BackgroundTasks()
+        # By name: the parts of each chain.
+        self._chains: dict[str, tuple[str, ...]] = {}
 
     @property
     def loaded(self) -> list[tuple[ModelLoaded, TableMemory]]:
         """Every replica of a served model, with its table."""
         return [replica for model in self._models.values() for replica in model.replicas.values()]
+
+    @property
+    def chains(self) -> list[str]:
+        """Names of the chains."""
+        return list(self._chains)
 
     @property
     def states(self) -> tuple[ModelState, ...]:
@@ -178,6 +194,10 @@ class ModelRepository:
         async with self._change_lock:
             for folder in folders:
                 await self._load_version(folder)
+            for reference in self._chain_references:
+                loaded = await self._processes.load_chain(reference)
+                self._chains[loaded.name] = loaded.parts
+                self._set_chain_state(loaded.name)
 
     def drop_engine(self, engine: int) -> None:
         """Forget the replicas of an engine that died, until `restore`."""
@@ -363,6 +383,23 @@ class ModelRepository:
     def _set_state(self, folder: ModelFolder, state: str, reason: str = "") -> None:
         now = ModelState(name=folder.name, version=folder.version, state=state, reason=reason)
         self._states[folder.name] = now
+        self._processes.publish_state(now)
+        for chain, parts in self._chains.items():
+            if folder.name in parts:
+                self._set_chain_state(chain)
+
+    def _set_chain_state(self, name: str) -> None:
+        """Publish the state of a chain: that of the first part which is not ready."""
+        states = [self._states[part] for part in self._chains[name] if part in self._states]
+        worst = next((state for state in states if state.state != "READY"), None)
+        now = ModelState(name=name, version="1", state="READY")
+        if worst is not None:
+            # An unloaded part may come back.
+            state = "UNAVAILABLE" if worst.state == "UNLOADING" else worst.state
+            now = ModelState(
+                name=name, version="1", state=state, reason=f"{worst.reason} (part {worst.name!r})".strip()
+            )
+        self._states[name] = now
         self._processes.publish_state(now)
 
 

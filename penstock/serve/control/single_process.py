@@ -10,8 +10,9 @@ from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, on_stop_signal
 from penstock.serve.control.repository import ModelRepository, TableMemory
 from penstock.serve.engine.model_loader import ModelLoader
-from penstock.serve.messages import LoadModel, ModelLoaded, ModelState
+from penstock.serve.messages import ChainLoaded, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import Settings
+from penstock.serve.table.chain_counts import ChainCounts
 
 
 async def serve_single(settings: Settings, listener: socket.socket) -> None:
@@ -84,6 +85,10 @@ class _SingleProcess:
 
     async def retire(self, key: int) -> None:
         await self._front.retire(key)
+
+    async def load_chain(self, reference: str) -> ChainLoaded:
+        chain = self._front.attach_chain(reference, ChainCounts.private())
+        return ChainLoaded(key=0, name=chain.name, parts=chain.parts)
 
     def publish_state(self, state: ModelState) -> None:
         self._front.models.set_state(state)

@@ -25,6 +25,7 @@ from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository, 
 from penstock.serve.http.listener import BACKLOG
 from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.settings import Settings
+from penstock.serve.table.chain_counts import shared_memory
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class _Supervisor:
         # The front-end that accepts the connections of a dead one, by the index of the dead one.
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
+        # References of chains, and the descriptors of their counts.
+        self._chains: list[tuple[str, int]] = []
         # Keys of the tables that front-ends attach.
         self._attached: set[int] = set()
         engine = partial(
@@ -108,7 +111,7 @@ class _Supervisor:
             listener.listen(BACKLOG)
         for child in self._frontends:
             child.send(messages.StartListening())
-        names = (loaded.command.name for loaded, _ in self._repository.loaded)
+        names = (*(loaded.command.name for loaded, _ in self._repository.loaded), *self._repository.chains)
         announce(names, self._sockets[0], self._settings.network)
 
     async def _drain(self) -> None:
@@ -170,6 +173,18 @@ class _Supervisor:
         retire = messages.RetireTable(key=key)
         await asyncio.gather(*(self._command(child, retire, key) for child in self._frontends if child.alive))
 
+    async def load_chain(self, reference: str) -> messages.ChainLoaded:
+        key, memory = len(self._chains), shared_memory(len(self._frontends))
+        self._chains.append((reference, memory))
+        load = messages.LoadChain(key=key, reference=reference, again=False)
+        replies = await asyncio.gather(
+            *(self._command(child, load, key, (memory,)) for child in self._frontends if child.alive)
+        )
+        loaded = next((reply for reply, _ in replies if isinstance(reply, messages.ChainLoaded)), None)
+        if loaded is None:
+            raise ServeError("the front-ends ended while they loaded a chain; their log says why.")
+        return loaded
+
     def publish_state(self, state: messages.ModelState) -> None:
         for child in self._frontends:
             child.send(state)
@@ -195,6 +210,8 @@ class _Supervisor:
                 self._resolve(child, messages.LoadModel, command.key, message, descriptors)
             case messages.CommandDone(key=key):
                 self._resolve(child, ModelLoaded, key, message, [])
+            case messages.ChainLoaded(key=key):
+                self._resolve(child, messages.LoadChain, key, message, [])
             case messages.TableRetired(key=key):
                 self._resolve(child, messages.RetireTable, key, message, [])
             case messages.CommandFailed(key=key, error=error):
@@ -218,7 +235,9 @@ class _Supervisor:
 
     def _fail_command(self, child: ChildProcess, key: int, error: str) -> None:
         kind = messages.LoadModel if child in self._engines else ModelLoaded
-        future = self._pending.pop((child, kind, key), None)
+        # Chains are loaded after the models of the start, and before any other.
+        chain = self._pending.pop((child, messages.LoadChain, key), None)
+        future = chain or self._pending.pop((child, kind, key), None)
         if future is None or future.done():
             log.error("%s does not serve a model: %s", child.name, error)
         else:
@@ -289,6 +308,8 @@ class _Supervisor:
         for key, (loaded, memory) in self._tables.items():
             if key in self._attached:
                 child.send(loaded, (memory,))
+        for key, (reference, memory) in enumerate(self._chains):
+            child.send(messages.LoadChain(key=key, reference=reference, again=True), (memory,))
         child.send(messages.StartListening())
 
     def _signalled(self) -> None:

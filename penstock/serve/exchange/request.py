@@ -1,5 +1,6 @@
 """One request: its head and its body."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +36,10 @@ class Request:
         head: The head. Requests with equal heads may share it; after parsing only `route` and `nbytes` are written.
         body: The body, decompressed.
         arrival_ns: Earliest time at which it can have arrived, on the clock of deadlines.
+        observe_step: Called with a `StepReport` after each step of a chain; None if the request is not traced.
     """
 
     head: Head
     body: bytes
     arrival_ns: int = field(default=0, compare=False)
+    observe_step: Callable[[Any], None] | None = field(default=None, compare=False)

@@ -22,7 +22,7 @@ from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
 from penstock.serve.grpc.conversion import retry_metadata, status_of
-from penstock.serve.observe.metrics import model_statistics
+from penstock.serve.observe.metrics import statistics_of
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.registry.model_registry import ModelRegistry
 
@@ -192,7 +192,7 @@ class GrpcServer:
         wanted = [(request.name, request.version)]
         if not request.name:
             wanted = [(model.name, model.version) for model in self.models.states.values() if model.state == "READY"]
-        entries = [model_statistics(self.models.named(*model)) for model in wanted]
+        entries = [statistics_of(self.models.named(*model)) for model in wanted]
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
 
     async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:

@@ -21,7 +21,7 @@ from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.http.plain import json_of
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
-from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.served_chain import Served
 
 HEAD_LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
@@ -40,7 +40,7 @@ class OipCall:
         InvalidInput: The budget or the priority is malformed.
     """
 
-    def __init__(self, served: ServedModel, head: Head, owner: str) -> None:
+    def __init__(self, served: Served, head: Head, owner: str) -> None:
         self._served = served
         self._owner = owner
         self._budget_ns, self._low_priority = options_of(head)
@@ -68,6 +68,7 @@ class OipCall:
             owner=self._owner,
             budget_ns=infer.budget_ns or self._budget_ns,
             low_priority=self._low_priority,
+            observe=request.observe_step,
         )
 
 

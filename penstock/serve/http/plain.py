@@ -14,6 +14,7 @@ from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
+from penstock.serve.registry.served_chain import Served
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.slots import ANSWERED, BROKEN, OK
 
@@ -57,7 +58,7 @@ class PlainCall:
             RequestError: The body is not an input of the application, or the request is rejected.
         """
         served, body = self.served, request.body
-        if served.decode_pool is not None and _is_decoded(served.application, self.content_type, body):
+        if served.decode_pool is not None and is_decoded(served.application, self.content_type, body):
             return self._prepare(served.decode_pool, body, request.arrival_ns, answer)
         chunk = body if len(body) == self._raw_bytes else chunk_of(served, self.content_type, body)
         # `partial` is the cheapest callback.
@@ -122,14 +123,14 @@ def _reply(served: ServedModel, output: Array) -> Response:
     return Response(200, body)
 
 
-def chunk_of(served: ServedModel, content_type: str, body: bytes) -> Array | bytes:
+def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     """Make the chunk of a request's body.
 
     Raises:
         RequestError: The body is not an input of the application.
     """
     application = served.application
-    if _is_decoded(application, content_type, body):
+    if is_decoded(application, content_type, body):
         return _decoded(served, body, content_type)
     if content_type == RAW:
         return application.input.from_bytes(body)
@@ -156,7 +157,8 @@ def _record_of(input: RecordSpec, body: bytes) -> Array:
     return record
 
 
-def _is_decoded(application: Application, content_type: str, body: bytes) -> bool:
+def is_decoded(application: Application, content_type: str, body: bytes) -> bool:
+    """True if a body of this content type is handed to the application's `decode`."""
     # Arrays and raw bytes need no decoding.
     if application.decode is None or content_type == RAW:
         return False
@@ -183,7 +185,7 @@ def json_of(body: bytes) -> object:
         raise InvalidInput(f"The body is not JSON that can be read ({error}).") from None
 
 
-def _decoded(served: ServedModel, body: bytes, content_type: str) -> Array:
+def _decoded(served: Served, body: bytes, content_type: str) -> Array:
     application = served.application
     assert application.decode is not None
     try:

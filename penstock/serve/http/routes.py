@@ -16,14 +16,17 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
-from penstock.serve.http import oip_http, plain, recording
+from penstock.serve.http import chain_call, oip_http, plain, recording
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.observe import metrics
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 
 log = logging.getLogger(__name__)
+
+_Call = plain.PlainCall | recording.RecordingCall | chain_call.ChainCall | oip_http.OipCall
 
 PAGE = Path(__file__).parents[1] / "page"
 STREAM = "/stream"
@@ -55,7 +58,7 @@ class _Route:
     """
 
     handle: Handler
-    served: ServedModel | None = None
+    served: Served | None = None
     rejects_early: bool = False
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
@@ -79,7 +82,7 @@ class Routes:
     access: Access
     _: KW_ONLY
     uptime_s: Callable[[], float]
-    open_stream: Callable[[ServedModel, Request, Answer], None]
+    open_stream: Callable[[Served, Request, Answer], None]
     reject_stream: Callable[[RequestError, Request], Switched | None]
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
 
@@ -111,7 +114,7 @@ class Routes:
         route: _Route | None = head.route
         if route is None or not route.rejects_early or route.epoch != self.models.epoch:
             return None
-        assert route.served is not None, route
+        assert isinstance(route.served, ServedModel), route
         if not route.served.writer.refusing:
             return None
         error = route.served.cached_rejection(arrival_ns)
@@ -173,8 +176,7 @@ class Routes:
         if path.startswith(plain.PATH):
             served = self.models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
-            kind = plain.PlainCall if served.streams is None else recording.RecordingCall
-            return _inference(served, served.application.max_body_bytes, partial(kind, served, head))
+            return _inference(served, served.application.max_body_bytes, _call_of(served, head))
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head, owner)
         _need(head, "GET, HEAD")
@@ -212,7 +214,7 @@ class Routes:
             case _:
                 raise UnknownRoute(f"There is no {head.path!r} in the Open Inference Protocol's paths that are served.")
 
-    def _model(self, served: ServedModel, rest: list[str], head: Head, owner: str) -> _Route:
+    def _model(self, served: Served, rest: list[str], head: Head, owner: str) -> _Route:
         if rest == ["infer"]:
             _need(head, "POST")
             # A body of the protocol has a head of its own.
@@ -227,7 +229,7 @@ class Routes:
             case ["config"]:
                 return _json(head, lambda: model_config(served))
             case ["stats"]:
-                return _json(head, lambda: {"model_stats": [metrics.model_statistics(served)]})
+                return _json(head, lambda: {"model_stats": [metrics.statistics_of(served)]})
             case _:
                 raise UnknownRoute(f"A model has /ready, /infer, /config and /stats; {head.path!r} is none of them.")
 
@@ -257,7 +259,7 @@ class Routes:
         return {"ready": True}
 
     def _stats(self) -> dict[str, Any]:
-        models = {served.name: metrics.stats(served, self.uptime_s()) for served in self.models}
+        models = {served.name: metrics.stats_of(served, self.uptime_s()) for served in self.models}
         # The page draws the first model; `models` has all of them by name.
         return (next(iter(models.values())) if models else {}) | {"models": models}
 
@@ -265,21 +267,31 @@ class Routes:
         answer(Response(200, metrics.exposition(self.models), metrics.CONTENT_TYPE))
 
 
-def described(served: ServedModel) -> dict[str, Any]:
+def described(served: Served) -> dict[str, Any]:
     """The public description of a model, as JSON values."""
-    return describe(served.application) | {
-        "name": served.name,
-        "version": served.version,
-        "latency_ms": served.budget_ns / 1e6,
-        "bundle": served.manifest.content_hash,
-        "metrics": served.manifest.metrics,
-    }
+    return (
+        describe(served.application)
+        | {
+            "name": served.name,
+            "version": served.version,
+            "latency_ms": served.budget_ns / 1e6,
+            "bundle": served.content_hash,
+            "metrics": served.metrics,
+        }
+        | ({"parts": list(served.parts)} if isinstance(served, ServedChain) else {})
+    )
+
+
+def _call_of(served: Served, head: Head) -> Callable[[], _Call]:
+    if isinstance(served, ServedChain):
+        return partial(chain_call.ChainCall, served, head)
+    return partial(plain.PlainCall if served.streams is None else recording.RecordingCall, served, head)
 
 
 def _inference(
-    served: ServedModel,
+    served: Served,
     max_body_bytes: int,
-    call_of: Callable[[], plain.PlainCall | recording.RecordingCall | oip_http.OipCall],
+    call_of: Callable[[], _Call],
 ) -> _Route:
     try:
         call = call_of()

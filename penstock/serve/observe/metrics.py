@@ -12,6 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from penstock.serve.observe.chain_metrics import chain_families, chain_statistics, chain_stats
+from penstock.serve.observe.histograms import EDGE_STEP, OUTCOMES, buckets
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import Replica, ServedModel
 from penstock.serve.table import slots
 from penstock.serve.table.lengths import LengthGrid
@@ -19,13 +22,6 @@ from penstock.serve.table.lengths import LengthGrid
 Counts = npt.NDArray[np.int64]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = {
-    "answered": slots.ANSWERED,
-    "refused": slots.REFUSED,
-    "expired": slots.TOO_LATE,
-    "failed": slots.BROKEN,
-    "invalid": slots.INVALID,
-}
 # Counts of live streams, in the order of the output; all but the first are counters.
 STREAM_COUNTS = {
     "open": (slots.STREAMS_OPEN, "Live streams that are open."),
@@ -35,8 +31,16 @@ STREAM_COUNTS = {
     "chunks": (slots.CHUNKS, "Input chunks of live streams."),
     "results": (slots.RESULTS, "Results of live streams."),
 }
-# Every fourth edge, a factor of two, is fine enough for Prometheus.
-_EDGE_STEP = 4
+
+
+def stats_of(served: Served, uptime_s: float) -> dict[str, Any]:
+    """Collect the counts of a model or a chain for the page, cumulative since the start."""
+    return chain_stats(served, uptime_s) if isinstance(served, ServedChain) else stats(served, uptime_s)
+
+
+def statistics_of(served: Served) -> dict[str, Any]:
+    """The entry of a model or a chain in the Open Inference Protocol's statistics."""
+    return chain_statistics(served) if isinstance(served, ServedChain) else model_statistics(served)
 
 
 def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
@@ -110,15 +114,17 @@ def model_statistics(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def exposition(applications: Iterable[ServedModel]) -> bytes:
+def exposition(applications: Iterable[Served]) -> bytes:
     """Prometheus's text of every application's metrics."""
     return generate_latest(_TableCollector(applications))
 
 
 @final
 class _TableCollector(Collector):
-    def __init__(self, applications: Iterable[ServedModel]) -> None:
-        self._applications = list(applications)
+    def __init__(self, applications: Iterable[Served]) -> None:
+        served = list(applications)
+        self._applications = [each for each in served if isinstance(each, ServedModel)]
+        self._chains = [each for each in served if isinstance(each, ServedChain)]
 
     def collect(self) -> Iterable[Metric]:
         """Collect every metric.
@@ -126,7 +132,7 @@ class _TableCollector(Collector):
         Counts of the front-ends have one series per application: they survive an engine while another one serves it.
         Counts of the engines have one series per engine.
         """
-        return [*self._of_applications(), *self._of_engines()]
+        return [*self._of_applications(), *self._of_engines(), *chain_families(self._chains)]
 
     def _of_applications(self) -> list[Metric]:
         requests = CounterMetricFamily("penstock_requests", "Requests by outcome.", labels=["app", "outcome"])
@@ -145,6 +151,10 @@ class _TableCollector(Collector):
             if served.streams is not None:
                 for name, family in streams.items():
                     family.add_metric([served.name], served.total(STREAM_COUNTS[name][0]))
+        for chain in self._chains:
+            for outcome, column in OUTCOMES.items():
+                requests.add_metric([chain.name, outcome], chain.total(column))
+            budget.add_metric([chain.name], chain.budget_ns / 1e9)
         return [requests, engines, budget, *(family for family in streams.values() if family.samples)]
 
     def _of_engines(self) -> list[Metric]:
@@ -171,21 +181,15 @@ class _TableCollector(Collector):
             if replica.streams is not None:
                 streams.add_metric(name, replica.streams.open_everywhere)
             rows, queue_ns, compute_ns, latency_ns = table.sums.tolist()
-            batch.add_metric(name, _buckets(slots.BATCH_EDGES.tolist(), table.batch_counts, 1), rows)
+            batch.add_metric(name, buckets(slots.BATCH_EDGES.tolist(), table.batch_counts, 1), rows)
             for family, column, sum_ns in (
                 (queue, table.queue_counts, queue_ns),
                 (compute, table.compute_counts, compute_ns),
                 (latency, table.latency_counts, latency_ns),
             ):
-                family.add_metric(name, _buckets(edges_s, column, _EDGE_STEP), sum_ns / 1e9)
+                family.add_metric(name, buckets(edges_s, column, EDGE_STEP), sum_ns / 1e9)
         seldom = [family for family in (streams, uncaptured) if family.samples]
         return [misses, in_use, total, batch, queue, compute, latency, *seldom]
-
-
-def _buckets(edges: list[float], counts: Counts, every: int) -> list[tuple[str, float]]:
-    below = counts.cumsum()
-    kept = [(f"{edges[index]:.6g}", int(below[index])) for index in range(0, len(edges), every)]
-    return [*kept, ("+Inf", int(below[-1]))]
 
 
 def _summed(served: ServedModel, column: str) -> Counts:

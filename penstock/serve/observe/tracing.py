@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import final
 
@@ -19,12 +20,22 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, Span, SpanKind, Status, StatusCode, get_current_span
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.response import Answer, Handler, Response
-from penstock.serve.observe.metrics import OUTCOMES
+from penstock.serve.observe.histograms import OUTCOMES
+from penstock.serve.registry.chain_request import StepReport
+from penstock.serve.registry.served_chain import Served
 from penstock.serve.registry.served_model import ServedModel, column_of
 from penstock.serve.table.slots import SlotTable
 
@@ -55,7 +66,7 @@ class Traces:
 
     handler: Handler
     provider: TracerProvider
-    models: Iterable[ServedModel]
+    models: Iterable[Served]
     share: float
     scheme: str
     random: Callable[[], float] = random.random
@@ -104,6 +115,7 @@ class Traces:
             _end(span, response, bool(model))
             answer(response)
 
+        request.observe_step = partial(self._child, span)
         coming = _Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}")) else []
         cancel = self.handler(request, answered)
         place = next(filter(_Place.taken, coming), None)
@@ -115,6 +127,18 @@ class Traces:
                 cancel()
 
         return left
+
+    def _child(self, span: Span, step: StepReport) -> None:
+        """Record a step of a chain as a child of the request's span; it has just ended."""
+        end_ns = time.time_ns()
+        attributes = {"penstock.step": step.name, "penstock.rows": step.rows}
+        child = self._tracer.start_span(
+            step.name, set_span_in_context(span), attributes=attributes, start_time=end_ns - step.duration_ns
+        )
+        if step.error is not None:
+            child.set_attribute("error.type", type(step.error).__name__)
+            child.set_status(Status(StatusCode.ERROR, str(step.error)))
+        child.end(end_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +156,12 @@ class _Place:
     generation: int
 
     @classmethod
-    def next(cls, models: Iterable[ServedModel], name: str) -> "list[_Place]":
+    def next(cls, models: Iterable[Served], name: str) -> "list[_Place]":
         """Return the slots that the model's next request can get."""
         tables = [
             (replica.table, replica.writer.next_slot)
             for served in models
-            if served.name == name
+            if served.name == name and isinstance(served, ServedModel)
             for replica in served.replicas
         ]
         return [cls(table, slot, int(table.generation[slot]) + 1) for table, slot in tables if slot is not None]

@@ -11,7 +11,8 @@ from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
-from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.chain_request import Observe
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.streams.sequences import Finished, SequencePlace
 from penstock.serve.table.slots import ANSWERED
 
@@ -67,7 +68,7 @@ class GivenTensor(NamedTuple):
     read: Callable[[TensorSpec, int], Array]
 
 
-def terms_of(served: ServedModel) -> tuple[ChunkSpec, ChunkSpec, int, Count]:
+def terms_of(served: Served) -> tuple[ChunkSpec, ChunkSpec, int, Count]:
     """Return the specs of a row and of the output, the maximum rows, and the function that counts rows."""
     application, sequences = served.application, served.sequences
     if sequences is None:
@@ -76,7 +77,7 @@ def terms_of(served: ServedModel) -> tuple[ChunkSpec, ChunkSpec, int, Count]:
 
 
 def submit(
-    served: ServedModel,
+    served: Served,
     infer: Infer,
     finished: Finished,
     *,
@@ -84,6 +85,7 @@ def submit(
     owner: str,
     budget_ns: int | None,
     low_priority: bool = False,
+    observe: Observe | None = None,
 ) -> Callable[[], None]:
     """Submit a request: its rows, or one chunk of a sequence. Its outcome is counted for the model.
 
@@ -95,6 +97,7 @@ def submit(
         owner: Name of the client, by its API key.
         budget_ns: Its latency budget, or None for the server's.
         low_priority: Whether it runs after the others, whatever its priority.
+        observe: Called after each step of a chain.
 
     Returns:
         A function that cancels it.
@@ -103,6 +106,10 @@ def submit(
         RequestError: It is rejected.
     """
     low_priority = low_priority or infer.priority > HIGHEST
+    if isinstance(served, ServedChain):
+        _reject_place(served.name, infer)
+        # It counts the outcome itself, with the step that it came from.
+        return served.submit_rows(infer.chunks, finished, arrival_ns, budget_ns, low_priority, observe)
 
     def counted(result: Array | RequestError) -> None:
         if isinstance(result, RequestError):
@@ -112,11 +119,7 @@ def submit(
         finished(result)
 
     if served.sequences is None:
-        if infer.place is not None:
-            raise InvalidInput(
-                f"{served.name!r} remembers nothing from one request to the next; leave sequence_id "
-                f"{infer.place.id!r} out."
-            )
+        _reject_place(served.name, infer)
         handles = served.submit_rows(infer.chunks, counted, arrival_ns, budget_ns, low_priority)
         return lambda: served.cancel(handles)
     if infer.place is None:
@@ -128,6 +131,13 @@ def submit(
     return served.sequences.put(
         infer.place, infer.chunks, counted, arrival_ns, owner=owner, budget_ns=budget_ns, low_priority=low_priority
     )
+
+
+def _reject_place(name: str, infer: Infer) -> None:
+    if infer.place is not None:
+        raise InvalidInput(
+            f"{name!r} remembers nothing from one request to the next; leave sequence_id {infer.place.id!r} out."
+        )
 
 
 def place_of(parameters: Mapping[str, Any]) -> SequencePlace | None:

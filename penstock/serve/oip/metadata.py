@@ -5,10 +5,10 @@ from typing import Any
 from penstock.core.application import Application
 from penstock.core.spec import Dim, TensorSpec
 from penstock.serve.oip.inference import output_datatypes
-from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.served_chain import Served
 
 
-def model_metadata(served: ServedModel) -> dict[str, Any]:
+def model_metadata(served: Served) -> dict[str, Any]:
     """`GET /v2/models/{name}`."""
     application = served.application
 
@@ -25,7 +25,7 @@ def model_metadata(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def model_config(served: ServedModel) -> dict[str, Any]:
+def model_config(served: Served) -> dict[str, Any]:
     """`GET /v2/models/{name}/config`, as far as it applies here."""
     application, sequences = served.application, served.sequences
 
@@ -45,7 +45,7 @@ def model_config(served: ServedModel) -> dict[str, Any]:
     return config | {"sequence_batching": {"max_sequence_idle_microseconds": sequences.idle_ns // 1_000, "direct": {}}}
 
 
-def _dims(served: ServedModel, spec: TensorSpec) -> list[int]:
+def _dims(served: Served, spec: TensorSpec) -> list[int]:
     dims = [-1 if isinstance(size, Dim) else size for size in spec.shape]
     # The number of frames of a live chunk and of its output varies.
     return dims if served.sequences is None else [-1, *dims[1:]]

@@ -8,6 +8,7 @@ from typing import Any, final
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import RESTARTING, ModelState
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 
 # `change(name, unload)` of the repository: serve the newest version of a model, or stop serving it. It raises
@@ -35,10 +36,10 @@ class ModelRegistry:
         self.epoch = 0
         self.states: dict[str, ModelState] = {}
         self.draining = False
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, Served] = {}
         self._changes = BackgroundTasks()
 
-    def __iter__(self) -> Iterator[ServedModel]:
+    def __iter__(self) -> Iterator[Served]:
         return iter(list(self._served.values()))
 
     @property
@@ -46,7 +47,7 @@ class ModelRegistry:
         """Largest body that any model takes."""
         return max((served.application.max_body_bytes for served in self), default=0)
 
-    def put(self, served: ServedModel) -> None:
+    def put(self, served: Served) -> None:
         """Serve a model under its name, instead of the model that had the name before."""
         self._served[served.name] = served
         self.epoch += 1
@@ -56,14 +57,35 @@ class ModelRegistry:
         self.states[state.name] = state
         self.epoch += 1
 
-    def take_out(self, served: ServedModel) -> None:
+    def take_out(self, served: Served) -> None:
         """Remove a model, unless another one has its name already."""
         if self._served.get(served.name) is served:
             del self._served[served.name]
         self.epoch += 1
 
-    def named(self, name: str, version: str = "") -> ServedModel:
-        """Find a model by name, and by version if one is given.
+    @property
+    def served_models(self) -> list[ServedModel]:
+        """The models without the chains."""
+        return [served for served in self if isinstance(served, ServedModel)]
+
+    def has_model(self, name: str) -> bool:
+        """True if a model of this name is served, which is no chain."""
+        return isinstance(self._served.get(name), ServedModel)
+
+    def model(self, name: str) -> ServedModel:
+        """Find a part of a chain by name.
+
+        Raises:
+            UnknownRoute: There is none.
+            Overloaded: It is being loaded.
+        """
+        served = self.named(name)
+        if isinstance(served, ServedChain):
+            raise UnknownRoute(f"{name!r} is a chain, which is no part of another one.")
+        return served
+
+    def named(self, name: str, version: str = "") -> Served:
+        """Find a model or chain by name, and by version if one is given.
 
         Raises:
             UnknownRoute: There is none.

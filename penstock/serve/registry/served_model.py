@@ -12,9 +12,9 @@ from penstock.core.bundle import Manifest
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.serve.frontend.balancer import RequestBalancer
+from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
-from penstock.serve.frontend.table_writer import Done, SlotHandle, TableWriter
+from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
 from penstock.serve.streams.sequences import Finished, Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer
@@ -93,6 +93,21 @@ class ServedModel:
         if several and replica.streams is not None:
             self.streams = StreamBalancer(self._streams)
         self.sequences = None if self.streams is None else Sequences(self.streams, idle_ns=idle_ns)
+
+    @property
+    def content_hash(self) -> str:
+        """Content hash of the bundle."""
+        return self.manifest.content_hash
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Validation metrics of the bundle by name."""
+        return self.manifest.metrics
+
+    @property
+    def min_compute_ns(self) -> int:
+        """Shortest time of the network for one row, of any length."""
+        return min(int(replica.table.min_compute_ns.min()) for replica in self.replicas)
 
     @property
     def is_preparing(self) -> bool:
@@ -212,6 +227,17 @@ class ServedModel:
             self.cancel(handles)
             raise
         return handles
+
+    def predict(self, rows: int, low_priority: bool, length: int = 0) -> PredictedFinish:
+        """Predict the finish of a request at the best replica, see `TableWriter.predict`."""
+        writers = [replica.writer for replica in self.replicas]
+        if writers[0].shortest_length:
+            length = max(length, writers[0].shortest_length)
+        return min(PredictedFinish(*writer.predict(rows, NEVER_NS, low_priority, length)) for writer in writers)
+
+    def length_of(self, chunk: Array) -> int:
+        """Return the length of a chunk; 0 where the size is fixed."""
+        return self.replicas[0].writer.length_of(chunk)
 
     def cancel(self, handles: list[SlotHandle]) -> None:
         """Cancel the rows of a request whose client is gone."""

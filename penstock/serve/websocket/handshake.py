@@ -14,7 +14,7 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.registry.model_registry import ModelRegistry
-from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.served_chain import Served
 from penstock.serve.websocket.closing import RejectedConnection
 from penstock.serve.websocket.stream_connection import StreamConnection
 
@@ -23,7 +23,7 @@ VERSION = "13"
 
 
 def upgrade_to_stream(
-    served: ServedModel, request: Request, answer: Answer, *, models: ModelRegistry, access: Access
+    served: Served, request: Request, answer: Answer, *, models: ModelRegistry, access: Access
 ) -> None:
     """Upgrade a request's connection to a live stream.
 

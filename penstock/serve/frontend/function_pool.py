@@ -1,0 +1,113 @@
+"""Threads for a chain's own work on one request: decoding, preparing, functions. None of it blocks the event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+from penstock.core.errors import ComputeFailed, Overloaded, RequestError
+
+log = logging.getLogger(__name__)
+
+# For each chain in each front-end.
+THREADS = 2
+MAX_WAITING = 64
+# Weight of the newest call in the moving average of the time.
+FOLLOW = 0.1
+
+# `done(result, own_ns)`: the value or the error, and the time spent on it.
+FunctionDone = Callable[[Any, int], None]
+
+
+@dataclass(slots=True, eq=False)
+class FunctionJob:
+    """A function to call in a thread.
+
+    Args:
+        kind: What it does; times are averaged by it.
+        function: Without arguments.
+        done: Called in the event loop; None once nobody waits.
+    """
+
+    kind: object
+    function: Callable[[], Any]
+    done: FunctionDone | None
+
+    def cancel(self) -> None:
+        """Skip the job if it has not begun, and drop its result."""
+        self.done = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class FunctionPool:
+    """Threads of one chain in one front-end.
+
+    Args:
+        name: Name of the chain, for the log.
+        now_ns: The clock of deadlines.
+
+    Attributes:
+        waiting: Number of unfinished jobs.
+    """
+
+    name: str
+    now_ns: Callable[[], int]
+    waiting: int = field(init=False, default=0)
+    _usual_ns: dict[object, float] = field(init=False, default_factory=dict[object, float])
+    _pool: ThreadPoolExecutor = field(init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "chain"))
+
+    def usual_ns(self, kind: object) -> int:
+        """Usual time of a job of this kind; 0 before the first."""
+        return int(self._usual_ns.get(kind, 0.0))
+
+    def submit(self, job: FunctionJob) -> None:
+        """Call a function in a thread, and `done` in the calling event loop.
+
+        Raises:
+            Overloaded: Too many jobs wait.
+        """
+        if self.waiting >= MAX_WAITING:
+            usual_ns = max(self._usual_ns.values(), default=0.0) * self.waiting / THREADS
+            raise Overloaded(f"{self.waiting} calls wait for a thread; come back later.", max(0.1, usual_ns / 1e9))
+        self.waiting += 1
+        self._pool.submit(self._work, job, asyncio.get_running_loop())
+
+    def close(self) -> None:
+        """Start no further jobs; those that began are finished."""
+        self._pool.shutdown(wait=False)
+
+    def _work(self, job: FunctionJob, loop: asyncio.AbstractEventLoop) -> None:
+        start_ns = self.now_ns()
+        found: Any = None
+        try:
+            if job.done is not None:
+                found = job.function()
+        except RequestError as error:
+            log_cause(self.name, error)
+            found = error
+        except Exception:
+            log.exception("a function of %r raised; that request alone fails", self.name)
+            found = ComputeFailed(f"A function of {self.name!r} failed on this input; the server's log says how.")
+        # The event loop may be closed by now.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._finished, job, found, self.now_ns() - start_ns)
+
+    def _finished(self, job: FunctionJob, found: Any, own_ns: int) -> None:
+        self.waiting -= 1
+        if job.done is None:
+            return
+        if not isinstance(found, RequestError):
+            usual_ns = self._usual_ns.get(job.kind, float(own_ns))
+            self._usual_ns[job.kind] = usual_ns + FOLLOW * (own_ns - usual_ns)
+        job.done(found, own_ns)
+
+
+def log_cause(name: str, error: RequestError) -> None:
+    """Write the exception of an application's own code, of which a client gets one sentence, to the log."""
+    if error.__cause__ is not None:
+        log.error("%s: %s", name, error, exc_info=error.__cause__)

@@ -1,0 +1,268 @@
+"""One request of a chain on its way through the steps."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+from penstock.core.chain_run import FunctionCall, PartRows, Progress, Row
+from penstock.core.errors import ComputeFailed, RequestError
+from penstock.core.spec import Array
+from penstock.serve.frontend.function_pool import FunctionJob, log_cause
+from penstock.serve.frontend.table_writer import SlotHandle
+from penstock.serve.registry.chain_steps import ChainSteps
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.table.slots import ANSWERED, OK
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """One step that a request went through.
+
+    Args:
+        name: Its name.
+        duration_ns: Its time.
+        rows: Inputs of the part; 0 for a function.
+        error: Why it ended the request; None if it did not.
+    """
+
+    name: str
+    duration_ns: int
+    rows: int
+    error: RequestError | None
+
+
+Observe = Callable[[StepReport], None]
+# The output chunk, or the error and the step that it came from, -1 for the chain's own.
+RunDone = Callable[[Array | RequestError, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestTerms:
+    """The terms of a request.
+
+    Args:
+        arrival_ns: Its arrival time.
+        budget_ns: Its latency budget.
+        low_priority: Whether it runs after the others.
+        observe: Called after each step; None if nobody wants to know.
+    """
+
+    arrival_ns: int
+    budget_ns: int
+    low_priority: bool
+    observe: Observe | None = None
+
+
+@final
+@dataclass(eq=False, slots=True)
+class ChainRun:
+    """One input on its way through the steps of a chain.
+
+    Args:
+        steps: The steps.
+        terms: The terms of the request.
+        finished: Called once with the output or the error, unless it is cancelled.
+    """
+
+    steps: ChainSteps
+    terms: RequestTerms
+    finished: RunDone
+    _progress: Progress = field(init=False)
+    _over: bool = field(init=False, default=False)
+    _step: int = field(init=False, default=-1)
+    _started_ns: int = field(init=False, default=0)
+    _job: FunctionJob | None = field(init=False, default=None)
+    # Of the part that runs now: chunks that wait, slots, results.
+    _waiting: list[tuple[int, Array]] = field(init=False, default_factory=list[tuple[int, Array]])
+    _handles: dict[int, SlotHandle] = field(init=False, default_factory=dict[int, SlotHandle])
+    _results: list[Array | None] = field(init=False, default_factory=list[Array | None])
+    _left: int = field(init=False, default=0)
+    _deadline_ns: int = field(init=False, default=0)
+
+    def start(self, chunk: Array) -> None:
+        """Begin with the first step."""
+        self._progress = self.steps.plan.steps(chunk)
+        self._advance(None)
+
+    def cancel(self) -> None:
+        """Cancel what has not run, and call nobody any more."""
+        self._over = True
+        if self._job is not None:
+            self._job.cancel()
+        for handle in list(self._handles.values()):
+            handle.writer.cancel(handle)
+        self._handles.clear()
+        self._waiting.clear()
+
+    def _advance(self, value: Any) -> None:
+        try:
+            request = self._progress.send(value)
+        except StopIteration as done:
+            self._over = True
+            self.finished(done.value, -1)
+        except RequestError as error:
+            log_cause(self.steps.plan.chain.name, error)
+            self._end(error, -1)
+        else:
+            self._step, self._started_ns = request.step, self.steps.now_ns()
+            if isinstance(request, FunctionCall):
+                self._start_job(request.function, self._called)
+            else:
+                self._begin_part(request)
+
+    def _start_job(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        def ended(found: Any, own_ns: int) -> None:
+            self._job = None
+            done(found)
+
+        self._job = FunctionJob(self._step, function, ended)
+        try:
+            self.steps.pool.submit(self._job)
+        except RequestError as error:
+            self._fail(error)
+
+    def _called(self, found: Any) -> None:
+        if isinstance(found, RequestError):
+            self._report(0, found)
+            self._end(found, self._step)
+        else:
+            self._report(0, None)
+            self._advance(found)
+
+    def _begin_part(self, request: PartRows) -> None:
+        count = len(request.rows)
+        self._results, self._left = [None] * count, count
+        if not count:
+            self.steps.observe(self._step, 0, 0)
+            self._report(0, None)
+            self._advance([])
+            return
+        try:
+            part = self.steps.part(self._step)
+            self._deadline_ns = self._step_deadline_ns()
+        except RequestError as error:
+            self._fail(error)
+            return
+        if any(row.is_raw for row in request.rows):
+            self._start_job(partial(_prepared, part, request.rows), partial(self._submit_all, part))
+        else:
+            self._submit_all(part, [row.array for row in request.rows])
+
+    def _step_deadline_ns(self) -> int:
+        """Deadline of this step: the request's, less the predicted time of the steps after it."""
+        terms, now_ns = self.terms, self.steps.now_ns()
+        deadline_ns = terms.arrival_ns + terms.budget_ns
+        own_ns, rest_ns = self.steps.rest_ns(self._step, terms.low_priority)
+        left_ns = max(0, deadline_ns - now_ns)
+        if own_ns + rest_ns <= left_ns:
+            return deadline_ns - rest_ns
+        # It is tight: the steps share what is left by their predicted times.
+        return now_ns + left_ns * own_ns // max(1, own_ns + rest_ns)
+
+    def _submit_all(self, part: ServedModel, chunks: Any) -> None:
+        if isinstance(chunks, RequestError):
+            self._fail(chunks)
+            return
+        self._waiting = []
+        step, lengths = self._step, [0]
+        for index, chunk in enumerate(chunks):
+            if isinstance(chunk, RequestError):
+                self._row_ended(index, chunk)
+                if self._left_step(step):
+                    return
+            else:
+                lengths.append(part.length_of(chunk))
+                self._waiting.append((index, chunk))
+        self.steps.observe(self._step, len(chunks), max(lengths))
+        self._submit_waiting(part)
+
+    def _submit_waiting(self, part: ServedModel) -> None:
+        step = self._step
+        # At most as many rows at once as a request may have: the others follow as these end.
+        while not self._left_step(step) and self._waiting and len(self._handles) < part.max_rows:
+            index, chunk = self._waiting.pop(0)
+            first = self._step == 0
+            start_ns = self.terms.arrival_ns if first else self._started_ns
+            try:
+                self._handles[index] = part.submit(
+                    chunk,
+                    partial(self._row_done, part, index),
+                    start_ns,
+                    max(1, self._deadline_ns - start_ns),
+                    self.terms.low_priority,
+                )
+            except RequestError as error:
+                part.count_rejection(error)
+                self._row_ended(index, error)
+
+    def _row_done(self, part: ServedModel, index: int, status: int, output: Array, last: bool) -> None:
+        self._handles.pop(index, None)
+        step = self._step
+        if status == OK:
+            part.counts[ANSWERED] += 1
+            # The output is a view of the table.
+            self._row_ended(index, output.copy())
+        else:
+            error = part.error_of(status, self.terms.budget_ns)
+            part.count_rejection(error)
+            self._row_ended(index, error)
+        if not self._left_step(step):
+            self._submit_waiting(part)
+
+    def _left_step(self, step: int) -> bool:
+        return self._over or self._step != step
+
+    def _row_ended(self, index: int, result: Array | RequestError) -> None:
+        if self._over:
+            return
+        if not isinstance(result, RequestError):
+            self._results[index] = result
+        elif not self.steps.plan.chain.steps[self._step].partial:
+            self._fail(result)
+            return
+        self._left -= 1
+        if self._left == 0:
+            results = self._results
+            self._report(len(results), None)
+            self._advance(results)
+
+    def _fail(self, error: RequestError) -> None:
+        error = self.steps.of_step(error, self._step)
+        self._report(len(self._results), error)
+        self._end(error, self._step)
+
+    def _report(self, rows: int, error: RequestError | None) -> None:
+        if self.terms.observe is not None:
+            self.terms.observe(
+                StepReport(
+                    name=self.steps.name_of(self._step),
+                    duration_ns=self.steps.now_ns() - self._started_ns,
+                    rows=rows,
+                    error=error,
+                )
+            )
+
+    def _end(self, error: RequestError, step: int) -> None:
+        if not self._over:
+            self.cancel()
+            self.finished(error, step)
+
+
+def _prepared(part: ServedModel, rows: list[Row]) -> list[Array | RequestError]:
+    """Prepare the raw arrays among some rows."""
+    pool = part.decode_pool
+    found: list[Array | RequestError] = []
+    for row in rows:
+        try:
+            assert pool is not None or not row.is_raw, part.name
+            found.append(pool.prepare(row.array) if pool is not None and row.is_raw else row.array)
+        except RequestError as error:
+            found.append(error)
+        except Exception:
+            log.exception("the prepare of %r raised; that row alone fails", part.name)
+            found.append(ComputeFailed("The application's prepare failed on this input; the server's log says how."))
+    return found
