@@ -9,6 +9,7 @@ from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 from penstock.cli.documented import documented
 from penstock.cli.printing import print_rows
+from penstock.core.errors import BenchError
 
 if TYPE_CHECKING:
     from penstock.bench.load.generator import Load, LoadResult
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 @documented
 def serve(
     url: str,
-    bundle: Annotated[Path, typer.Option()],
+    bundle: Annotated[list[Path], typer.Option()],
+    chain: Annotated[str | None, typer.Option(metavar="CHAIN.py")] = None,
     rate: float | None = None,
     connections: int | None = None,
     find_goodput: bool = False,
@@ -33,7 +35,8 @@ def serve(
 
     Args:
         url: Address of the running server, http://127.0.0.1:8000.
-        bundle: The bundle that it serves; requests are its golden examples.
+        bundle: The bundle that it serves; requests are its golden examples. Of a chain, each part's.
+        chain: The chain to send requests to; they are examples of its first part.
         rate: Open loop: requests a second, as a Poisson process.
         connections: 64 by default, 512 for the open loop.
         find_goodput: Search the highest rate that keeps the budget.
@@ -47,10 +50,12 @@ def serve(
     """
     from penstock.bench.checked_load import goodput_checked, measure_checked
     from penstock.bench.load.generator import Load, parse_cores
-    from penstock.bench.load.golden_target import golden_target
+    from penstock.bench.load.golden_target import chain_target, golden_target
     from penstock.bench.measurement import append, make_measurement
 
-    target = golden_target(url, bundle, body)
+    if chain is None and len(bundle) > 1:
+        raise BenchError(f"--bundle is given {len(bundle)} times; name one, or --chain for a chain of them.")
+    target = golden_target(url, bundle[0], body) if chain is None else chain_target(url, chain, bundle, body)
     connections = connections or (512 if rate or find_goodput else 64)
     load = Load(rate=rate, connections=connections, seconds=seconds, processes=processes, cpus=parse_cores(cpu))
     if find_goodput:

@@ -11,8 +11,8 @@ from penstock.cli.printing import print_left_out
 from penstock.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from penstock.core.picture_index import SearchResult
     from penstock.device.pack_engine import PackEngine
-    from penstock.device.search import SearchResult
 
 
 @documented
@@ -77,8 +77,8 @@ def search(
         threads: CPU threads for the network.
     """
     from penstock.core.pack import INDEX
+    from penstock.core.picture_index import read_index
     from penstock.device.picture_folder import read_picture, unusable
-    from penstock.device.search import read_index
     from penstock.device.search import search as nearest
 
     engine = _engine(pack, key, precision, threads)

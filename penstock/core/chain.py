@@ -38,7 +38,7 @@ class ChainStep:
         each: Makes a list of chunks or raw arrays of any length instead, such as the crops of a picture. The result is
             a list of outputs in the same order. Every chunk is a row of its own in the part's batches.
         partial: Whether the request goes on if some of the chunks of `each` are rejected; their results are None.
-        bundle: Content hash of the one bundle that the part may be; by default any that fits.
+        weights: SHA-256 of the weights that the part must have, as that of an index; by default any.
 
     Raises:
         ApplicationError: Fields that do not go together, or of another kind.
@@ -50,7 +50,7 @@ class ChainStep:
     feed: StepFunction | None = None
     each: StepFunction | None = None
     partial: bool = False
-    bundle: str = ""
+    weights: str = ""
 
     def __post_init__(self) -> None:
         if (self.part is None) == (self.run is None):
@@ -71,7 +71,7 @@ class ChainStep:
                     f"Step {self.name!r} has {field_name}={_shown(value)}; it must be a function of the results and "
                     f"the chain's input."
                 )
-        wrong = next((each for each in ("feed", "each", "bundle") if getattr(self, each) and self.part is None), "")
+        wrong = next((each for each in ("feed", "each", "weights") if getattr(self, each) and self.part is None), "")
         if wrong:
             raise ApplicationError(f"Step {self.name!r} runs a function and has {wrong}; only a part has it.")
         if self.feed is not None and self.each is not None:

@@ -217,26 +217,26 @@ def chain_hash(source_sha256: str, bundles: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([source_sha256, sorted(bundles.items())]).encode()).hexdigest()
 
 
-def check_bundles(chain: Chain, bundles: Mapping[str, str]) -> None:
-    """Check that all parts of a chain are there, each with the bundle that the chain needs.
+def check_weights(chain: Chain, weights: Mapping[str, str]) -> None:
+    """Check that all parts of a chain are there, each with the weights that the chain needs.
 
     Args:
         chain: The chain.
-        bundles: Content hash of the bundle of each application that is there, by its name.
+        weights: SHA-256 of the weights of each application that is there, by its name.
 
     Raises:
-        ApplicationError: A part is missing, or of another bundle.
+        ApplicationError: A part is missing, or has other weights.
     """
     for step in chain.steps:
         name = step.part_name
-        if name and name not in bundles:
-            there = ", ".join(map(repr, bundles)) or "none"
+        if name and name not in weights:
+            there = ", ".join(map(repr, weights)) or "none"
             raise ApplicationError(
                 f"Chain {chain.name!r} needs the application {name!r}, which is not there; there is {there}. Name its "
                 f"bundle too."
             )
-        if step.bundle and not bundles[name].startswith(step.bundle):
+        if step.weights and weights[name] != step.weights:
             raise ApplicationError(
-                f"Chain {chain.name!r} needs {name!r} of the bundle {step.bundle[:12]}, but {bundles[name][:12]} is "
-                f"there; name that bundle, or change the chain."
+                f"Chain {chain.name!r} needs {name!r} with the weights {step.weights[:12]}, but those of its bundle "
+                f"are {weights[name][:12]}; name another bundle, or make what the chain uses of this one again."
             )

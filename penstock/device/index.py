@@ -28,10 +28,7 @@ from penstock.core.atomic_write import put_folder, write_through
 from penstock.core.decode import decode_image
 from penstock.core.errors import PackError, RequestError, SourceError
 from penstock.core.pack import INDEX
-from penstock.core.spec import Array
-from penstock.device.pack_engine import PackEngine
-from penstock.device.picture_folder import MAX_PIXELS, name_in, picture_files, unusable
-from penstock.device.search import (
+from penstock.core.picture_index import (
     DESCRIPTION,
     FILES,
     ITEMS,
@@ -39,11 +36,13 @@ from penstock.device.search import (
     VECTORS,
     IndexItem,
     Vector,
-    embedding_of,
-    model_of,
     read_index,
     thumbnail_of,
 )
+from penstock.core.spec import Array
+from penstock.device.pack_engine import PackEngine
+from penstock.device.picture_folder import MAX_PIXELS, name_in, picture_files, unusable
+from penstock.device.search import embedding_of, model_of
 from penstock.device.source import DecodeFailures
 
 # N pictures, D numbers of an embedding
@@ -125,7 +124,7 @@ def index_folder(
                 raise SourceError(
                     f"none of the {len(files):,} pictures of {pictures} can be used; {failures.sentences[0]}"
                 )
-            _publish(journal, items, model, place)
+            _publish(journal, items, model | {"weights": engine.pack.made.get("weights", "")}, place)
     except OSError as error:
         raise PackError(
             f"the index {place} cannot be written ({error.strerror or error}); mend that and index again, or name "

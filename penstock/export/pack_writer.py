@@ -14,7 +14,7 @@ from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder
-from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
+from penstock.core.bundle import WEIGHTS, BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.example_arrays import example_arrays
 from penstock.core.find_application import FoundApplication
@@ -236,7 +236,8 @@ def _pack(
 ) -> Pack:
     written = sorted(file for file in folder.rglob("*") if file.is_file())
     made = versions_of("penstock", "torch", "onnx")
-    made |= {"bundle": files.manifest.content_hash, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+    made |= {"bundle": files.manifest.content_hash, "weights": files.manifest.files[WEIGHTS]}
+    made |= {"when": datetime.now(UTC).isoformat(timespec="seconds")}
     return Pack(
         folder=folder,
         name=application.name,

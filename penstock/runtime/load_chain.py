@@ -8,13 +8,17 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import reply_of
+from penstock.core.bundle import WEIGHTS
 from penstock.core.chain import Chain
-from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows, as_chunk, chain_hash, check_bundles
+from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows, as_chunk, chain_hash, check_weights
 from penstock.core.errors import InvalidInput
 from penstock.core.find_application import FoundChain, find_chain
+from penstock.core.golden import Golden, default_tolerance
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array
+from penstock.core.spec import Array, random_chunks
 from penstock.runtime.load import Predictor, load
+
+RANDOM_EXAMPLES, MAX_RAWS = 8, 4
 
 
 @final
@@ -50,6 +54,25 @@ class ChainPredictor:
             inputs = {spec.tensors[0].name: inputs}
         output, answer = self.plan.application.output, self.run(as_chunk(spec, inputs))
         return output.unpack(answer) if isinstance(output, RecordSpec) else answer
+
+    def golden(self) -> Golden:
+        """Make golden examples of the chain: inputs of its first part's examples, with the answers of the steps.
+
+        A chain with inputs of its own gets random ones.
+        """
+        chain, spec = self.plan.chain, self.plan.application.input
+        recorded = self.parts[chain.parts[0]].files.golden
+        if chain.takes_raw(self.plan.parts):
+            # Each record has room for the largest raw array.
+            inputs = np.stack([as_chunk(spec, {spec.tensors[0].name: raw}) for raw in recorded.raws[:MAX_RAWS]])
+        elif chain.input is None and not chain.inputs:
+            inputs = recorded.inputs
+        elif isinstance(spec, RecordSpec):
+            inputs = spec.random(np.random.default_rng(0), RANDOM_EXAMPLES)
+        else:
+            inputs = random_chunks(spec, RANDOM_EXAMPLES, np.random.default_rng(0))
+        outputs = np.stack([self.run(np.asarray(chunk)) for chunk in inputs])
+        return Golden(inputs=inputs, outputs=outputs, tolerance=default_tolerance(outputs))
 
     def answer(self, body: bytes, content_type: str = "") -> Any:
         """Decode a request's body, run the steps, and make the reply that a client would get.
@@ -117,7 +140,7 @@ def load_chain(
     for bundle in bundles:
         part = load(bundle, accept_changed=accept_changed, threads=threads)
         parts[part.application.name] = part
-    check_bundles(found.chain, {name: part.files.manifest.content_hash for name, part in parts.items()})
+    check_weights(found.chain, {name: part.files.manifest.files[WEIGHTS] for name, part in parts.items()})
     parts = {name: parts[name] for name in found.chain.parts}
     hashes = {name: part.files.manifest.content_hash for name, part in parts.items()}
     plan = ChainPlan(chain=found.chain, parts={name: part.application for name, part in parts.items()})

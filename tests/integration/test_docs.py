@@ -37,6 +37,7 @@ URL_IN_TEXT = "http://127.0.0.1:8000"
 TLS_URL_IN_TEXT = "https://127.0.0.1:8000"
 # Each takes tens of seconds; other tests cover its features.
 SLOW = {
+    "docs/how-to/chain.md",
     "docs/how-to/measure.md",
     "docs/how-to/run-in-production.md",
     "docs/how-to/train-on-several-gpus.md",

@@ -200,8 +200,8 @@ def test_a_loaded_chain_answers_for_no_one_and_many(chained: Chained) -> None:
 def test_a_chain_without_one_of_its_parts_is_refused(chained: Chained) -> None:
     with pytest.raises(ApplicationError, match="Chain 'look' needs the application 'scale', which is not there; there"):
         load_chain(chained.chain, chained.bundles[:2])
-    pinned = Chain(name="pinned", steps=(ChainStep(part="marks", bundle="0" * 64),))
-    with pytest.raises(ApplicationError, match="needs 'marks' of the bundle 000000000000, but"):
+    pinned = Chain(name="pinned", steps=(ChainStep(part="marks", weights="0" * 64),))
+    with pytest.raises(ApplicationError, match="needs 'marks' with the weights 000000000000, but"):
         load_chain(pinned, chained.bundles)
 
 

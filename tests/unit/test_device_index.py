@@ -10,11 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.core.application import Application, reply_of
+from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError, SourceError
+from penstock.core.picture_index import IndexItem, PictureIndex, read_index
+from penstock.core.picture_search import search_chain
+from penstock.core.record import RecordSpec
+from penstock.core.spec import TensorSpec
 from penstock.device.index import index_folder
 from penstock.device.pack_engine import PackEngine
 from penstock.device.picture_folder import read_picture
-from penstock.device.search import IndexItem, PictureIndex, embedding_of, read_index, search
+from penstock.device.search import embedding_of, search
 from tests.support.packs import colour_pack, plain
 from tests.support.pictures import picture_folder, save
 
@@ -253,3 +259,32 @@ def test_an_index_that_names_other_files_is_refused(engine: PackEngine, pictures
     (index / "index.json").write_text(json.dumps(described))
     with pytest.raises(PackCorrupt, match="no SHA-256"):
         read_index(index)
+
+
+def test_a_search_is_a_chain_of_an_embedding_and_the_index(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
+    index_folder(engine, pictures, tmp_path / "index")
+    index = read_index(tmp_path / "index")
+    chain = search_chain(tmp_path / "index", part="colours", count=3)
+    part = Application(
+        name="colours",
+        input=TensorSpec(dtype="uint8", shape=(6, 6, 4), meaning="picture", name="picture"),
+        output=TensorSpec(dtype="float32", shape=(3,), meaning="mean colour", name="embedding"),
+        model=":none",
+    )
+    plan = ChainPlan(chain=chain, parts={"colours": part})
+    query = read_picture(pictures / "cats" / "0.jpg")
+    progress = plan.steps(np.zeros((6, 6, 4), np.uint8))
+    assert isinstance(next(progress), PartRows)
+    # The network's own embedding, of any length.
+    call = progress.send([7 * embedding_of(engine, query)])
+    assert isinstance(call, FunctionCall)
+    with pytest.raises(StopIteration) as ended:
+        progress.send(call.function())
+    output = plan.application.output
+    assert isinstance(output, RecordSpec)
+    found = search(engine, index, query, 3)
+    assert reply_of(plan.application)(output.unpack(ended.value.value)) == {
+        "results": [{"file": one.item.file, "similarity": pytest.approx(one.similarity, abs=1e-6)} for one in found]
+    }
+    # More than there are.
+    assert search_chain(tmp_path / "index", part="colours", count=99).outputs["rows"].shape == (13,)

@@ -11,7 +11,7 @@ import pytest
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.serve.control import repository as module
 from penstock.serve.control.repository import ModelRepository, TableMemory
-from penstock.serve.messages import RESTARTING, LoadModel, ModelLoaded, ModelState
+from penstock.serve.messages import RESTARTING, ChainLoaded, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import ModelSettings
 
 
@@ -64,6 +64,9 @@ class Sides:
             raise error
         others = {key for key in self.answering.get(command.name, ()) if self.models[key] == command.model}
         self.answering[command.name] = others | {command.key}
+
+    async def load_chain(self, reference: str) -> ChainLoaded:
+        return ChainLoaded(key=0, name="both", parts=("first", "second"))
 
     async def retire(self, key: int) -> None:
         left = {name: keys - {key} for name, keys in self.answering.items()}
@@ -407,5 +410,25 @@ def test_models_of_a_lost_engine_can_be_replaced_while_it_is_gone(models: Path) 
         assert before.isdisjoint(sides.answering["first"])
         versions = {loaded.command.version for loaded, _ in repository.loaded if loaded.command.name == "first"}
         assert versions == {"2"}
+
+    run(scene)
+
+
+def test_a_chain_is_as_ready_as_its_parts(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        repository = ModelRepository(ModelSettings(directory=models, chains=("chain.py",)), sides)
+        await repository.load_all()
+        assert repository.chains == ["both"]
+        assert sides.state("both") == ("READY", "")
+        await repository.unload("second")
+        assert sides.state("both") == ("UNAVAILABLE", "unloaded (part 'second')")
+        await repository.load("second")
+        assert sides.state("both") == ("READY", "")
+        sides.die(0, repository)
+        # `reject_unready` knows a restart by the beginning of the reason.
+        assert sides.state("both") == ("LOADING", f"{RESTARTING} (part 'first')")
+        await repository.restore(0)
+        assert sides.state("both") == ("READY", "")
 
     run(scene)

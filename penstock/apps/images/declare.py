@@ -88,6 +88,38 @@ def image_application(
     )
 
 
+def embedding_application(application: Application, *, model: Callable[[], Any], length: int) -> Application:
+    """Declare the application whose output is the embedding of another one's network, for a served search.
+
+    Its bundle has the same weights: `penstock bundle embedding.py --weights RUN/bundle/weights.safetensors`.
+
+    Args:
+        application: An application whose network has an `embed`, such as one of `image_application`.
+        model: Makes its network.
+        length: Length of an embedding.
+    """
+    return Application(
+        name=f"{application.name}-embedding",
+        description=f"The embedding of a picture by the network of {application.name}.",
+        inputs=application.inputs,
+        output=TensorSpec(
+            name="embedding", dtype="float32", shape=(length,), meaning="feature vector, to compare inputs by"
+        ),
+        decode=application.decode,
+        prepare=application.prepare,
+        accepts=application.accepts,
+        max_body_bytes=application.max_body_bytes,
+        model=partial(_embedding_network, model),
+    )
+
+
+def _embedding_network(make: Callable[[], Any]) -> Any:
+    network = make()
+    # The names of the weights stay those of the network.
+    network.predict = network.embed
+    return network
+
+
 def decode(body: bytes, content_type: str) -> Array:
     """Decode a picture to the pixels that a browser has, uint8 `[H, W, 4]`."""
     return decode_image(body, mode="RGBA", max_pixels=MAX_SIDE * MAX_SIDE)

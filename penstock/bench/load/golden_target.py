@@ -2,8 +2,9 @@
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -11,8 +12,9 @@ from urllib.request import Request, urlopen
 from penstock.bench.load.record_answers import record_answers
 from penstock.bench.load.sender import Target
 from penstock.client.binary_tensors import HEAD_LENGTH, request_body
-from penstock.core.bundle import BundleFiles, read_bundle
+from penstock.core.bundle import read_bundle
 from penstock.core.errors import BenchError
+from penstock.core.golden import Golden
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 
@@ -21,15 +23,33 @@ RAW = "application/octet-stream"
 BODIES = ("raw", "json", "png")
 
 
-def served_application(url: str) -> dict[str, Any]:
-    """Return a running server's description of its application.
+class Recorded(NamedTuple):
+    """Examples of what a server serves.
+
+    Args:
+        content_hash: Hash of the bundle or chain.
+        input: One raw input chunk.
+        output: One output chunk.
+        golden: The examples.
+    """
+
+    content_hash: str
+    input: ChunkSpec
+    output: ChunkSpec
+    golden: Golden
+
+
+def served_application(url: str, name: str = "") -> dict[str, Any]:
+    """Return a running server's description of its application, the first or the one of a name.
 
     Raises:
-        BenchError: No server answers there.
+        BenchError: No server answers there, or it has none of that name.
     """
     try:
         with urlopen(f"{url.rstrip('/')}/v1/apps", timeout=10) as answer:
-            return json.loads(answer.read())["apps"][0]
+            return next(app for app in json.loads(answer.read())["apps"] if name in ("", app["name"]))
+    except StopIteration:
+        raise BenchError(f"{url} does not serve {name!r}; start the server with it.") from None
     except (URLError, OSError, ValueError, KeyError, IndexError) as error:
         raise BenchError(f"no penstock server answers at {url} ({error}); start one with 'penstock serve'.") from None
 
@@ -46,13 +66,38 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
     Raises:
         BenchError: The server serves another bundle, or the body cannot carry the input.
     """
-    app = served_application(url)
     files = read_bundle(bundle)
-    if app["bundle"] != files.manifest.content_hash:
-        raise BenchError(f"{url} serves another bundle than {bundle}; name the one it was started with.")
+    manifest = files.manifest
+    recorded = Recorded(manifest.content_hash, manifest.input, manifest.output, files.golden)
+    return _target(url, served_application(url), recorded, body, str(bundle))
+
+
+def chain_target(url: str, chain: str, bundles: Sequence[Path], body: str = "raw") -> Target:
+    """Make requests to a served chain, with the answers of the chain that is loaded in this process.
+
+    Args:
+        url: The server's address.
+        chain: Reference of the chain, see `find_chain`.
+        bundles: The bundles of its parts.
+        body: As for `golden_target`.
+
+    Raises:
+        BenchError: The server serves another chain or other bundles, or the body cannot carry the input.
+    """
+    from penstock.runtime.load_chain import load_chain
+
+    predictor = load_chain(chain, bundles)
+    application = predictor.plan.application
+    recorded = Recorded(predictor.content_hash, application.input, application.output, predictor.golden())
+    return _target(url, served_application(url, application.name), recorded, body, chain)
+
+
+def _target(url: str, app: dict[str, Any], files: Recorded, body: str, origin: str) -> Target:
+    if app["bundle"] != files.content_hash:
+        raise BenchError(f"{url} serves another bundle than {origin}; name the one it was started with.")
     place = urlsplit(url)
     host, port = place.hostname or "127.0.0.1", place.port or 80
-    spec, output = files.manifest.input, files.manifest.output
+    spec, output = files.input, files.output
     record = None
     if isinstance(spec, RecordSpec) or isinstance(output, RecordSpec):
         if body not in ("raw", "json"):
@@ -75,7 +120,7 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
         port=port,
         requests=requests,
         answers=files.golden.outputs,
-        tolerance=files.manifest.tolerance,
+        tolerance=files.golden.tolerance,
         record=record,
     )
 
@@ -103,29 +148,29 @@ def _json(chunk: Array, spec: ChunkSpec) -> bytes:
     return json.dumps(spec.to_numbers(chunk) if isinstance(spec, RecordSpec) else chunk.tolist()).encode()
 
 
-def _check_reply(url: str, name: str, files: BundleFiles) -> None:
+def _check_reply(url: str, name: str, files: Recorded) -> None:
     """Refuse a reply of the application's own, which is not the output."""
-    spec = files.manifest.input
+    spec = files.input
     call = Request(f"{url.rstrip('/')}/v1/apps/{name}", _json(files.golden.inputs[0], spec), {"Content-Type": JSON})
     try:
         with urlopen(call, timeout=10) as answer:
             reply = json.loads(answer.read())
     except (URLError, OSError, ValueError) as error:
         raise BenchError(f"{url} does not answer the first golden example as JSON ({error}).") from None
-    missing = [spec.name for spec in files.manifest.outputs if not isinstance(reply, dict) or spec.name not in reply]
+    missing = [spec.name for spec in files.output.tensors if not isinstance(reply, dict) or spec.name not in reply]
     if missing:
         raise BenchError(
             f"{name!r} has a reply of its own, without {missing[0]!r}, which cannot be compared; use --body raw."
         )
 
 
-def _encoded(chunk: Array, body: str, files: BundleFiles) -> tuple[bytes, str]:
+def _encoded(chunk: Array, body: str, files: Recorded) -> tuple[bytes, str]:
     if body == "raw":
         return chunk.tobytes(), RAW
     if body == "json":
         return json.dumps(chunk.tolist()).encode(), JSON
     if body != "png" or chunk.dtype != "uint8" or chunk.ndim not in (2, 3):
-        raise BenchError(f"{files.manifest.input.describe()} cannot be sent as {body!r}; choose one of {BODIES}.")
+        raise BenchError(f"{files.input.describe()} cannot be sent as {body!r}; choose one of {BODIES}.")
     from PIL import Image
 
     sink = io.BytesIO()

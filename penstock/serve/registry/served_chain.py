@@ -6,7 +6,8 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import Application, reply_of
-from penstock.core.chain_run import ChainPlan, chain_hash, check_bundles
+from penstock.core.bundle import WEIGHTS
+from penstock.core.chain_run import ChainPlan, chain_hash, check_weights
 from penstock.core.errors import ApplicationError, RequestError
 from penstock.core.find_application import FoundChain
 from penstock.core.record import RecordSpec
@@ -239,7 +240,7 @@ class ServedChain:
         chain = self._found.chain
         served = {part.name: part for part in self._served_parts()}
         hashes = {name: part.content_hash for name, part in served.items()}
-        check_bundles(chain, hashes)
+        check_weights(chain, {name: part.manifest.files[WEIGHTS] for name, part in served.items()})
         plan = ChainPlan(chain=chain, parts={name: part.application for name, part in served.items()})
         return plan, chain_hash(self._found.sha256, hashes)
 

@@ -1,0 +1,51 @@
+"""Image search as a chain: the embedding of a picture by a served network, then an index."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.core.chain import Chain, ChainStep
+from penstock.core.picture_index import TOP, read_index, unit_vector
+from penstock.core.spec import TensorSpec
+
+
+def search_chain(
+    index: str | Path, *, part: str, name: str = "search", count: int = TOP, description: str = ""
+) -> Chain:
+    """Declare a search for the pictures of an index that are most similar to one.
+
+    A client sends a picture and gets `{"results": [{"file": ..., "similarity": ...}, ...]}`, most similar first; the
+    tensors of the answer are the rows of the index and the similarities.
+
+    Args:
+        index: The folder that `penstock index` wrote, with a pack of the part's weights.
+        part: Name of the application whose one output is the embedding, see
+            `penstock.apps.images.declare.embedding_application`.
+        name: Name of the chain.
+        count: Number of results; fewer where the index has fewer pictures.
+        description: One sentence for people.
+
+    Raises:
+        PackError: There is no index, or a file of it is damaged.
+    """
+    known = read_index(Path(index))
+    count = min(count, len(known.items))
+
+    def nearest(results: Mapping[str, Any], picture: Any) -> dict[str, Any]:
+        rows, similarities = known.nearest_rows(unit_vector(results[part]), count)
+        return {"rows": rows, "similarities": similarities}
+
+    def reply(found: Mapping[str, Any]) -> dict[str, Any]:
+        pairs = zip(found["rows"].tolist(), found["similarities"].tolist(), strict=True)
+        return {"results": [{"file": known.items[row].file, "similarity": cosine} for row, cosine in pairs]}
+
+    return Chain(
+        name=name,
+        description=description or f"Finds similar pictures among {len(known.items):,}.",
+        steps=(ChainStep(part=part, weights=known.weights), ChainStep(run=nearest)),
+        outputs={
+            "rows": TensorSpec(dtype="int64", shape=(count,), meaning="rows of the index, most similar first"),
+            "similarities": TensorSpec(dtype="float64", shape=(count,), meaning="cosines", units="-1..1"),
+        },
+        reply=reply,
+    )
