@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.cuda_graph_executor import MAX_BATCH_S, WARM_UPS, device_errors
+from penstock.runtime.cuda_graph_executor import WARM_UPS, device_errors
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.graph_cache import GraphCache, GraphShapes, Shape, size_of
 from penstock.runtime.named_network import NamedNetwork
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # Time for the graphs of the grid at start.
 CAPTURE_S = 15.0
+# At each length, larger batches than the first that takes this long gain nothing from a graph.
+MAX_CAPTURED_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +123,13 @@ class RecordGraphExecutor(Executor):
         Raises:
             DeviceLost: The GPU failed.
         """
-        return StepOutput(output_B=self.predict(batch.chunk_B))
+        return StepOutput(output_B=self._predict(batch.chunk_B))
 
     def predict(self, chunk_B: Array) -> Array:
-        """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
+        """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`, which are the caller's."""
+        return self._predict(chunk_B).copy()
+
+    def _predict(self, chunk_B: Array) -> Array:
         with torch.cuda.device(self._device), torch.inference_mode():
             shape = self._shape_of(chunk_B)
             graph = self._cache.get(shape)
@@ -169,7 +174,7 @@ class RecordGraphExecutor(Executor):
                 if trial is None:
                     break
                 trials[shape] = trial
-                if trial.seconds > MAX_BATCH_S:
+                if trial.seconds > MAX_CAPTURED_S:
                     break
         torch.cuda.empty_cache()
         return trials
@@ -292,9 +297,10 @@ class RecordGraphExecutor(Executor):
     def _run(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         with self._autocast():
             results = self._network(*(inputs[name] for name in self._network.arguments))
-        # Autocast gives its own dtype; the outputs have the declared one. Lengths may be on the host.
+        # Autocast gives its own dtype; the outputs have the declared one. Lengths that follow from the shape alone are
+        # on the host; a copy to the GPU could not be captured.
         named = zip(self._network.results, results, strict=True)
-        return [result.to(self._device, self._dtypes.get(name, result.dtype)).contiguous() for name, result in named]
+        return [result.to(self._dtypes.get(name, result.dtype)).contiguous() for name, result in named]
 
     def _run_uncaptured(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         self.uncaptured_batches += 1

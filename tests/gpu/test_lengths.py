@@ -168,6 +168,34 @@ def test_a_network_that_cannot_be_captured_runs_and_the_reason_is_said(caplog: p
     assert torch.ones(3, device="cuda:0").sum().item() == 3
 
 
+class Boxes(nn.Module):
+    """Gives as many boxes as there is room for, without lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, picture: Tensor) -> Tensor:
+        """Return four numbers of each of three boxes."""
+        return picture.mean(1)[:, None, None].expand(-1, 3, 4) * self.scale
+
+
+def test_lengths_that_follow_from_the_shape_are_captured_too() -> None:
+    boxes = Dim("boxes", max=3)
+    picture = TensorSpec(dtype="float32", shape=(8,), meaning="numbers", name="picture")
+    found = RecordSpec((TensorSpec(dtype="float32", shape=(boxes, 4), meaning="corners", name="corners"),))
+    executor = RecordGraphExecutor(
+        Boxes().to("cuda:0"), picture, found, max_rows=4, device="cuda:0", dtype=None, limit_bytes=GB
+    )
+    executor.capture_grid()
+    assert executor.reason is None
+    assert executor.graphs == 3
+    answer = executor.predict(np.stack([np.full(8, row, np.float32) for row in range(3)]))
+    assert answer["boxes"].tolist() == [3, 3, 3]
+    assert answer["corners"][:, 2, 3].tolist() == [0, 1, 2]
+    assert executor.uncaptured_batches == 0
+
+
 def test_an_engine_measures_and_serves_by_edges(network: nn.Module, right: Any) -> None:
     executor = on_gpu(network, max_rows=16)
     executor.capture_grid()

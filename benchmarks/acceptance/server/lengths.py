@@ -122,7 +122,7 @@ def vs_peer() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         bundle = _bundle("app", Path(folder) / "text")
         ours = max(result.goodput(BUDGET_MS) for result in _penstock(bundle, BUDGET_MS, machine))
-        return [ours / _mosec(bundle, machine)]
+        return [float(ours / _mosec(bundle, machine))]
 
 
 def _over_padded(machine: Machine, name: str, padded_name: str) -> float:
@@ -179,7 +179,7 @@ def _mosec(bundle: Path, machine: Machine) -> float:
             rates[batch] = closed.answered_a_second
     best: list[float] = []
     for batch in sorted(rates, key=lambda batch: rates[batch])[-PEER_BEST:]:
-        queue = max(1, int(rates[batch] * BUDGET_MS / 1e3))
+        queue = max(2 * batch, int(rates[batch] * BUDGET_MS / 1e3))
         with running(_mosec_server(batch, queue), "text", bundle, core) as port:
             results = _loads(_mosec_target(bundle, port), machine)
         best.append(max(result.goodput(BUDGET_MS) for result in results))
