@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.core.application import Application as Application
     from penstock.core.chain import Chain as Chain
     from penstock.core.chain import ChainStep as ChainStep
+    from penstock.core.dense import Dense as Dense
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.generate import Generate as Generate
     from penstock.core.initial import Initial as Initial
@@ -38,6 +39,7 @@ _HOME = {
     "Chain": "penstock.core.chain",
     "ChainStep": "penstock.core.chain",
     "Client": "penstock.client.client",
+    "Dense": "penstock.core.dense",
     "Dim": "penstock.core.spec",
     "Fitted": "penstock.train.fit",
     "Generate": "penstock.core.generate",
@@ -62,6 +64,7 @@ __all__ = [
     "Chain",
     "ChainStep",
     "Client",
+    "Dense",
     "Dim",
     "Fitted",
     "Generate",

@@ -70,6 +70,27 @@ def device(
 
 
 @app.command()
+def mitosis(
+    pack: Annotated[Path | None, typer.Option(help="The pack of mitosis, for its time on two cores.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="The bundle of mitosis, for its time on a GPU.")] = None,
+    only: Only = None,
+    record: Record = False,
+) -> None:
+    """Measure F1 of trained networks and of blobs; with --pack and --bundle, the time of a whole slide."""
+    given = {name: path for name, path in (("pack", pack), ("bundle", bundle)) if path is not None}
+    measure_figures(
+        "mitosis",
+        only or [],
+        record=record,
+        say=typer.echo,
+        options="".join(f" --{name} {name.upper()}" for name in given),
+        given=given,
+        # They take minutes of training, or need only slides.
+        by_name=["mitosis.f1", "mitosis.second_style_f1", "mitosis.blob_f1"] if given else [],
+    )
+
+
+@app.command()
 def house(
     only: Only = None,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of the CPU comparison.")] = 5,

@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": ("serve",),
     "watch": ("watch",),
     "index": ("index", "search"),
+    "tiles": ("tiles",),
 }
 # Modules whose commands have a name in front.
 GROUPS = ("new", "bench")

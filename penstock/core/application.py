@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.initial import Initial
@@ -46,6 +47,7 @@ class Application:
             exported with the bundle, and the same graph runs everywhere.
         recognition: Turns a classifier's probabilities into an answer, and smooths it over a video; its labels are
             those of `output`.
+        dense: For a network that is applied to every place of a large picture: the geometry of its tiles and maps.
         reply: Turns one output (several: a dictionary of arrays) into the JSON values of the response. By default the
             output as nested lists.
         recipe: A `penstock.Recipe` to train it, or a function that makes one.
@@ -72,6 +74,7 @@ class Application:
     decode: Decode | None = None
     prepare: Prepare | None = None
     recognition: Recognition | None = None
+    dense: Dense | None = None
     reply: Reply | None = None
     recipe: Any = None
     initial: Initial | str | None = None
@@ -113,6 +116,8 @@ class Application:
                 f"Application {self.name!r} has a prepare and inputs {self.input.describe()}; a prepare makes one "
                 f"tensor of fixed size."
             )
+        if self.dense is not None:
+            self.dense.check(self.input, self.output)
         if self.recognition is not None and self.recognition.labels != self.output.labels:
             raise ApplicationError(
                 f"Application {self.name!r} has a recognition whose labels are not those of its output; give both the "
@@ -257,6 +262,7 @@ class Application:
                 "an Initial, or its source",
             ),
             ("recognition", self.recognition is None or isinstance(self.recognition, Recognition), "a Recognition"),
+            ("dense", self.dense is None or isinstance(self.dense, Dense), "a Dense"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
         ):
             if not good:
@@ -290,6 +296,7 @@ def describe(application: Application) -> dict[str, Any]:
         "outputs": [spec.to_json() for spec in application.outputs.values()],
         "raw": None if application.prepare is None else application.prepare.raw.to_json(),
         "recognition": None if application.recognition is None else application.recognition.to_json(),
+        "dense": None if application.dense is None else application.dense.to_json(),
         "accepts": _accepted_types(application),
         "max_body_bytes": application.max_body_bytes,
         "generate": None if application.generate is None else application.generate.to_json(),

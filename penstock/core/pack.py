@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
 from penstock.core.example_arrays import read_examples
 from penstock.core.golden import raw_names
@@ -48,7 +49,19 @@ FP32, INT8 = "fp32", "int8"
 RAW = "raw"
 _FILES = FolderFiles(PackCorrupt, "pack", "export the bundle again", SCHEMA_VERSION)
 # Fields of a pack that pack.json holds under the same names.
-_SAME = ("name", "description", "licence", "made", "kind", "outputs", "answers", "recognition", "live", "models")
+_SAME = (
+    "name",
+    "description",
+    "licence",
+    "made",
+    "kind",
+    "outputs",
+    "answers",
+    "recognition",
+    "dense",
+    "live",
+    "models",
+)
 # pack.json's own hash is computed over its bytes with these zeros in place of the hash.
 _NO_HASH = "0" * 64
 _MALFORMED = (ApplicationError, AttributeError, BundleCorrupt, KeyError, OverflowError, TypeError, ValueError)
@@ -168,6 +181,7 @@ class Pack:
         outputs: The graph's outputs without batch dimension: the answers, then the embedding if there is one.
         answers: The number of outputs that are the application's.
         recognition: Turns the answer into a label; None if the application has none.
+        dense: The geometry of its tiles and maps, for a network that is applied to large pictures; None for others.
         live: Inputs and outputs of a live graph; None for one-shot packs.
         tolerance: Largest difference allowed on the golden examples.
         golden_count: Number of golden examples.
@@ -192,6 +206,7 @@ class Pack:
     raw: RawSpec | None = None
     inputs: tuple[TensorSpec, ...] = ()
     answers: int = 1
+    dense: Dense | None = None
     signed_by: bytes | None = None
 
     @property
@@ -365,6 +380,8 @@ def _check(pack: Pack) -> None:
         raise ValueError("no fp32 model or no golden example")
     if pack.recognition is not None and pack.outputs[0].shape != (len(pack.recognition.labels),):
         raise ValueError("the recognition has other labels than the first output")
+    if pack.dense is not None:
+        pack.dense.check(chunk_spec(pack.inputs), pack.output)
     for path in pack.files:
         parts = PurePosixPath(path)
         foreign = parts.is_absolute() or ".." in parts.parts or "\\" in path or not path.isprintable()

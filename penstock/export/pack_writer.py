@@ -250,6 +250,7 @@ def _pack(
         outputs=report.outputs,
         answers=report.answers,
         recognition=application.recognition,
+        dense=application.dense,
         live=report.live,
         tolerance=files.golden.tolerance,
         golden_count=len(files.golden.inputs),

@@ -1,0 +1,1 @@
+"""Mitotic figures in stained histology slides."""

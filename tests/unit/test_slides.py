@@ -1,0 +1,94 @@
+"""Slides: read region by region, whole pictures, and files that are neither."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.apps.mitosis.slide_file import write_slide
+from penstock.core.errors import SourceError
+from penstock.core.spec import Array
+from penstock.device.slides import ArraySlide, open_slide
+
+
+def smooth(height: int, width: int) -> Array:
+    """A picture that JPEG keeps within a few grey levels."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 200 // width, y * 200 // height, (x + y) * 100 // (height + width)], 2).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("slide") / "slide.tif"
+    write_slide(file, smooth(700, 1100), threads=2)
+    return file
+
+
+def test_a_tiled_pyramid_is_read_region_by_region(slide: Path) -> None:
+    import openslide
+
+    pixels = smooth(700, 1100)
+    with openslide.OpenSlide(slide) as raw:
+        assert raw.level_dimensions == ((1100, 700), (550, 350))
+    with open_slide(slide) as opened:
+        assert (opened.width, opened.height, opened.pixel_um) == (1100, 700, 0.25)
+        region = opened.read(200, 130, 300, 400)
+        assert region.flags.c_contiguous
+        assert np.abs(region.astype(int) - pixels[130:530, 200:500]).max() <= 6
+        corner = opened.read(-10, 690, 30, 20)
+        assert (corner[:, :10] == 255).all()
+        assert (corner[10:] == 255).all()
+        assert np.abs(corner[:10, 10:].astype(int) - pixels[690:, :20]).max() <= 6
+        assert (opened.read(5000, 5000, 4, 4) == 255).all()
+
+
+def test_a_picture_that_is_not_tiled_is_read_whole(tmp_path: Path) -> None:
+    pixels = smooth(40, 60)
+    for name in ("picture.png", "strips.tif"):
+        Image.fromarray(pixels).save(tmp_path / name)
+        with open_slide(tmp_path / name) as opened:
+            assert np.array_equal(opened.read(3, 4, 20, 10), pixels[4:14, 3:23])
+            assert opened.pixel_um is None
+    assert np.array_equal(ArraySlide(pixels).read(0, 0, 60, 40), pixels)
+
+
+def test_a_truncated_slide_is_one_sentence(slide: Path, tmp_path: Path) -> None:
+    data = slide.read_bytes()
+    for share in (0.001, 0.3, 0.6):
+        cut = tmp_path / "cut.tif"
+        cut.write_bytes(data[: int(len(data) * share)])
+        with (
+            pytest.raises(
+                SourceError, match=r"cut\.tif is (damaged or truncated|no picture, or is truncated)"
+            ) as caught,
+            open_slide(cut) as opened,
+        ):
+            opened.read(0, 0, 1100, 700)
+        assert "\n" not in str(caught.value)
+    # Tiles in the middle are overwritten.
+    damaged = tmp_path / "damaged.tif"
+    damaged.write_bytes(data[:3000] + bytes(3000) + data[6000:])
+    with pytest.raises(SourceError, match=r"damaged\.tif is damaged or truncated"), open_slide(damaged) as opened:
+        opened.read(0, 0, 1100, 700)
+
+
+def test_what_is_no_slide_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceError, match="is not a file; name a slide"):
+        open_slide(tmp_path)
+    text = tmp_path / "text.tif"
+    text.write_text("no picture")
+    with pytest.raises(SourceError, match=r"text\.tif is no picture"):
+        open_slide(text)
+    monkeypatch.setattr("penstock.device.slides._openslide", lambda: None)
+    with pytest.raises(SourceError, match=r"pip install 'penstock\[slides\]'"):
+        open_slide(text)
+    picture = tmp_path / "cut.png"
+    Image.fromarray(smooth(200, 200)).save(picture)
+    picture.write_bytes(picture.read_bytes()[:300])
+    with pytest.raises(SourceError, match=r"cut\.png is damaged or truncated"):
+        open_slide(picture)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    Image.fromarray(smooth(40, 40)).save(picture)
+    with pytest.raises(SourceError, match=r"too large to be decoded whole, and is not tiled"):
+        open_slide(picture)
