@@ -163,7 +163,7 @@ class Chain:
         for step in self.steps:
             if not isinstance(step.part, Application):
                 continue
-            for side in ("input", "output"):
+            for side in ("input", "answer"):
                 now, then = getattr(parts[step.part_name], side), getattr(step.part, side)
                 if now != then:
                     raise ApplicationError(
@@ -197,7 +197,7 @@ class Chain:
         last, outputs = parts.get(self.steps[-1].part_name), _named("output", self.output, self.outputs)
         reply = self.reply
         if self.join is None and last is not None:
-            outputs, reply = last.outputs, self.reply or last.reply
+            outputs, reply = {spec.name: spec for spec in last.answer.tensors}, self.reply or last.reply
         shared = sorted(inputs.keys() & outputs.keys())
         if shared:
             raise ApplicationError(
@@ -268,7 +268,7 @@ class Chain:
                     self._refuse(
                         f"feeds {step.name!r} with {title}, which does not fit: {reason}; give the step a feed"
                     )
-            before = None if part is None else (f"the output of {step.name!r}", part.output)
+            before = None if part is None else (f"the output of {step.name!r}", part.answer)
 
     def _refuse(self, problem: str) -> None:
         raise ApplicationError(f"Chain {self.name!r} {problem}.")

@@ -1,8 +1,13 @@
 """Comparison of the outputs of one application with the inputs of another."""
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Dim, TensorSpec
+
+T = TypeVar("T")
 
 
 def misfit(before: ChunkSpec, after: ChunkSpec) -> str:
@@ -15,17 +20,27 @@ def misfit(before: ChunkSpec, after: ChunkSpec) -> str:
         before: What is given.
         after: What is taken.
     """
-    given = {spec.name: spec for spec in before.tensors}
-    taken = {spec.name: spec for spec in after.tensors}
-    if len(given) == len(taken) == 1:
-        given = dict(zip(taken, given.values(), strict=True))
+    given = renamed({spec.name: spec for spec in before.tensors}, after)
+    taken = {spec.name: spec for spec in after.tensors if spec.name in given or spec.default is None}
     if missing := [name for name in taken if name not in given]:
-        return f"it has {', '.join(map(repr, given))} and no {missing[0]!r}"
+        return f"it has {', '.join(repr(spec.name) for spec in before.tensors)} and no {missing[0]!r}"
     lengths: dict[str, int | Dim] = {}
     for name, spec in taken.items():
         if reason := _tensor_misfit(given[name], spec, lengths):
             return reason
     return ""
+
+
+def renamed(given: Mapping[str, T], after: ChunkSpec) -> dict[str, T]:
+    """Return what is given under the names of an input that takes it, without the rest.
+
+    One tensor feeds the one that must be given, whatever its name; of several, each feeds the one of its name.
+    """
+    names = [spec.name for spec in after.tensors]
+    required = [spec.name for spec in after.tensors if spec.default is None]
+    if len(given) == len(required) == 1 and not given.keys() & set(names):
+        return dict(zip(required, given.values(), strict=True))
+    return {name: given[name] for name in names if name in given}
 
 
 def _tensor_misfit(given: TensorSpec, taken: TensorSpec, lengths: dict[str, int | Dim]) -> str:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from penstock.core.application import Application
+from penstock.core.application import Application, unpacked
 from penstock.core.chain import Chain, ChainStep, StepFunction
+from penstock.core.chain_fit import renamed
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, RequestError
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
@@ -32,7 +33,8 @@ class Row(NamedTuple):
 
 
 class PartRows(NamedTuple):
-    """Rows for a part to run. The generator takes a list with one result each: an output chunk, or None if rejected.
+    """Rows for a part to run. The generator takes a list with one result each: a chunk
+    of the part's answer, or None if rejected.
 
     Args:
         step: Index of the step.
@@ -105,8 +107,9 @@ class ChainPlan:
             else:
                 rows = self._rows(step, results, given, value)
                 outputs: Sequence[Array | None] = yield PartRows(index, rows)
-                unpacked = [None if output is None else self._unpacked(step, output) for output in outputs]
-                value = unpacked if step.each is not None else unpacked[0]
+                part = self.parts[step.part_name]
+                found = [None if output is None else unpacked(part, output) for output in outputs]
+                value = found if step.each is not None else found[0]
             results[step.name] = value
         join = self.chain.join
         if join is not None:
@@ -145,10 +148,6 @@ class ChainPlan:
     def _wrong(self, step: ChainStep, of: str, error: RequestError) -> RequestError:
         # The chain's own input is the client's; what a function gives is not.
         return error if of == "input" and step is self.chain.steps[0] else self._failed(step, of, f"gives {error}")
-
-    def _unpacked(self, step: ChainStep, output: Array) -> Any:
-        spec = self.parts[step.part_name].output
-        return spec.unpack(output) if isinstance(spec, RecordSpec) else output.reshape(spec.shape)
 
     def _checked(self, spec: ChunkSpec, value: Any, of: str) -> Array:
         try:
@@ -198,13 +197,10 @@ def as_chunk(spec: ChunkSpec, value: Any) -> Array:
 
 
 def _by_position(spec: ChunkSpec, value: Any) -> Any:
-    """Give the tensors of a result the names of an input; one tensor may have another name, see `misfit`."""
-    names = [tensor.name for tensor in spec.tensors]
-    named: dict[str, Any] = value if isinstance(value, dict) else {names[0]: value}
-    if len(named) == len(names) == 1:
-        named = dict(zip(names, named.values(), strict=True))
-    taken = {name: named[name] for name in names}
-    return taken if isinstance(spec, RecordSpec) else taken[names[0]]
+    """Give the tensors of a result the names of an input, see `renamed`."""
+    named: dict[str, Any] = value if isinstance(value, dict) else {"": value}
+    taken = renamed(named, spec)
+    return taken if isinstance(spec, RecordSpec) else taken[spec.name]
 
 
 def _is_raw(raw: RawSpec, input: ChunkSpec, value: Array) -> bool:

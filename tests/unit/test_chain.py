@@ -117,7 +117,7 @@ def test_names_are_checked_once_the_applications_are_known() -> None:
         ChainPlan(chain=chain, parts={"first": FIRST, "wide": WIDE})
     declared = Chain(name="both", steps=(ChainStep(part=FIRST), ChainStep(part=SECOND)))
     other = app("second", tensor(3, name="c"), tensor(9, name="d"))
-    with pytest.raises(ApplicationError, match=r"declares 'second' with output float32\[2\], but it is served with"):
+    with pytest.raises(ApplicationError, match=r"declares 'second' with answer float32\[2\], but it is served with"):
         ChainPlan(chain=declared, parts={"first": FIRST, "second": other})
 
 

@@ -13,6 +13,7 @@ from penstock.core.errors import ComputeFailed, InvalidInput, Overloaded, Reques
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Handler, Response, rejected
 from penstock.serve.observe.tracing import Traces, route_of
+from penstock.serve.registry.chain_request import StepReport
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ASK = Request(Head("POST", "/v1/apps/digits", {"user-agent": "curl/8"}), b"123")
@@ -155,3 +156,36 @@ def test_a_client_that_leaves_ends_its_span() -> None:
 )
 def test_routes_are_few_whatever_is_asked(path: str, route: str, model: str) -> None:
     assert route_of(path) == (route, model)
+
+
+def test_each_step_of_a_chain_is_a_child_of_its_request() -> None:
+    lost = Overloaded("Part 'classify': the engine stopped.")
+
+    def chain(request: Request, answer: Answer) -> None:
+        assert request.observe_step is not None
+        request.observe_step(StepReport(name="detect", duration_ns=7_000_000, rows=1, error=None))
+        request.observe_step(StepReport(name="classify", duration_ns=1_000, rows=3, error=lost))
+        answer(rejected(lost))
+
+    recorded = Recorded(chain)
+    recorded.ask(Request(Head("POST", "/v1/apps/look", {}), b"1"))
+    detect, classify, whole = recorded.spans
+    assert [detect.name, classify.name] == ["detect", "classify"]
+    for child in (detect, classify):
+        assert child.parent is not None
+        assert whole.context is not None
+        assert child.parent.span_id == whole.context.span_id
+    assert detect.end_time is not None
+    assert detect.start_time is not None
+    assert detect.end_time - detect.start_time == 7_000_000
+    assert dict(classify.attributes or {})["penstock.rows"] == 3
+    assert (detect.status.status_code, classify.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
+    # A request that is not sampled is not observed.
+    seen: list[Any] = []
+
+    def plain(request: Request, answer: Answer) -> None:
+        seen.append(request.observe_step)
+        answer(Response(200))
+
+    Recorded(plain, share=0.0).ask(Request(Head("POST", "/v1/apps/look", {}), b"1"))
+    assert seen == [None]

@@ -115,7 +115,7 @@ class ServedChain:
         plan, content_hash = self._plan()
         for name, before in self.steps.plan.parts.items():
             # The chain's functions are written for these specs.
-            for side in ("input", "output"):
+            for side in ("input", "answer"):
                 then, now = getattr(before, side), getattr(plan.parts[name], side)
                 if now != then:
                     raise ApplicationError(
