@@ -28,6 +28,7 @@ with warnings.catch_warnings():
 # The clients are not typed.
 TRITON: dict[str, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 ASK = "/v1/apps/text"
 Example = dict[str, Array]
 
@@ -238,5 +239,41 @@ def test_wrong_plain_requests(served: Served, body: str, sentence: str) -> None:
 def test_forms_that_several_tensors_do_not_have(served: Served) -> None:
     status, _, reply = served.server.ask("POST", ASK, bytes(16), {"Content-Type": "application/octet-stream"})
     assert (status, "JSON by name" in reply["error"]) == (400, True)
-    status, _, reply = served.server.ask("POST", ASK, b"--b--", {"Content-Type": "multipart/form-data; boundary=b"})
-    assert (status, "send application/json" in reply["error"]) == (415, True)
+
+
+def form(*parts: tuple[str, str, bytes], boundary: str = "b") -> bytes:
+    """A multipart body of names, content types and contents."""
+    heads = (f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\nContent-Type: {kind}\r\n\r\n'.encode()
+             for name, kind, _ in parts)  # fmt: skip
+    texts = b"".join(head + content + b"\r\n" for head, (_, _, content) in zip(heads, parts, strict=True))
+    return texts + f"--{boundary}--\r\n".encode()
+
+
+@pytest.mark.parametrize("raw", [(), ("input_ids",), ("input_ids", "attention_mask")])
+def test_a_form_has_a_part_for_each_tensor(served: Served, raw: tuple[str, ...]) -> None:
+    example = texts(5)[0]
+    parts = [
+        (name, "application/octet-stream", array.tobytes())
+        if name in raw
+        else (name, "application/json", json.dumps(array.tolist()).encode())
+        for name, array in example.items()
+    ]
+    status, _, reply = served.server.ask("POST", ASK, form(*parts), FORM)
+    assert status == 200, reply
+    for name, expected in served.predictor.predict(example).items():
+        np.testing.assert_allclose(reply[name], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (form(("input_ids", "", b"[1]")), "'attention_mask' is missing"),
+        (form(("input_ids", "", b"[1]"), ("input_ids", "", b"[1]")), "'input_ids' twice"),
+        (form(("input_ids", "", b"[1]"), ("ids", "", b"[1]")), "no input 'ids'"),
+        (b"--b--", "'input_ids' is missing"),
+        (b"--b", "not multipart/form-data that can be read"),
+    ],
+)
+def test_a_wrong_form_is_refused_in_a_sentence(served: Served, body: bytes, sentence: str) -> None:
+    status, _, reply = served.server.ask("POST", ASK, body, FORM)
+    assert (status, sentence in reply["error"]) == (400, True), reply

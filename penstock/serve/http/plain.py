@@ -1,4 +1,4 @@
-"""`POST /v1/apps/{name}`: a picture, a JSON array or raw bytes in; JSON or raw bytes out."""
+"""`POST /v1/apps/{name}`: a picture, JSON, raw bytes or a form of tensors in; JSON or raw bytes out."""
 
 import logging
 from functools import partial
@@ -11,6 +11,7 @@ from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, Unsu
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.budget import options_of
+from penstock.serve.exchange.form import MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
@@ -36,12 +37,14 @@ class PlainCall:
         head: The head.
 
     Raises:
-        InvalidInput: The budget or the priority is malformed.
+        InvalidInput: The budget, the priority or the boundary of a form is malformed.
     """
 
     def __init__(self, served: ServedModel, head: Head) -> None:
         self.served = served
         self.content_type = content_type_of(head)
+        is_form = self.content_type == MULTIPART and MULTIPART not in served.application.accepts
+        self._boundary = boundary_of(head.headers["content-type"]) if is_form else None
         self.budget_ns, self.low_priority = options_of(head)
         spec = served.application.input
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
@@ -57,10 +60,13 @@ class PlainCall:
         Raises:
             RequestError: The body is not an input of the application, or the request is rejected.
         """
-        served, body = self.served, request.body
-        if served.decode_pool is not None and is_decoded(served.application, self.content_type, body):
-            return self._prepare(served.decode_pool, body, request.arrival_ns, answer)
-        chunk = body if len(body) == self._raw_bytes else chunk_of(served, self.content_type, body)
+        served, body, content_type, chunk = self.served, request.body, self.content_type, None
+        if self._boundary is not None:
+            content_type, body, chunk = _part_of(served.application, body, self._boundary)
+        if chunk is None and served.decode_pool is not None and is_decoded(served.application, content_type, body):
+            return self._prepare(served.decode_pool, body, content_type, request.arrival_ns, answer)
+        if chunk is None:
+            chunk = body if len(body) == self._raw_bytes else chunk_of(served, content_type, body)
         # `partial` is the cheapest callback.
         done = partial(self.finish, answer)
         handle = served.submit(chunk, done, request.arrival_ns, self.budget_ns, self.low_priority)
@@ -79,7 +85,7 @@ class PlainCall:
         else:
             answer(_reply(served, output))
 
-    def _prepare(self, pool: DecodePool, body: bytes, arrival_ns: int, answer: Answer) -> Cancel:
+    def _prepare(self, pool: DecodePool, body: bytes, content_type: str, arrival_ns: int, answer: Answer) -> Cancel:
         """Have the body decoded and prepared in a thread, and submit its chunk then."""
         served, handle = self.served, None
         served.reject_lost()
@@ -102,9 +108,18 @@ class PlainCall:
                 handle.writer.cancel(handle)
 
         budget_ns = served.budget_ns if self.budget_ns is None else self.budget_ns
-        job = DecodeJob(body, self.content_type, arrival_ns, budget_ns, submit)
+        job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit)
         pool.submit(job)
         return cancel
+
+
+def _part_of(application: Application, body: bytes, boundary: str) -> tuple[str, bytes, Array | None]:
+    """The content type and the bytes of the part that `decode` reads, or the chunk of a form's tensors."""
+    parts = parts_of(body, boundary, tuple(application.inputs))
+    file = None if application.decode is None else only_file(parts, application.accepts)
+    if file is not None:
+        return file.content_type or TEXT, file.content, None
+    return "", b"", chunk_of_parts(application.input, parts)
 
 
 def content_type_of(head: Head) -> str:

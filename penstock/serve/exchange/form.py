@@ -1,0 +1,156 @@
+"""Bodies of multipart/form-data (RFC 7578): one part for each tensor, by its name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
+
+from penstock.core.errors import InvalidInput
+from penstock.core.record import ChunkSpec, given_by_name
+from penstock.core.spec import Array, Dim, TensorSpec
+
+MULTIPART = "multipart/form-data"
+RAW = "application/octet-stream"
+TEXT = "text/plain"
+# RFC 2046, section 5.1.1.
+_MAX_BOUNDARY = 70
+_PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One part of a body.
+
+    Args:
+        name: Of the tensor.
+        content_type: Media type in lower case, without parameters; empty if there is none.
+        content: Its bytes.
+    """
+
+    name: str
+    content_type: str
+    content: bytes
+
+
+def boundary_of(content_type: str) -> str:
+    """The boundary in the value of a Content-Type header.
+
+    Raises:
+        InvalidInput: There is none, or it is too long.
+    """
+    boundary = parse_options_header(content_type)[1].get("boundary", "")
+    if not 1 <= len(boundary) <= _MAX_BOUNDARY or not boundary.isascii() or not boundary.isprintable():
+        raise InvalidInput(f"The Content-Type names no boundary of 1 to {_MAX_BOUNDARY} characters; send it.")
+    return boundary
+
+
+def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, Part]:
+    """Split a body into its parts by name.
+
+    Args:
+        body: The whole body; its size is bounded by the caller.
+        boundary: Between the parts.
+        names: The tensors; each has one part.
+
+    Raises:
+        InvalidInput: No form, or a part is missing, unknown, there twice or encoded.
+    """
+    found: dict[str, Part] = {}
+    try:
+        # One more, so that a second part of a name is called that.
+        with PushMultipartParser(boundary, strict=True, max_segment_count=len(names) + 1) as parser:
+            header, content = None, b""
+            for event in parser.parse(body):
+                if isinstance(event, MultipartSegment):
+                    header, content = event, b""
+                elif event is None:
+                    assert header is not None
+                    _add(found, header, content, names)
+                else:
+                    content += event
+    except ParserLimitReached as error:
+        raise InvalidInput(
+            f"The form has more parts or headers than it may ({error}); send {_listed(names)}."
+        ) from None
+    except MultipartError as error:
+        raise InvalidInput(f"The body is not multipart/form-data that can be read ({error}).") from None
+    given_by_name(names, found)
+    return found
+
+
+def _add(found: dict[str, Part], header: MultipartSegment, content: bytes, names: tuple[str, ...]) -> None:
+    name = header.name or ""
+    if name not in names:
+        raise InvalidInput(f"There is no input {name[:80]!r}; there is {_listed(names)}.")
+    if name in found:
+        raise InvalidInput(f"The body has the input {name!r} twice; send each of {_listed(names)} once.")
+    encoding = (header.header("Content-Transfer-Encoding") or "").strip().lower()
+    if encoding not in _PLAIN_ENCODINGS:
+        raise InvalidInput(f"The part {name!r} is encoded as {encoding[:40]!r}; send its bytes as they are.")
+    # RFC 7578, section 4.4: a file without a type is any bytes, and a field is text.
+    kind = header.header("Content-Type") or (RAW if header.filename else "")
+    found[name] = Part(name=name, content_type=kind.partition(";")[0].strip().lower(), content=content)
+
+
+def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, Part]) -> Array:
+    """Make the chunk of parts that hold JSON numbers, or raw little-endian bytes where their type says so.
+
+    Raises:
+        InvalidInput: A part does not fit its tensor.
+    """
+    if isinstance(input, TensorSpec):
+        (part,) = parts.values()
+        return input.from_bytes(part.content) if part.content_type == RAW else input.from_numbers(_numbers(part))
+    given = {
+        name: _array(input.by_name[name], part.content) if part.content_type == RAW else _numbers(part)
+        for name, part in parts.items()
+    }
+    if all(isinstance(each, np.ndarray) for each in given.values()):
+        return input.of_many([given])[0, ...]
+    return input.from_numbers(
+        {name: each.tolist() if isinstance(each, np.ndarray) else each for name, each in given.items()}
+    )
+
+
+def _numbers(part: Part) -> Any:
+    try:
+        return orjson.loads(part.content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"The part {part.name!r} is not JSON that can be read ({error}).") from None
+
+
+def _array(spec: TensorSpec, content: bytes) -> Array:
+    """The array of raw bytes, whose number gives the one length that varies."""
+    varying = [axis for axis, size in enumerate(spec.shape) if isinstance(size, Dim)]
+    if len(varying) > 1:
+        raise InvalidInput(f"{spec.name} is {spec.describe()}; bytes have no lengths, so send it as JSON.")
+    shape = [int(size) for size in spec.shape]
+    if varying:
+        shape[varying[0]] = 1
+    row = spec.numpy_dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if len(content) % row or (not varying and len(content) != row):
+        raise InvalidInput(f"The part {spec.name!r} has {len(content):,} bytes, which are no {spec.describe()}.")
+    if varying:
+        dim: Any = spec.shape[varying[0]]
+        shape[varying[0]] = len(content) // row
+        if not dim.min <= shape[varying[0]] <= dim:
+            raise InvalidInput(
+                f"{spec.name} has {shape[varying[0]]:,} {dim.name}; it must have from {dim.min:,} to {int(dim):,}."
+            )
+    sized = spec.at({spec.shape[axis].name: shape[axis] for axis in varying})  # pyright: ignore
+    return sized.from_bytes(content)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def only_file(parts: Mapping[str, Part], accepts: tuple[str, ...]) -> Part | None:
+    """The part that the application's `decode` reads: the only one, of a content type that it takes."""
+    if len(parts) != 1:
+        return None
+    (part,) = parts.values()
+    return part if (part.content_type or TEXT) in accepts else None
