@@ -21,8 +21,8 @@ REQUEST_BYTES = 4 << 20
 REQUESTS = 16
 LATENCY_MS = 60_000.0
 RETRIES, TIMEOUT_S = 20, 600.0
-# On a GPU.
-GPU_TILES, GPU_THREADS = 16, 16
+# On a GPU: few tiles a batch, so that all threads have a batch to read.
+GPU_TILES, GPU_THREADS = 8, 16
 PACK_TILES = 4
 
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -151,14 +152,12 @@ class DenseRun:
         margin, (down, across) = self.dense.margin, self._core
         region_HW3 = slide.read(run.left - margin, run.top - margin, run.tiles * across + 2 * margin, down + 2 * margin)
         overview.add(region_HW3[margin : margin + down, margin : -margin or None], run.left, run.top)
-        height, width, _ = self.tile.shape
-        windows = np.lib.stride_tricks.sliding_window_view(region_HW3, (height, width), axis=(0, 1))
-        tiles_B3TT = windows[0, ::across]
-        kept = [index for index in range(run.tiles) if not self.dense.is_empty(tiles_B3TT[index].transpose(1, 2, 0))]
+        width = self.tile.shape[1]
+        tiles = [region_HW3[:, left : left + width] for left in range(0, run.tiles * across, across)]
+        kept = [index for index, tile_TT3 in enumerate(tiles) if not self.dense.is_empty(tile_TT3)]
         if not kept:
             return Cells.joined([]), run.tiles
-        tiles_BTT3 = np.ascontiguousarray(tiles_B3TT[kept].transpose(0, 2, 3, 1))
-        maps_BhwK = self.predict(tiles_BTT3)
+        maps_BhwK = self.predict(np.stack([tiles[index] for index in kept]))
         parts = [
             self.dense.cells_above(map_hwK, run.left + index * across, run.top)
             for index, map_hwK in zip(kept, maps_BhwK, strict=True)
@@ -168,7 +167,7 @@ class DenseRun:
 
 
 def tile_runs(width: int, height: int, core: tuple[int, int], count: int) -> Iterator[TileRun]:
-    """The runs of tiles that cover a picture, row by row.
+    """The runs of tiles that cover a picture, row by row; those of a row are of nearly equal length.
 
     Args:
         width: Of the picture in pixels.
@@ -177,9 +176,11 @@ def tile_runs(width: int, height: int, core: tuple[int, int], count: int) -> Ite
         count: Most tiles of a run.
     """
     columns = -(-width // core[1])
+    runs = -(-columns // count)
+    edges = [columns * run // runs for run in range(runs + 1)]
     for top in range(0, height, core[0]):
-        for column in range(0, columns, count):
-            yield TileRun(column * core[1], top, min(count, columns - column))
+        for first, end in pairwise(edges):
+            yield TileRun(first * core[1], top, end - first)
 
 
 class _Overview:

@@ -52,15 +52,13 @@ class Brush:
     y: Array
 
     def __init__(self, style: Style, rng: np.random.Generator, size: float) -> None:
-        from scipy.ndimage import gaussian_filter
-
         self.style, self.rng, self.size = style, rng, size
         axis = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
         self.y, self.x = np.meshgrid(axis, axis, indexing="ij")
         white = rng.standard_normal((NOISE_SIDE, NOISE_SIDE), np.float32)
         self._noise: dict[str, Array] = {}
         for name, sigma in (("fine", 1.0), ("grain", style.grain_px), ("clump", 2 * style.grain_px)):
-            smooth = gaussian_filter(white, sigma, mode="wrap")
+            smooth = _smoothed(white, sigma)
             self._noise[name] = smooth / smooth.std()
 
     def between(self, limits: Range, count: int) -> Array:
@@ -107,6 +105,14 @@ class Brush:
         # The gradient of the radius is steepest across; towards the tips it is a bound of the distance.
         steep = np.sqrt((along / long) ** 2 + (across / short) ** 2) / np.maximum(radius, 0.05)
         return (edge - radius) / np.maximum(steep, 1 / long)
+
+
+def _smoothed(field: Array, sigma: float) -> Array:
+    """A square field convolved with a Gaussian, continued at its edges from the opposite ones."""
+    side = len(field)
+    down, across = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)
+    weights = np.exp(-2 * (np.pi * sigma) ** 2 * (down**2 + across**2))
+    return np.fft.irfft2(np.fft.rfft2(field) * weights, field.shape).astype(np.float32)
 
 
 def step(distance: Array, soft: Array | float = 0.8) -> Array:
