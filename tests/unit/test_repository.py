@@ -426,6 +426,8 @@ def test_a_chain_is_as_ready_as_its_parts(models: Path) -> None:
         await repository.load("second")
         assert sides.state("both") == ("READY", "")
         sides.die(0, repository)
+        with pytest.raises(InvalidInput, match="'both' is a chain"):
+            await repository.load("both")
         # `reject_unready` knows a restart by the beginning of the reason.
         assert sides.state("both") == ("LOADING", f"{RESTARTING} (part 'first')")
         await repository.restore(0)

@@ -285,6 +285,8 @@ class ModelRepository:
             Overloaded: No engine runs, or one died meanwhile.
         """
         assert self._directory is not None, "front-ends refuse this without a model directory"
+        if name in self._chains:
+            raise InvalidInput(f"{name!r} is a chain, whose parts are loaded one by one; rename the folder of a model.")
         async with self._change_lock:
             folder = find_model(self._directory, name)
             served = name in self._models
