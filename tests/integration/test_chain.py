@@ -90,6 +90,11 @@ def test_the_chain_and_each_part_have_metrics_of_their_own(server: RunningServer
 def test_bad_input_is_the_clients_and_a_failing_part_is_named(server: RunningServer) -> None:
     assert server.ask("POST", PATH, b"[1, 2]", JSON)[0] == 400
     assert server.ask("POST", PATH, b"{", JSON)[0] == 400
+    # A form with the one input as a part is an input too.
+    part = b'--x\r\nContent-Disposition: form-data; name="picture"\r\n\r\n' + body((1, 1)) + b"\r\n--x--\r\n"
+    form = server.ask("POST", PATH, part, {"Content-Type": "multipart/form-data; boundary=x"})
+    assert (form[0], form[2]["weights"]) == (200, answer((1, 1)))
+    assert server.ask("POST", PATH, b"", {"Content-Type": "multipart/form-data"})[0] == 400
     assert server.ask("GET", f"{PATH}/stream")[0] == 400
     # 13 makes the network raise, 17 gives NaN.
     status, sentence = ask(server, (1, 1), around=13)

@@ -14,7 +14,7 @@ from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
-from penstock.serve.http.plain import RAW, chunk_of, content_type_of, is_decoded
+from penstock.serve.http.plain import RAW, chunk_of, content_type_of, form_boundary, is_decoded, part_of
 from penstock.serve.registry.served_chain import ServedChain
 
 log = logging.getLogger(__name__)
@@ -29,12 +29,13 @@ class ChainCall:
         head: The head.
 
     Raises:
-        InvalidInput: The budget or the priority is malformed.
+        InvalidInput: The budget, the priority or the boundary of a form is malformed.
     """
 
     def __init__(self, served: ServedChain, head: Head) -> None:
         self._served = served
         self._content_type = content_type_of(head)
+        self._boundary = form_boundary(served.application, head)
         self._budget_ns, self._low_priority = options_of(head)
         self._raw_reply = RAW in head.headers.get("accept", "") and not isinstance(
             served.application.output, RecordSpec
@@ -46,11 +47,14 @@ class ChainCall:
         Raises:
             RequestError: The body is no input of the chain, or the request is rejected.
         """
-        served, body = self._served, request.body
+        served, body, content_type, chunk = self._served, request.body, self._content_type, None
         served.reject_lost()
-        if served.takes_raw and is_decoded(served.application, self._content_type, body):
-            return self._decode(request, answer)
-        chunk = chunk_of(served, self._content_type, body)
+        if self._boundary is not None:
+            content_type, body, chunk = part_of(served.application, body, self._boundary)
+        if chunk is None and served.takes_raw and is_decoded(served.application, content_type, body):
+            return self._decode(request, content_type, body, answer)
+        if chunk is None:
+            chunk = chunk_of(served, content_type, body)
         if isinstance(chunk, bytes):
             chunk = served.application.input.from_bytes(chunk)
         return self._submit(chunk, request, request.arrival_ns, answer)
@@ -61,7 +65,7 @@ class ChainCall:
             chunk[None], finished, arrival_ns, self._budget_ns, self._low_priority, request.observe_step
         )
 
-    def _decode(self, request: Request, answer: Answer) -> Cancel:
+    def _decode(self, request: Request, content_type: str, body: bytes, answer: Answer) -> Cancel:
         """Have the body decoded in a thread, and begin then."""
         served, cancel_run = self._served, None
 
@@ -81,7 +85,7 @@ class ChainCall:
             if cancel_run is not None:
                 cancel_run()
 
-        job = FunctionJob("decode", partial(chunk_of, served, self._content_type, request.body), decoded)
+        job = FunctionJob("decode", partial(chunk_of, served, content_type, body), decoded)
         served.pool.submit(job)
         return cancel
 

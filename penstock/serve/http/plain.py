@@ -43,8 +43,7 @@ class PlainCall:
     def __init__(self, served: ServedModel, head: Head) -> None:
         self.served = served
         self.content_type = content_type_of(head)
-        is_form = self.content_type == MULTIPART and MULTIPART not in served.application.accepts
-        self._boundary = boundary_of(head.headers["content-type"]) if is_form else None
+        self._boundary = form_boundary(served.application, head)
         self.budget_ns, self.low_priority = options_of(head)
         spec = served.application.input
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
@@ -62,7 +61,7 @@ class PlainCall:
         """
         served, body, content_type, chunk = self.served, request.body, self.content_type, None
         if self._boundary is not None:
-            content_type, body, chunk = _part_of(served.application, body, self._boundary)
+            content_type, body, chunk = part_of(served.application, body, self._boundary)
         if chunk is None and served.decode_pool is not None and is_decoded(served.application, content_type, body):
             return self._prepare(served.decode_pool, body, content_type, request.arrival_ns, answer)
         if chunk is None:
@@ -113,7 +112,17 @@ class PlainCall:
         return cancel
 
 
-def _part_of(application: Application, body: bytes, boundary: str) -> tuple[str, bytes, Array | None]:
+def form_boundary(application: Application, head: Head) -> str | None:
+    """The boundary of a form's parts; None for a body that is no form, or one that the application decodes itself.
+
+    Raises:
+        InvalidInput: The boundary is malformed.
+    """
+    is_form = content_type_of(head) == MULTIPART and MULTIPART not in application.accepts
+    return boundary_of(head.headers["content-type"]) if is_form else None
+
+
+def part_of(application: Application, body: bytes, boundary: str) -> tuple[str, bytes, Array | None]:
     """The content type and the bytes of the part that `decode` reads, or the chunk of a form's tensors."""
     parts = parts_of(body, boundary, tuple(application.inputs))
     file = None if application.decode is None else only_file(parts, application.accepts)
