@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.core.recognition import Recognition as Recognition
     from penstock.core.spec import Dim as Dim
     from penstock.core.spec import TensorSpec as TensorSpec
+    from penstock.core.text import ByteText as ByteText
     from penstock.runtime.bundle_writer import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
@@ -36,6 +37,7 @@ _HOME = {
     "Application": "penstock.core.application",
     "AsyncClient": "penstock.client.client",
     "Bundle": "penstock.runtime.bundle_writer",
+    "ByteText": "penstock.core.text",
     "Chain": "penstock.core.chain",
     "ChainStep": "penstock.core.chain",
     "Client": "penstock.client.client",
@@ -61,6 +63,7 @@ __all__ = [
     "Application",
     "AsyncClient",
     "Bundle",
+    "ByteText",
     "Chain",
     "ChainStep",
     "Client",

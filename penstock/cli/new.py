@@ -34,15 +34,8 @@ def images(
     from penstock.apps.images.template import application_file
     from penstock.train.data.picture_layouts import find_pictures, labels_of, unreadable
 
-    if file.suffix != ".py":
-        raise ApplicationError(f"{file} is not a Python file; choose a name that ends in .py.")
-    if not all(letter.isascii() and (letter.isalnum() or letter in "-_") for letter in file.stem):
-        raise ApplicationError(f"{file} would name the application {file.stem!r}; use letters, digits, '-' and '_'.")
-    if file.exists():
-        raise ApplicationError(f"{file} exists; choose another name, or remove it.")
-    text = application_file(data, file.stem, file=file.name, side=side, network=network)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    _check_file(file)
+    _write(file, application_file(data, file.stem, file=file.name, side=side, network=network))
     pictures = find_pictures(data)
     typer.echo(f"{data} holds {len(pictures):,} pictures of {len(labels_of(pictures)):,} labels.")
     if broken := unreadable(pictures):
@@ -50,4 +43,41 @@ def images(
         typer.echo(
             f"{len(broken):,} of them cannot be read: {named}. Mend or remove them, or train with --bad-examples skip."
         )
+    _say_what_comes_next(file)
+
+
+@commands.command()
+@documented
+def text(
+    file: Annotated[Path, typer.Argument(metavar="FILE.py")],
+    data: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Declare a classifier of texts; without --data the file makes a few itself, so that all commands work.
+
+    Args:
+        file: The file to write; it names the application.
+        data: Labelled texts, one a line: a label, a tab, a text.
+    """
+    from penstock.apps.text.template import application_file
+
+    _check_file(file)
+    _write(file, application_file(file.stem, file=file.name, data=data))
+    _say_what_comes_next(file)
+
+
+def _check_file(file: Path) -> None:
+    if file.suffix != ".py":
+        raise ApplicationError(f"{file} is not a Python file; choose a name that ends in .py.")
+    if not all(letter.isascii() and (letter.isalnum() or letter in "-_") for letter in file.stem):
+        raise ApplicationError(f"{file} would name the application {file.stem!r}; use letters, digits, '-' and '_'.")
+    if file.exists():
+        raise ApplicationError(f"{file} exists; choose another name, or remove it.")
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def _say_what_comes_next(file: Path) -> None:
     typer.echo(f"{file} declares {file.stem!r}. Train it: penstock train {file} --out runs/{file.stem}")

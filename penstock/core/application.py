@@ -13,6 +13,7 @@ from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec, dims_of
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.text import ByteText, fits_text
 
 Decode = Callable[[bytes, str], Any]
 Reply = Callable[[Any], Any]
@@ -107,6 +108,11 @@ class Application:
         if self.decode is not None and not self.accepts:
             raise ApplicationError(
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
+            )
+        if isinstance(self.decode, ByteText) and not fits_text(self.input, self.decode):
+            raise ApplicationError(
+                f"Application {self.name!r} has decode={self.decode!r} and inputs {self.input.describe()}; it needs "
+                f"one input, uint8 of a Dim with max={self.decode.max_bytes}, named {self.decode.tensor!r}."
             )
         if self.prepare is not None and (self.decode is None or self.live is not None):
             wrong = "no decode, which would give the raw arrays" if self.decode is None else "a live signal as well"

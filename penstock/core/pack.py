@@ -32,6 +32,7 @@ from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.signature import key_text, verify_signature
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
+from penstock.core.text import ByteText, fits_text
 from penstock.core.verified_folder import FolderFiles
 
 SCHEMA_VERSION = 2
@@ -187,6 +188,7 @@ class Pack:
         golden_count: Number of golden examples.
         models: Graphs by precision, `"fp32"` and maybe `"int8"`.
         files: SHA-256 and size in bytes of each file, by its path in the folder.
+        text: How a text becomes the input; None where the application takes no text.
         signed_by: The public key, 32 bytes, that signed it; None if it is not signed.
     """
 
@@ -207,6 +209,7 @@ class Pack:
     inputs: tuple[TensorSpec, ...] = ()
     answers: int = 1
     dense: Dense | None = None
+    text: ByteText | None = None
     signed_by: bytes | None = None
 
     @property
@@ -253,16 +256,22 @@ class Pack:
     def to_json(self) -> dict[str, Any]:
         """The content of pack.json without its own hash."""
         fields = record_json(self)
-        return {name: fields[name] for name in _SAME} | {
-            "schema_version": SCHEMA_VERSION,
-            "inputs": fields["inputs"] if self.raw is None else [{"name": self.raw.name, **fields["raw"]}],
-            "golden": {"tolerance": self.tolerance, "count": self.golden_count},
-            "models": {
-                name: {key: value for key, value in model.items() if value is not None}
-                for name, model in fields["models"].items()
-            },
-            "files": {path: {"sha256": sha256, "bytes": size} for path, (sha256, size) in self.files.items()},
-        }
+        # Left out where there is none, as in packs of earlier versions.
+        text = {} if self.text is None else {"text": fields["text"]}
+        return (
+            {name: fields[name] for name in _SAME}
+            | text
+            | {
+                "schema_version": SCHEMA_VERSION,
+                "inputs": fields["inputs"] if self.raw is None else [{"name": self.raw.name, **fields["raw"]}],
+                "golden": {"tolerance": self.tolerance, "count": self.golden_count},
+                "models": {
+                    name: {key: value for key, value in model.items() if value is not None}
+                    for name, model in fields["models"].items()
+                },
+                "files": {path: {"sha256": sha256, "bytes": size} for path, (sha256, size) in self.files.items()},
+            }
+        )
 
     @classmethod
     def from_json(cls, folder: Path, given: Any) -> Self:
@@ -279,6 +288,7 @@ class Pack:
                 **_given_inputs(given["inputs"]),
                 "tolerance": float(golden["tolerance"]),
                 "golden_count": int(golden["count"]),
+                "text": given.get("text"),
                 "files": {path: (file["sha256"], file["bytes"]) for path, file in given["files"].items()},
             }
             pack = read_record(cls, others | {name: given[name] for name in _SAME})
@@ -376,6 +386,8 @@ def _check(pack: Pack) -> None:
         raise ValueError("no input or no output")
     # Raises where a name or a dimension is given twice.
     RecordSpec((*pack.inputs, *pack.outputs))
+    if pack.text is not None and not fits_text(pack.input, pack.text):
+        raise ValueError("the text has another input")
     if FP32 not in pack.models or pack.golden_count < 1:
         raise ValueError("no fp32 model or no golden example")
     if pack.recognition is not None and pack.outputs[0].shape != (len(pack.recognition.labels),):

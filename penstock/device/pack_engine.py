@@ -84,6 +84,17 @@ class PackEngine:
         """
         return self._named(self._chunk(self._input_of(inputs)))
 
+    def predict_text(self, text: str) -> dict[str, Array]:
+        """Run the network on a text, for a pack of an application that takes text.
+
+        Raises:
+            InvalidInput: No text, or the pack takes none.
+            TooLarge: More bytes than the pack takes.
+        """
+        if self.pack.text is None:
+            raise InvalidInput(f"the pack {self.pack.name!r} takes no text; give its inputs to predict() by name.")
+        return self.predict({self.pack.text.tensor: self.pack.text.of_text(text)})
+
     def _input_of(self, inputs: Mapping[str, Any]) -> Array:
         spec = self._input
         if isinstance(spec, RecordSpec):

@@ -39,6 +39,7 @@ from penstock.core.pack import (
 from penstock.core.pack_tensors import by_name, rows_of
 from penstock.core.prepare import RawSpec
 from penstock.core.signature import sign
+from penstock.core.text import ByteText
 from penstock.core.versions import versions_of
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
@@ -254,6 +255,7 @@ def _pack(
         live=report.live,
         tolerance=files.golden.tolerance,
         golden_count=len(files.golden.inputs),
+        text=application.decode if isinstance(application.decode, ByteText) else None,
         models=models,
         files={file.relative_to(folder).as_posix(): digest(file.read_bytes()) for file in written},
     )

@@ -49,3 +49,55 @@ def test_files_that_cannot_be_written_are_said(
         main()
     assert left.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+TEXTS = "spam\tbuy it now\nham\tsee you at noon\nspam\tfree money\n"
+
+
+@pytest.mark.parametrize("data", [None, TEXTS])
+def test_texts_become_an_application(tmp_path: Path, data: str | None) -> None:
+    file = tmp_path / "mail.py"
+    words = ["new", "text", str(file)]
+    if data is not None:
+        (tmp_path / "texts.tsv").write_text(data)
+        words += ["--data", str(tmp_path / "texts.tsv")]
+    result = CliRunner().invoke(build(), words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "penstock train" in result.output
+    found = find_application(str(file))
+    assert found.application.name == "mail"
+    assert found.application.output.labels == (("order", "question", "thanks") if data is None else ("ham", "spam"))
+    pairs = found.module.texts()
+    assert {label for _, label in pairs} == set(found.application.output.labels)
+    if data is not None:
+        assert pairs[0] == ("buy it now", "spam")
+    # What it makes is trained as it is.
+    recipe = found.recipe()
+    learned = recipe.data()
+    assert len(learned.train) + len(learned.validation) == len(pairs)
+    assert recipe.total_steps(len(learned.train)) > 0
+    assert sum(weight.numel() for weight in found.model().parameters()) > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("spam\tbuy\nno tab\n", "has 'no tab' as text 2; write a label, a tab, and a text"),
+        ("spam\tbuy\nspam\t\n", "as text 2; write a label, a tab, and a text"),
+        ("spam\tbuy\n", "has 1 label in 1 texts; there must be two"),
+        (None, "is no text that can be read"),
+    ],
+)
+def test_texts_that_are_none_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: str | None, sentence: str
+) -> None:
+    if data is not None:
+        (tmp_path / "texts.tsv").write_text(data)
+    monkeypatch.setattr(
+        sys, "argv", ["penstock", "new", "text", str(tmp_path / "a.py"), "--data", str(tmp_path / "texts.tsv")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "a.py").exists()

@@ -1,8 +1,9 @@
-// Text panel: the inputs of a network as JSON by name, and its outputs by name.
+// Text panel: a text, or the inputs of a network as JSON by name; and its outputs by name.
 
 import { byId, element, milliseconds, percent, write } from "./dom.js";
 import { largest, likeliest } from "./recognition.js";
 import { describe, toText } from "./tensors.js";
+import { fromBytes, toBytes } from "./text.js";
 
 const BARS = 5;
 const MOST_ROWS = 200;
@@ -19,8 +20,12 @@ export class Typing {
   }
 
   async begin(opened) {
-    const { inputs, files } = this.description;
+    const { inputs, files, text } = this.description;
     byId("type").hidden = false;
+    if (text) {
+      write(byId("type-label"), "A text");
+      Object.assign(byId("type-json"), { spellcheck: true, rows: 5 });
+    }
     byId("type-inputs").replaceChildren(...inputs.map((spec) => element("li", {}, element("b", {}, spec.name), ` ${described(spec)}`)));
     byId("type-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -32,7 +37,7 @@ export class Typing {
     });
     if (files?.[EXAMPLE]) {
       const example = await (await fetch(`../${EXAMPLE}`)).json();
-      byId("type-json").value = lines(example);
+      byId("type-json").value = text ? fromBytes(example[text.tensor]) : lines(example);
     }
     await opened;
     this.#opened = true;
@@ -43,7 +48,9 @@ export class Typing {
   async run() {
     const mine = ++this.#newest;
     try {
-      const given = parsed(byId("type-json").value);
+      const { text } = this.description;
+      const typed = byId("type-json").value;
+      const given = text ? { [text.tensor]: Array.from(toBytes(typed, text)) } : parsed(typed);
       const { outputs, ms } = await this.engine.json(given);
       if (mine !== this.#newest) return;
       this.#say("");

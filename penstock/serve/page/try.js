@@ -9,6 +9,7 @@ import { describe, exampleOf } from "./tensors.js";
 
 const LARGEST_PREVIEW = 64;
 const LARGEST_EXAMPLE = 256;
+const TEXT = "text/plain";
 const LONGEST_WAIT_MS = 5000;
 
 /** The panel of an application. `connection` says when a lost server is back. */
@@ -16,7 +17,8 @@ export function tryPanel(app, connection) {
   const answer = new Answer(app);
   const sender = new Sender(app, connection, answer);
   const isImage = app.input?.shape.length === 2 && app.input.dtype === "uint8";
-  const input = isImage ? drawingInput(app, sender) : otherInput(app, sender);
+  const isText = app.accepts.includes(TEXT);
+  const input = isImage ? drawingInput(app, sender) : isText ? textInput(app, sender) : otherInput(app, sender);
   return element("div", { className: "try" }, element("div", {}, ...input), answer.view, sameFromAShell(app, isImage));
 }
 
@@ -124,6 +126,18 @@ function showPixels(preview, drawing) {
   const rgba = Uint8ClampedArray.from({ length: 4 * drawing.height * drawing.width }, () => 255);
   drawing.pixels().forEach((value, index) => rgba.fill(value, 4 * index, 4 * index + 3));
   preview.getContext("2d").putImageData(new ImageData(rgba, drawing.width, drawing.height), 0, 0);
+}
+
+function textInput(app, sender) {
+  const text = element("textarea", { id: "text", rows: 6, value: "" });
+  const send = element("button", { type: "submit" }, "Send");
+  const form = element("form", {}, element("label", { htmlFor: "text" }, "A text"), text, send);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    sender.send(() => ({ body: text.value, type: TEXT }));
+  });
+  text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
+  return [...app.inputs.map((spec) => element("p", { className: "spec" }, describe(spec))), form];
 }
 
 function otherInput(app, sender) {

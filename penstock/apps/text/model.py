@@ -1,0 +1,9 @@
+"""The network of the text application."""
+
+from penstock.apps.text.app import LABELS
+from penstock.models.text import TextClassifier
+
+
+def network() -> TextClassifier:
+    """The bytes of a text to scores of its language."""
+    return TextClassifier(len(LABELS))
