@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.peers.servers import CACHE
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
-from penstock.runtime.executor import Mask, Rows, StepInput
+from penstock.runtime.executor import Executor, Mask, Rows, StepInput
 from penstock.runtime.executor_choice import make_runnable
 
 
@@ -63,6 +63,7 @@ class StreamNetwork:
 
     def __init__(self, bundle: str | Path, slots: int) -> None:
         runnable = make_runnable(Path(bundle), Execution(cache=CACHE, cores=1), lambda _: slots)
+        assert isinstance(runnable.executor, Executor), runnable.executor
         self._executor = runnable.executor
 
     def step(self, slots_B: Rows, chunk_B: Array, fresh_B: Mask, last_B: Mask) -> tuple[Array, Rows]:

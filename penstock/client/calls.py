@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 from urllib.parse import quote
 
 import numpy as np
@@ -21,6 +21,7 @@ from penstock.core.errors import (
     UnknownRoute,
     Unreachable,
 )
+from penstock.core.generate import Generate, whole_answer
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.spec import Array, TensorSpec
 
@@ -28,10 +29,18 @@ from penstock.core.spec import Array, TensorSpec
 
 JSON = "application/json"
 RAW = "application/octet-stream"
+EVENTS = "text/event-stream"
 
 # Bytes of a picture or another file, or numbers: nested lists or an array, or several of these by name.
 Content: TypeAlias = bytes | bytearray | memoryview | Sequence[Any] | Array | Mapping[str, Any]
-Specs: TypeAlias = tuple[ChunkSpec, ChunkSpec]
+
+
+class Specs(NamedTuple):
+    """Input and output of an application; `is_only` if its one output is not named though a record holds it."""
+
+    input: ChunkSpec
+    output: ChunkSpec
+    is_only: bool = False
 
 
 @final
@@ -61,14 +70,34 @@ class Calls:
         priority: Priority | None = None,
     ) -> Steps[Any]:
         """The steps of `Client.ask`."""
+        answer = yield from self._asked(name, content, content_type, self._config_of(latency_ms, priority), {})
+        return json_of(answer, self._config)
+
+    def generate(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> Steps[Answer]:
+        """The steps of `Client.generate`, up to the head of the response."""
         config = self._config_of(latency_ms, priority)
+        answer = yield from self._asked(name, content, content_type, config, {"Accept": EVENTS})
+        if answer.headers.get("content-type", "").partition(";")[0] != EVENTS:
+            raise InvalidInput(f"{name!r} answers in one step; use ask or predict.")
+        return answer
+
+    def _asked(
+        self, name: str, content: Content, content_type: str, config: ClientConfig, more: dict[str, str]
+    ) -> Steps[Answer]:
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
         else:
             body, content_type = _numbers(content), content_type or JSON
-        headers = _option_headers(config) | ({"Content-Type": content_type} if content_type else {})
-        answer = yield from self._exchange(Call(method="POST", path=_app(name), headers=headers, body=body), config)
-        return json_of(answer, config)
+        headers = _option_headers(config) | more | ({"Content-Type": content_type} if content_type else {})
+        return self._exchange(Call(method="POST", path=_app(name), headers=headers, body=body), config)
 
     def predict(
         self, name: str, array: Any, *, latency_ms: float | None = None, priority: Priority | None = None
@@ -87,10 +116,11 @@ class Calls:
         return (yield from self._predict(name, specs, array, config, deadline_s))
 
     def _predict(self, name: str, specs: Specs, array: Any, config: ClientConfig, deadline_s: float) -> Steps[Any]:
-        input_spec, output_spec = specs
+        input_spec, output_spec, is_only = specs
         if isinstance(input_spec, RecordSpec) or isinstance(output_spec, RecordSpec):
             calls = RecordCalls(name=name, input=input_spec, output=output_spec)
-            return (yield from self._predict_records(calls, array, config, deadline_s))
+            found = yield from self._predict_records(calls, array, config, deadline_s)
+            return _unnamed(found, output_spec.tensors[0].name) if is_only else found
         chunks = input_spec.cast(np.asarray(array))
         batched = chunks.shape != input_spec.shape
         if batched and (chunks.shape[1:] != input_spec.shape or len(chunks) < 1):
@@ -185,19 +215,27 @@ class Calls:
     def _described(self, name: str, config: ClientConfig, deadline_s: float) -> Steps[Specs]:
         apps = yield from self._listed(config, deadline_s)
         try:
-            found = {app["name"]: (app["inputs"], app["outputs"]) for app in apps}
+            found = {app["name"]: (app["inputs"], app["outputs"], app.get("generate")) for app in apps}
             if name not in found:
                 raise UnknownRoute(f"There is no model {name!r} at {config.url}; there is {', '.join(found)}.")
-            input_spec, output_spec = (chunk_spec(map(TensorSpec.from_json, specs)) for specs in found[name])
+            *specs, generate = found[name]
+            input_spec, output_spec = (chunk_spec(map(TensorSpec.from_json, each)) for each in specs)
+            if generate is not None:
+                whole = whole_answer(output_spec.tensors, Generate.from_json(generate).max_steps)
+                return Specs(input_spec, whole, isinstance(output_spec, TensorSpec))
         except (ApplicationError, KeyError, TypeError, BundleCorrupt) as error:
             raise _invalid_response(config, f"its description of an application cannot be read ({error})") from None
-        return input_spec, output_spec
+        return Specs(input_spec, output_spec)
 
     def _listed(self, config: ClientConfig, deadline_s: float | None = None) -> Steps[list[dict[str, Any]]]:
         found = json_of((yield from self._exchange(Call(method="GET", path="/v1/apps"), config, deadline_s)), config)
         if not isinstance(found, dict) or not isinstance(found.get("apps"), list):
             raise _invalid_response(config, "/v1/apps has no list 'apps'")
         return found["apps"]
+
+
+def _unnamed(found: Any, name: str) -> Any:
+    return [each[name] for each in found] if isinstance(found, list) else found[name]
 
 
 def _app(name: str) -> str:

@@ -16,10 +16,13 @@ import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, Self, final
 
 from penstock.client.calls import Calls, Content
-from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outcome, Priority, Steps, T, run, run_async
+from penstock.client.generate import AsyncGeneratedSteps, GeneratedSteps, opening, opening_async
+from penstock.client.http import answer_of, httpx2, no_answer
+from penstock.client.retry import Attempt, ClientConfig, Outcome, Priority, Steps, T, run, run_async
 from penstock.client.stream import (
     AsyncClientStream,
     ClientStream,
@@ -28,13 +31,6 @@ from penstock.client.stream import (
     open_stream,
     open_stream_async,
 )
-
-try:
-    import httpx2
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "penstock.Client needs httpx2: pip install 'penstock[client]'", name=error.name
-    ) from error
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
@@ -156,6 +152,40 @@ class Client:
         """
         return self._run(self._calls.predict(name, array, latency_ms=latency_ms, priority=priority))
 
+    def generate(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> GeneratedSteps:
+        """Get the outputs of an answer that takes steps, each as soon as it is computed.
+
+            for step in client.generate("translator", b"Good morning.", content_type="text/plain"):
+                print(step["token"])
+
+        Args:
+            name: Name of the application, one that generates.
+            content: As for `ask`.
+            content_type: As for `ask`.
+            latency_ms: Latency budget up to the first output in milliseconds; by default the client's.
+            priority: Priority of this request; by default the client's.
+
+        Returns:
+            An iterator over the outputs of the steps, by name as JSON values; at its end `ended` says why the answer
+            ended, and `reply` is the application's reply to it. Closing it cancels the answer.
+
+        Raises:
+            RequestError: The server refused.
+            ClientError: No response came.
+        """
+        opened: list[httpx2.Response] = []
+        steps = self._calls.generate(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
+        run(steps, opening(self._http, partial(_request, self._http), opened), self._sleep)
+        return GeneratedSteps(self._config, opened[-1])
+
     def apps(self) -> list[dict[str, Any]]:
         """List the applications: name, description, input, output and accepted content types of each."""
         return self._run(self._calls.apps())
@@ -214,9 +244,10 @@ class Client:
 
     def _send(self, attempt: Attempt) -> Outcome:
         try:
-            return _answer(self._http.send(_request(self._http, attempt)))
+            response = self._http.send(_request(self._http, attempt))
+            return answer_of(response, response.content)
         except httpx2.RequestError as error:
-            return _no_answer(error)
+            return no_answer(error)
 
 
 @final
@@ -294,6 +325,21 @@ class AsyncClient:
         """As `Client.predict`."""
         return await self._run(self._calls.predict(name, array, latency_ms=latency_ms, priority=priority))
 
+    async def generate(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str = "",
+        latency_ms: float | None = None,
+        priority: Priority | None = None,
+    ) -> AsyncGeneratedSteps:
+        """As `Client.generate`: `async for step in await client.generate(...)`."""
+        opened: list[httpx2.Response] = []
+        steps = self._calls.generate(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
+        await run_async(steps, opening_async(self._http, partial(_request, self._http), opened), self._sleep)
+        return AsyncGeneratedSteps(self._config, opened[-1])
+
     async def apps(self) -> list[dict[str, Any]]:
         """As `Client.apps`."""
         return await self._run(self._calls.apps())
@@ -333,9 +379,10 @@ class AsyncClient:
 
     async def _send(self, attempt: Attempt) -> Outcome:
         try:
-            return _answer(await self._http.send(_request(self._http, attempt)))
+            response = await self._http.send(_request(self._http, attempt))
+            return answer_of(response, response.content)
         except httpx2.RequestError as error:
-            return _no_answer(error)
+            return no_answer(error)
 
 
 def _request(http: httpx2.Client | httpx2.AsyncClient, attempt: Attempt) -> httpx2.Request:
@@ -343,13 +390,3 @@ def _request(http: httpx2.Client | httpx2.AsyncClient, attempt: Attempt) -> http
     return http.build_request(
         call.method, call.path, content=call.body, headers=call.headers, timeout=attempt.timeout_s
     )
-
-
-def _answer(response: httpx2.Response) -> Answer:
-    return Answer(
-        response.status_code, {name.lower(): value for name, value in response.headers.items()}, response.content
-    )
-
-
-def _no_answer(error: httpx2.RequestError) -> NoAnswer:
-    return NoAnswer(str(error) or type(error).__name__, isinstance(error, httpx2.TimeoutException))

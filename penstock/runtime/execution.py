@@ -6,6 +6,7 @@ from pathlib import Path
 from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.runtime.executor import Executor
+from penstock.runtime.generating import Generating
 
 GRAPH_MEMORY = 0.3
 
@@ -23,7 +24,7 @@ class Runnable:
 
     application: Application
     files: BundleFiles
-    executor: Executor
+    executor: Executor | Generating
     slots: int | None = None
 
 

@@ -65,9 +65,7 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     application = found.application
     open_prepare(files)
     if application.generate is not None:
-        raise ServeError(
-            f"application {application.name!r} generates, which the server does not yet; load its bundle in Python."
-        )
+        return _generating_runnable(files, found, how)
     if how.exact and (application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]):
         raise ServeError(
             f"--exact needs one input and one output of fixed size, and {application.name!r} has "
@@ -101,6 +99,13 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     assert isinstance(executor, Executor), executor
     _choose_torch_threads(executor, examples, how.cores)
     return Runnable(application=application, files=files, executor=executor)
+
+
+def _generating_runnable(files: BundleFiles, found: FoundApplication, how: Execution) -> Runnable:
+    # Imported here: serving by ONNX Runtime does not load torch.
+    from penstock.runtime.generation_choice import generation_executor
+
+    return Runnable(application=found.application, files=files, executor=generation_executor(files, found, how))
 
 
 def _fall_back(how: Execution, files: BundleFiles, reason: str) -> None:

@@ -132,11 +132,11 @@ class GeneratingNetwork:
 
 def _wanted(begin: Any, application: Application) -> ChunkSpec:
     """Return the inputs for `begin`; the maximum of steps is for the engine, and `begin` need not take it."""
-    generate, input = application.generate, application.input
+    generate, spec = application.generate, application.input
     limit = None if generate is None else generate.max_steps_input
-    if not isinstance(input, RecordSpec) or limit in (None, *inspect.signature(begin).parameters):
-        return input
-    return RecordSpec(tuple(spec for spec in input.tensors if spec.name != limit))
+    if not isinstance(spec, RecordSpec) or limit in (None, *inspect.signature(begin).parameters):
+        return spec
+    return RecordSpec(tuple(each for each in spec.tensors if each.name != limit))
 
 
 def _method(module: nn.Module, name: str) -> Any:

@@ -15,6 +15,7 @@ from penstock.core.generate import MAX_STEPS
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.runtime.generating import Generating, GenerationStep
 from penstock.runtime.generating_network import GeneratingNetwork
 from penstock.runtime.generation_state import (
     Mask,
@@ -35,22 +36,6 @@ from penstock.runtime.generation_state import (
 MAX_ROWS = 256
 
 
-class GenerationStep(NamedTuple):
-    """One step of the rows in progress.
-
-    Args:
-        state: The state after it.
-        output_B: The outputs, `[B, *output.shape]`.
-        done_B: The rows whose network said that this was its last output.
-        full_B: The rows that have no room for another step.
-    """
-
-    state: RowsState
-    output_B: Array
-    done_B: Mask
-    full_B: Mask
-
-
 class GeneratedStep(NamedTuple):
     """One step of a batch of requests.
 
@@ -66,7 +51,7 @@ class GeneratedStep(NamedTuple):
 
 
 @final
-class GenerationExecutor:
+class GenerationExecutor(Generating):
     """A network whose answers take steps.
 
     Args:
@@ -76,11 +61,6 @@ class GenerationExecutor:
         device: torch's name of the device.
         dtype: The dtype of autocast; None for none.
         padding: What new room for floats is filled with; tests poison it.
-
-    Attributes:
-        input: One raw input chunk.
-        output: The output of one step.
-        max_steps: Steps after which every answer ends.
 
     Raises:
         ApplicationError: The network does not have the functions or the inputs that are declared.

@@ -46,7 +46,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(bundle: Path, cache: Path, choice: str = "auto") -> Executor:
-    return make_runnable(bundle, Execution(cache=cache, cores=1, choice=choice), lambda _: 8).executor
+    executor = make_runnable(bundle, Execution(cache=cache, cores=1, choice=choice), lambda _: 8).executor
+    assert isinstance(executor, Executor)
+    return executor
 
 
 def outputs(executor: Executor, rows: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """A network whose answer takes steps, with exact arithmetic: sums of small whole numbers, the same in any order."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,20 @@ class Failing(Counter):
         return output, after, done & (state["seed"] < 1000)
 
 
+SLOW = 500
+
+
+class Served(Failing):
+    """The same; with a seed of 500, steps take 20 ms and the answer has no end of its own."""
+
+    def step(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        output, after, done = super().step(state)
+        slow = state["seed"] == SLOW
+        if slow.any():
+            time.sleep(0.02)
+        return output, after, done & ~slow
+
+
 def tensor(dtype: str, *shape: int, **more: Any) -> TensorSpec:
     return TensorSpec(dtype=dtype, shape=shape, meaning="numbers", **more)
 
@@ -121,6 +136,10 @@ COUNTER = Application(
 def counter(model: Any = Counter, **changed: Any) -> Application:
     """The application, with another network or other fields."""
     return replace(COUNTER, model=model, **changed)
+
+
+assert COUNTER.generate is not None
+SERVED = replace(COUNTER, model=Served, generate=replace(COUNTER.generate, first_ms=5000, step_ms=2000))
 
 
 def digits(length: int, seed: int = 0) -> dict[str, Array]:

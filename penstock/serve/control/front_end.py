@@ -18,15 +18,18 @@ from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener
+from penstock.serve.http.plain import JSON, chunk_of
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.request_log import RequestLog
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.chains import Chains
 from penstock.serve.registry.model_registry import Change, ModelRegistry
+from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
 from penstock.serve.table.chain_counts import ChainCounts
 from penstock.serve.table.slots import SlotTable
+from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
 
 # Poll interval of a drain.
@@ -92,7 +95,9 @@ class FrontEnd:
             self.models,
             self._access,
             uptime_s=lambda: time.monotonic() - started_s,
-            open_stream=partial(upgrade_to_stream, models=self.models, access=self._access),
+            open_stream=partial(
+                upgrade_to_stream, models=self.models, access=self._access, generating=self._generate_connection
+            ),
             reject_stream=partial(reject_page, access=self._access),
         )
         handle, reject = routes.handle, routes.reject
@@ -114,6 +119,9 @@ class FrontEnd:
         network, limits = settings.network, settings.limits
         handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early)
         self.http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
+
+    def _generate_connection(self, served: ServedModel) -> GenerateConnection:
+        return GenerateConnection(served, partial(chunk_of, served, JSON), self._batch_loop, time.monotonic)
 
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
         """Serve a model under its name, see `Attachments.attach`."""

@@ -166,7 +166,7 @@ class Engine:
         medians: list[float] = []
         min_compute_ns = 0.0
         end_ns = self._clock_ns() + MEASURING_NS
-        for bucket in _buckets(self._max_rows):
+        for bucket in batch_sizes(self._max_rows):
             yield
             times_ns = self._measured_ns(bucket)
             if bucket == 1:
@@ -178,7 +178,7 @@ class Engine:
             medians.append(float(np.median(times_ns)))
             if self._clock_ns() > end_ns:
                 break
-        worth = _count_worthwhile(rows, medians)
+        worth = count_worthwhile(rows, medians)
         rows, medians = rows[:worth], medians[:worth]
         self._costs = Costs(rows, medians, min_compute_ns=min_compute_ns)
         self._costs.publish(self._table)
@@ -194,9 +194,9 @@ class Engine:
             grid,
             self._record,
             example,
-            _buckets(self._max_rows),
+            batch_sizes(self._max_rows),
             measured_ns,
-            _count_worthwhile,
+            count_worthwhile,
             max_ns=self._budget_ns * MAX_BUDGET_SHARE,
             limit_ns=MEASURING_NS,
         )
@@ -326,7 +326,7 @@ class Engine:
             self._output[to_B] = result.output_B
         status_B = np.full(rows_B.size, slots.OK, np.int64)
         if self._checks_finite:
-            finite_B = _finite(self._table.layout.output, result) if result.finite_B is None else result.finite_B
+            finite_B = finite_rows(self._table.layout.output, result) if result.finite_B is None else result.finite_B
             status_B[~finite_B] = slots.NOT_FINITE
         if batch.failed_B is not None:
             status_B[batch.failed_B] = slots.FAILED
@@ -410,12 +410,13 @@ class Engine:
         return np.array(times[1:] or times)
 
 
-def _buckets(largest: int) -> list[int]:
+def batch_sizes(largest: int) -> list[int]:
+    """The batch sizes that are measured: powers of two, and the largest."""
     powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent <= largest]
     return powers if powers[-1] == largest else [*powers, largest]
 
 
-def _count_worthwhile(rows: list[int], ns: list[float]) -> int:
+def count_worthwhile(rows: list[int], ns: list[float]) -> int:
     """Count the sizes worth running: up to the last that answers more rows per second than all before it."""
     best, worth = 0.0, 1
     for index, rate in enumerate(size / (time + OVERHEAD_NS) for size, time in zip(rows, ns, strict=True)):
@@ -424,7 +425,7 @@ def _count_worthwhile(rows: list[int], ns: list[float]) -> int:
     return worth
 
 
-def _finite(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
+def finite_rows(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
     """Mask the rows whose valid output holds neither NaN nor infinity."""
     if isinstance(output, RecordSpec):
         return output.finite(result.output_B)

@@ -13,14 +13,18 @@ from penstock.core.application import Application
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
+from penstock.runtime.generating import Generating
 from penstock.serve.engine.engine import Engine
+from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.engine.scheduler import Schedule
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.settings import Settings
+from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.lengths import LengthGrid
-from penstock.serve.table.slots import SlotTable, TableLayout
+from penstock.serve.table.slots import SlotTable, TableLayout, results_of
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +79,7 @@ class ModelLoader:
         # Engines on the same device, usually the CPU, divide its cores and memory.
         self._sharing = engines_on(device, execution.devices)
         self._multiplexer = Multiplexer(time.monotonic_ns)
-        self.engines: dict[int, Engine] = {}
+        self.engines: dict[int, Engine | GenerationEngine] = {}
 
     def tick(self) -> tuple[int, Schedule] | None:
         """Run the next batch of all models, see `Multiplexer.tick`; a failed GPU ends the process."""
@@ -140,22 +144,37 @@ class ModelLoader:
         if self.engines.pop(key, None) is not None:
             self._multiplexer.remove(key)
 
-    def _build(self, command: LoadModel, on_failure: ExitStack) -> tuple[Runnable, SlotTable, int, Engine]:
-        settings = self._settings
+    def _build(
+        self, command: LoadModel, on_failure: ExitStack
+    ) -> tuple[Runnable, SlotTable, int, Engine | GenerationEngine]:
         runnable = self._runnable(command)
         layout = self._layout(runnable.application, runnable.slots)
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
         if self._shared:
             on_failure.callback(os.close, descriptor)
-        engine = Engine(
+        return runnable, table, descriptor, self._engine(runnable, table)
+
+    def _engine(self, runnable: Runnable, table: SlotTable) -> Engine | GenerationEngine:
+        settings, generate = self._settings, runnable.application.generate
+        traced = settings.telemetry.otlp_endpoint is not None
+        most = settings.batching.max_batch
+        if generate is None:
+            assert isinstance(runnable.executor, Executor), runnable.executor
+            budget_ns, clock_ns = settings.batching.budget_ns, time.monotonic_ns
+            return Engine(
+                runnable.executor, table, budget_ns=budget_ns, clock_ns=clock_ns, max_rows=most, traced=traced
+            )
+        assert isinstance(runnable.executor, Generating), runnable.executor
+        first_ns, step_ns = budgets_ns(generate, settings.batching.budget_ns)
+        return GenerationEngine(
             runnable.executor,
             table,
-            budget_ns=settings.batching.budget_ns,
+            first_budget_ns=first_ns,
+            step_budget_ns=step_ns,
             clock_ns=time.monotonic_ns,
-            max_rows=settings.batching.max_batch,
-            traced=settings.telemetry.otlp_endpoint is not None,
+            max_rows=most,
+            traced=traced,
         )
-        return runnable, table, descriptor, engine
 
     def _runnable(self, command: LoadModel) -> Runnable:
         models, execution = self._settings.models, self._settings.execution
@@ -187,7 +206,9 @@ class ModelLoader:
                 f"the device has memory for the states of {states} streams, fewer than {frontends} front-ends; lower "
                 f"--frontends."
             )
-        chunk_bytes = (application.input.nbytes + application.output.nbytes) * application.chunks
+        chunk_bytes = application.input.nbytes * application.chunks + application.output.nbytes * results_of(
+            application
+        )
         each = min(most, states or most, MAX_TABLE_BYTES // chunk_bytes) // frontends
         if each < 1:
             raise ServeError(

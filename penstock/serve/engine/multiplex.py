@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from penstock.serve.engine.engine import Engine
+from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.scheduler import Schedule
 
 # Half-life of the device time that counts as a table's use.
@@ -18,7 +19,7 @@ HALF_LIFE_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Share:
-    engine: Engine
+    engine: Engine | GenerationEngine
     used_ns: float = 0.0
 
 
@@ -35,7 +36,7 @@ class Multiplexer:
         self._shares: dict[int, _Share] = {}
         self._halved_ns = clock_ns()
 
-    def add(self, key: int, engine: Engine) -> None:
+    def add(self, key: int, engine: Engine | GenerationEngine) -> None:
         """Serve another table, under a key of the caller's."""
         least = min((share.used_ns for share in self._shares.values()), default=0.0)
         self._shares[key] = _Share(engine, least)

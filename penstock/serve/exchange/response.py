@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 
@@ -62,6 +63,27 @@ class Switched(Response):
     """
 
     take: Take
+
+
+class Body(Protocol):
+    """The body of a response that is written in parts."""
+
+    def write(self, data: bytes) -> None:
+        """Send a part; a client that leaves too much of it unread is cut off."""
+
+    def end(self) -> None:
+        """End the response."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Streamed(Response):
+    """A response whose body is written in parts, after its head. The request can be cancelled until the body's end.
+
+    Args:
+        opened: Given the body, at once, if the client is still there.
+    """
+
+    opened: Callable[[Body], None]
 
 
 def internal_error() -> ComputeFailed:

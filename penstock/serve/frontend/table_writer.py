@@ -14,6 +14,7 @@ import numpy.typing as npt
 from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import Array
 from penstock.serve.table.costs import Costs
+from penstock.serve.table.generation_costs import GenerationCosts
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 from penstock.serve.table.slots import CANCELLED_NS, FIRST, LAST, LOW_PRIORITY, OFFERED, SOFT_DEADLINE, SlotTable
@@ -78,14 +79,14 @@ class TableWriter:
         self._sure_ns = int(budget_ns * SURE_SHARE)
         self._wake = wake
         self._margin_ns = margin_ns
-        self._chunks = table.chunks
+        self._chunks, self._results = table.chunks, table.results
         self._index = index
         self._first, self._each = index * layout.slots_each, layout.slots_each
         self._free: list[int] = []
         self._handles: list[SlotHandle | None] = [None] * table.slots
         self._input_bytes = memoryview(cast(Any, table.input.reshape(-1).view(np.uint8)))
         self._input_nbytes = layout.input.nbytes
-        self._output = table.output.reshape(table.slots * self._chunks, -1)
+        self._output = table.output.reshape(table.slots * self._results, -1)
         self._submitted, self._taken = _scalars(table.submitted), _scalars(table.taken)
         self._consumed, self._produced = _scalars(table.consumed), _scalars(table.produced)
         self._busy, self._generation = _scalars(table.busy), _scalars(table.generation)
@@ -310,6 +311,7 @@ class TableWriter:
             reading_share: Share of the engine's time that reading takes, if both share one loop.
         """
         self._stretch = 1 / (1 - min(reading_share, 0.5))
+        self._generation_costs = GenerationCosts.published(self._table, self._grid)
         if self._grid is not None:
             # A request is predicted by its length each time.
             self._length_costs, self._sure_rows = LengthCosts.published(self._table, self._grid), 0
@@ -364,7 +366,7 @@ class TableWriter:
 
     def _take(self, handle: SlotHandle, taken: int) -> None:
         slot = handle.slot
-        entry = slot * self._chunks + taken % self._chunks
+        entry = slot * self._results + taken % self._results
         last = handle.ended and self._is_last(handle, taken + 1)
         if handle.done is not None:
             handle.done(self._status[entry], self._output[entry, : self._output_length[entry]], last)
@@ -427,7 +429,9 @@ class TableWriter:
 
     def _finish_ns(self, rows_ahead: int, length: int = 0, low_priority: bool = False, rows: int = 1) -> int:
         own_ns = None if length else self._own_ns.get(rows_ahead)
-        if length:
+        if self._generation_costs is not None:
+            own_ns = int(self._generation_costs.finish_ns(rows_ahead, length) * self._stretch)
+        elif length:
             waiting, sums = self._lengths_ahead(low_priority)
             if rows > 1:
                 # The other rows of a request are at most as long as its longest.

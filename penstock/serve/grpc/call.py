@@ -4,18 +4,23 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.core.errors import RequestError
+from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.conversion import infer_response, parse_infer
-from penstock.serve.oip.inference import submit, terms_of
+from penstock.serve.oip.inference import HIGHEST, submit, terms_of
+from penstock.serve.registry.generated import ENDED
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.whole_answer import GOOD, ended_by
+from penstock.serve.table.slots import ANSWERED
 
 log = logging.getLogger(__name__)
 
 Done = Callable[[pb.ModelInferResponse | RequestError], object]
+Stepped = Callable[[pb.ModelInferResponse], object]
 
 
 def submit_call(
@@ -25,6 +30,7 @@ def submit_call(
     left_s: float | None,
     owner: str,
     done: Done,
+    stepped: Stepped | None = None,
 ) -> Callable[[], None] | None:
     """Submit an inference request.
 
@@ -35,6 +41,8 @@ def submit_call(
         left_s: Seconds until the deadline of the RPC; None if it has none.
         owner: Owner of the client's key.
         done: Called once with the response or the error, at once if it is rejected.
+        stepped: Called with the response of each step but the last, where the answer takes steps; None for one response
+            with all steps.
 
     Returns:
         A function that cancels the request; None if it was rejected.
@@ -48,6 +56,8 @@ def submit_call(
         return None
     row, output, max_rows, count = terms_of(served)
     try:
+        if isinstance(served, ServedModel) and served.application.generate is not None and stepped is not None:
+            return _submit_steps(served, request, batch_loop.arrival_ns(now_ns), left_s, done, stepped)
         infer = parse_infer(request, row, output, max_rows, left_s, count)
 
         def finished(result: Array | RequestError) -> None:
@@ -65,3 +75,36 @@ def submit_call(
         log.exception("a request of %r failed", served.name)
         done(internal_error())
     return None
+
+
+def _submit_steps(
+    served: ServedModel,
+    request: pb.ModelInferRequest,
+    arrival_ns: int,
+    left_s: float | None,
+    done: Done,
+    stepped: Stepped,
+) -> Callable[[], None]:
+    application = served.application
+    infer = parse_infer(request, application.input, application.output, served.max_rows, left_s)
+    if len(infer.chunks) != 1:
+        raise InvalidInput(f"The request has {len(infer.chunks)} rows; a stream of steps takes one row a request.")
+
+    def on_result(status: int, output: Array, last: bool) -> None:
+        if status not in GOOD:
+            error = served.error_of(status, infer.budget_ns)
+            served.count_rejection(error)
+            done(error)
+            return
+        one = output.reshape(1, *application.output.shape)
+        response = infer_response(infer, one, served.name, served.version, application.output)
+        if not last:
+            stepped(response)
+            return
+        served.counts[ANSWERED] += 1
+        response.parameters[ENDED].string_param = ended_by(status)
+        done(response)
+
+    low_priority = infer.priority > HIGHEST
+    handle = served.submit(infer.chunks[0, ...], on_result, arrival_ns, infer.budget_ns, low_priority)
+    return lambda: handle.writer.cancel(handle)

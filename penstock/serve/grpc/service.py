@@ -5,7 +5,7 @@ gRPC may run in another loop than the models: everything that touches a model ru
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -218,7 +218,14 @@ class GrpcServer:
         await self.models.change(request.model_name, unload=True)
         return pb.RepositoryModelUnloadResponse()
 
-    async def _infer(self, request: pb.ModelInferRequest, left_s: float | None, owner: str) -> pb.ModelInferResponse:
+    async def _infer(
+        self,
+        request: pb.ModelInferRequest,
+        left_s: float | None,
+        owner: str,
+        steps: asyncio.Queue[pb.ModelInferResponse | None] | None = None,
+    ) -> pb.ModelInferResponse:
+        """Answer a request; with `steps`, those of an answer that takes steps go there, except the last."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.ModelInferResponse | RequestError] = loop.create_future()
 
@@ -232,7 +239,8 @@ class GrpcServer:
         def submit() -> None:
             nonlocal cancel_rows
             done = partial(loop.call_soon_threadsafe, resolve)
-            cancel_rows = submit_call(self.models, self.batch_loop, request, left_s, owner, done)
+            stepped = None if steps is None else partial(loop.call_soon_threadsafe, steps.put_nowait)
+            cancel_rows = submit_call(self.models, self.batch_loop, request, left_s, owner, done, stepped)
 
         def cancel() -> None:
             if cancel_rows is not None:
@@ -269,29 +277,42 @@ class GrpcServer:
         room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
 
         async def answer(raw: bytes) -> None:
-            response = await self._stream_answer(raw, owner)
-            async with writing:
-                await context.write(response)
+            async for response in self._stream_answers(raw, owner):
+                async with writing:
+                    await context.write(response)
             room.release()
 
         async for raw in requests:
             await room.acquire()
             group.create_task(answer(raw))
 
-    async def _stream_answer(self, raw: bytes, owner: str) -> pb.ModelStreamInferResponse:
+    async def _stream_answers(self, raw: bytes, owner: str) -> AsyncGenerator[pb.ModelStreamInferResponse]:
+        """Yield the response to a request, or that of each step of its answer."""
         request = pb.ModelInferRequest()
+        # The steps that have come and were not written yet: at most those of one answer.
+        steps: asyncio.Queue[pb.ModelInferResponse | None] = asyncio.Queue()
+        answering: asyncio.Task[pb.ModelInferResponse] | None = None
         try:
             request = _parsed(pb.ModelInferRequest, raw)
             # The deadline of the RPC belongs to the whole stream, not to this request.
-            response = await self._infer(request, None, owner)
+            answering = asyncio.create_task(self._infer(request, None, owner, steps))
+            answering.add_done_callback(lambda _: steps.put_nowait(None))
+            while (step := await steps.get()) is not None:
+                yield pb.ModelStreamInferResponse(infer_response=step)
+            response = await answering
             response.parameters["triton_final_response"].bool_param = True
-            return pb.ModelStreamInferResponse(infer_response=response)
+            yield pb.ModelStreamInferResponse(infer_response=response)
+            return
         except RequestError as error:
             rejection = error
         except Exception:
             log.exception("a request of a stream failed")
             rejection = internal_error()
-        return pb.ModelStreamInferResponse(
+        finally:
+            if answering is not None:
+                # The client is gone: its rows need not run.
+                answering.cancel()
+        yield pb.ModelStreamInferResponse(
             error_message=str(rejection), infer_response=pb.ModelInferResponse(id=request.id)
         )
 

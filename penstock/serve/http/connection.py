@@ -10,8 +10,8 @@ from penstock.core.errors import RequestError, TooSlow
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request import Request
-from penstock.serve.exchange.response import Handlers, Response, Switched
-from penstock.serve.http.encoding import serialize, serialize_upgrade
+from penstock.serve.exchange.response import Handlers, Response, Streamed, Switched
+from penstock.serve.http.encoding import serialize, serialize_head, serialize_upgrade
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.request_age import RequestAge
 
@@ -19,6 +19,10 @@ from penstock.serve.http.request_age import RequestAge
 LINGER_S = 2.0
 # The kernel is asked for the age of a request whose arrival is known no better than this.
 VAGUE_NS = 5_000_000
+
+
+# Bytes of a response in parts that a client may leave unread.
+MAX_UNREAD_BYTES = 1 << 20
 
 
 # Slots: fewer cache lines per connection matter with thousands of them.
@@ -232,6 +236,11 @@ class Connection(asyncio.Protocol):
     def _answer(self, response: Response) -> None:
         request = self._current
         assert request is not None, response
+        if isinstance(response, Streamed):
+            if self._transport is not None:
+                self._transport.write(serialize_head(response))
+                response.opened(ChunkedBody(self))
+            return
         self._cancel = self._current = None
         transport = self._transport
         if transport is None:
@@ -241,6 +250,26 @@ class Connection(asyncio.Protocol):
             self._switch(transport, response, request)
             return
         transport.write(serialize(response, request, close=close))
+        self._finish(transport, close)
+
+    def write_part(self, data: bytes) -> None:
+        """Send a part of a response's body; a client that leaves too much unread is cut off."""
+        if self._transport is None:
+            return
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._transport.abort()
+
+    def end_parts(self) -> None:
+        """End the body of a response that was sent in parts."""
+        request, transport = self._current, self._transport
+        self._cancel = self._current = None
+        if transport is None or request is None:
+            return
+        transport.write(b"0\r\n\r\n")
+        self._finish(transport, not request.head.keep_alive or (self._closing and not self._waiting))
+
+    def _finish(self, transport: asyncio.Transport, close: bool) -> None:
         if close:
             self._waiting.clear()
             transport.close()
@@ -279,3 +308,23 @@ class Connection(asyncio.Protocol):
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChunkedBody:
+    """The body of a response that is sent in parts, each a chunk of HTTP's chunked coding.
+
+    Args:
+        connection: The connection of its client.
+    """
+
+    connection: Connection
+
+    def write(self, data: bytes) -> None:
+        """Send a part, see `Body`."""
+        self.connection.write_part(data)
+
+    def end(self) -> None:
+        """End the response, see `Body`."""
+        self.connection.end_parts()

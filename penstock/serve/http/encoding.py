@@ -56,6 +56,13 @@ def serialize(response: Response, request: Request | None, *, close: bool) -> by
     return head if request is not None and request.head.method == "HEAD" else head + body
 
 
+def serialize_head(response: Response) -> bytes:
+    """Serialize the head of a response whose body follows in chunks."""
+    headers = (("Content-Type", response.content_type), ("Transfer-Encoding", "chunked"), *response.headers)
+    lines = (f"{name}: {value}\r\n" for name, value in headers)
+    return f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n{''.join(lines)}\r\n".encode("latin-1")
+
+
 def serialize_upgrade(response: Response) -> bytes:
     """Serialize the response that ends HTTP on a connection."""
     lines = (f"{name}: {value}\r\n" for name, value in response.headers)

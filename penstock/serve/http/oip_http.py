@@ -58,7 +58,7 @@ class OipCall:
             if isinstance(result, RequestError):
                 answer(rejected(result))
             else:
-                answer(infer_response(infer, result, served.name, served.version, served.application.output))
+                answer(infer_response(infer, result, served.name, served.version, served.application.answer))
 
         return inference.submit(
             served,

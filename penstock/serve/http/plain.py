@@ -15,6 +15,8 @@ from penstock.serve.exchange.form import MULTIPART, TEXT, boundary_of, chunk_of_
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
+from penstock.serve.frontend.table_writer import Done
+from penstock.serve.http import generated
 from penstock.serve.registry.served_chain import Served
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.slots import ANSWERED, BROKEN, OK
@@ -46,6 +48,8 @@ class PlainCall:
         self._boundary = form_boundary(served.application, head)
         self.budget_ns, self.low_priority = options_of(head)
         spec = served.application.input
+        self._generates = served.application.generate is not None
+        self._events = generated.EVENTS in head.headers.get("accept", "")
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if self.content_type == RAW and spec.takes_any_bytes else -1
         # Several tensors have no raw form.
@@ -66,10 +70,15 @@ class PlainCall:
             return self._prepare(served.decode_pool, body, content_type, request.arrival_ns, answer)
         if chunk is None:
             chunk = body if len(body) == self._raw_bytes else chunk_of(served, content_type, body)
-        # `partial` is the cheapest callback.
-        done = partial(self.finish, answer)
+        done = self._done(answer)
         handle = served.submit(chunk, done, request.arrival_ns, self.budget_ns, self.low_priority)
         return partial(handle.writer.cancel, handle)
+
+    def _done(self, answer: Answer) -> Done:
+        if self._generates:
+            return generated.answering(self.served, answer, self.budget_ns, events=self._events)
+        # `partial` is the cheapest callback.
+        return partial(self.finish, answer)
 
     def finish(self, answer: Answer, status: int, output: Array, last: bool) -> None:
         """Answer with a result."""
@@ -95,7 +104,7 @@ class PlainCall:
                 if isinstance(chunk, RequestError):
                     raise chunk
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
-                done, start_ns = partial(self.finish, answer), arrival_ns + own_ns
+                done, start_ns = self._done(answer), arrival_ns + own_ns
                 handle = served.submit(chunk, done, start_ns, self.budget_ns, self.low_priority)
             except RequestError as error:
                 served.count_rejection(error)

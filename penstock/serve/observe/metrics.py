@@ -62,8 +62,23 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
         "latency": {"upper_ms": upper_ms, "counts": counts("latency_counts")},
         "queue": {"upper_ms": upper_ms, "counts": counts("queue_counts")},
         "compute": {"upper_ms": upper_ms, "counts": counts("compute_counts")},
+        **_generating(served, upper_ms),
         "costs": engines[0]["costs"],
         "engines": engines,
+    }
+
+
+def _generating(served: ServedModel, upper_ms: list[float | None]) -> dict[str, Any]:
+    """Counts of answers that take steps; nothing where they take one."""
+    if served.application.generate is None:
+        return {}
+    return {
+        "generated": {
+            "outputs": int(_summed(served, "generated")[0]),
+            "in_progress": int(_summed(served, "in_progress")[0]),
+            "first": {"upper_ms": upper_ms, "counts": _summed(served, "first_counts").tolist()},
+            "step": {"upper_ms": upper_ms, "counts": _summed(served, "step_counts").tolist()},
+        }
     }
 
 
@@ -132,7 +147,29 @@ class _TableCollector(Collector):
         Counts of the front-ends have one series per application: they survive an engine while another one serves it.
         Counts of the engines have one series per engine.
         """
-        return [*self._of_applications(), *self._of_engines(), *chain_families(self._chains)]
+        return [
+            *self._of_applications(),
+            *self._of_engines(),
+            *self._of_generated(),
+            *chain_families(self._chains),
+        ]
+
+    def _of_generated(self) -> list[Metric]:
+        each = ["app", "engine"]
+        outputs = CounterMetricFamily("penstock_generated_outputs", "Outputs of answers that take steps.", labels=each)
+        rows = GaugeMetricFamily("penstock_generating_rows", "Answers in progress.", labels=each)
+        first = HistogramMetricFamily("penstock_first_output_seconds", "Time from arrival to the first.", labels=each)
+        step = HistogramMetricFamily("penstock_step_seconds", "Time from each output to the next.", labels=each)
+        edges_s = (slots.TIME_EDGES_NS / 1e9).tolist()
+        for served in self._applications:
+            for replica in served.replicas if served.application.generate is not None else ():
+                name, table = [served.name, str(replica.engine)], replica.table
+                count, first_ns, step_ns = table.generated.tolist()
+                outputs.add_metric(name, count)
+                rows.add_metric(name, int(table.in_progress[0]))
+                first.add_metric(name, buckets(edges_s, table.first_counts, EDGE_STEP), first_ns / 1e9)
+                step.add_metric(name, buckets(edges_s, table.step_counts, EDGE_STEP), step_ns / 1e9)
+        return [outputs, rows, first, step] if outputs.samples else []
 
     def _of_applications(self) -> list[Metric]:
         requests = CounterMetricFamily("penstock_requests", "Requests by outcome.", labels=["app", "outcome"])

@@ -173,7 +173,7 @@ class _Place:
     def describe(self, span: Span) -> None:
         """Add queue time and batch size, unless another request holds the slot by now."""
         table, slot = self.table, self.slot
-        entry = (int(table.produced[slot]) - 1) % table.chunks
+        entry = (int(table.produced[slot]) - 1) % table.results
         if self.taken() and table.batch_rows[slot, entry]:
             span.set_attribute("penstock.queue_ms", int(table.queue_ns[slot, entry]) / 1e6)
             span.set_attribute("penstock.batch_rows", int(table.batch_rows[slot, entry]))

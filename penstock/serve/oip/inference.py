@@ -72,7 +72,7 @@ def terms_of(served: Served) -> tuple[ChunkSpec, ChunkSpec, int, Count]:
     """Return the specs of a row and of the output, the maximum rows, and the function that counts rows."""
     application, sequences = served.application, served.sequences
     if sequences is None:
-        return application.input, application.output, served.max_rows, rows_of
+        return application.input, application.answer, served.max_rows, rows_of
     return sequences.frame, application.output, sequences.max_frames, frames_of
 
 

@@ -53,6 +53,7 @@ def _dims(served: Served, spec: TensorSpec) -> list[int]:
 
 def _outputs(application: Application) -> list[TensorSpec]:
     # The lengths of dimensions that no input has are outputs too.
-    lengths = output_datatypes(application.input, application.output).keys() - application.outputs.keys()
+    tensors = application.answer.tensors
+    lengths = output_datatypes(application.input, application.answer).keys() - application.outputs.keys()
     counts = (TensorSpec(name=name, dtype="int64", shape=(), meaning=f"number of {name}") for name in sorted(lengths))
-    return [*application.outputs.values(), *counts]
+    return [*tensors, *counts]

@@ -19,6 +19,7 @@ from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import Replica, ServedModel, status_error
 from penstock.serve.streams.streams import Streams
+from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
 
 # Poll interval while the last requests of a retired model are answered.
@@ -170,7 +171,7 @@ class Attachments:
             manifest=manifest,
             replica=replica,
             several=len(self.wakes) > 1,
-            budget_ns=self.budget_ns,
+            budget_ns=self._budget_ns(application),
             idle_ns=self.idle_ns,
             now_ns=self.now_ns,
             decode_pool=self._decode_pool(command, manifest, application),
@@ -178,6 +179,11 @@ class Attachments:
         self._lost = {key: lost for key, lost in self._lost.items() if lost.name != command.name}
         self.models.put(served)
         return served
+
+    def _budget_ns(self, application: Application) -> int:
+        """Budget of a request that names none: up to its first output, where its answer takes steps."""
+        generate = application.generate
+        return self.budget_ns if generate is None else budgets_ns(generate, self.budget_ns)[0]
 
     def _decode_pool(self, command: LoadModel, manifest: Manifest, application: Application) -> DecodePool | None:
         if manifest.raw is None or application.decode is None:
@@ -192,7 +198,7 @@ class Attachments:
         if isinstance(memory, int):
             layout = TableLayout.of(application, slots=loaded.slots, frontends=loaded.frontends)
             memory = SlotTable.attached(layout, memory)
-        budget_ns = self.budget_ns
+        budget_ns = self._budget_ns(application)
         writer = TableWriter(
             memory,
             budget_ns=budget_ns,

@@ -16,6 +16,7 @@ from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
+from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
 from penstock.serve.streams.sequences import Finished, Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
@@ -197,25 +198,32 @@ class ServedModel:
             left_ns = arrival_ns + (budget_ns or self.budget_ns) - self.now_ns()
             length = max(map(writer.writers[0].length_of, chunks))
             writer = writer.choose(left_ns, budget_ns, rows=len(chunks), low_priority=low_priority, length=length)
-        outputs = np.empty((len(chunks), *self._shape), self.application.output.numpy_dtype)
+        answer = self.application.answer
+        outputs = np.empty((len(chunks), *answer.shape), answer.numpy_dtype)
         left, failure = len(chunks), slots.OK
 
         def finish_one(index: int, status: int, output: Array, last: bool) -> None:
             nonlocal left, failure
             left -= 1
-            if status == slots.OK:
-                outputs[index] = output.reshape(self._shape)
+            if status in GOOD:
+                outputs[index] = output.reshape(answer.shape)
             else:
                 failure = failure or status
             if left == 0:
                 finished(self.error_of(failure, budget_ns) if failure != slots.OK else outputs)
+
+        def done_of(index: int) -> Done:
+            done = partial(finish_one, index)
+            if self.application.generate is None:
+                return done
+            return WholeAnswer(self.application, lambda status, whole, ended: done(status, whole, True))
 
         handles: list[SlotHandle] = []
         try:
             for index, chunk in enumerate(chunks):
                 handle = writer.submit(
                     chunk,
-                    done=partial(finish_one, index),
+                    done=done_of(index),
                     arrival_ns=arrival_ns,
                     budget_ns=budget_ns,
                     now_ns=self.now_ns(),

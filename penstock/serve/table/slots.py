@@ -10,6 +10,9 @@ A slot is *ready* when (`submitted != consumed` or `busy`) and `produced - taken
 The ring entry of the current chunk stays unchanged until the row is no longer busy: a front-end has at most K entries
 ahead, the current one included.
 
+An answer that takes steps has more results than chunks: its slot has a ring of R results, as many as there can be, so
+that a row never waits for a client that does not read.
+
 Each of F front-ends owns N / F consecutive slots, and a ring in which the engine lists those that have results.
 """
 
@@ -29,12 +32,13 @@ from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 
-# N slots, K chunks in a slot's ring, F front-ends, L length buckets, 1 where the size is fixed
+# N slots, K chunks and R results in a slot's rings, F front-ends, L length buckets, 1 where the size is fixed
 
 # status
 OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
 ENGINE_LOST = 4  # never in the table: set by a front-end when the engine has died
 ONE_ENGINE_LOST = 5  # the same, where other engines serve the model
+CUT = 6  # a good result, the last of an answer that was ended at its maximum of steps
 
 # flags
 FIRST = 1  # the first chunk of a stream
@@ -79,6 +83,7 @@ class TableLayout:
         input: One raw input chunk.
         output: One output chunk.
         frontends: F.
+        results: R; by default K.
     """
 
     slots: int
@@ -86,15 +91,18 @@ class TableLayout:
     input: ChunkSpec
     output: ChunkSpec
     frontends: int = 1
+    results: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "results", self.results or self.chunks)
         assert self.slots % self.frontends == 0, (self.slots, self.frontends)
 
     @classmethod
     def of(cls, application: Application, *, slots: int, frontends: int) -> Self:
         """The layout of an application's table."""
         specs = {"input": application.input, "output": application.output}
-        return cls(slots=slots, chunks=application.chunks, frontends=frontends, **specs)
+        results = results_of(application)
+        return cls(slots=slots, chunks=application.chunks, frontends=frontends, results=results, **specs)
 
     @property
     def slots_each(self) -> int:
@@ -113,7 +121,8 @@ class TableLayout:
             "N": self.slots,
             "K": self.chunks,
             "F": self.frontends,
-            "N / F * K": self.slots_each * self.chunks,
+            "R": self.results,
+            "N / F * R": self.slots_each * self.results,
             "L": self.lengths,
             "times": len(TIME_EDGES_NS) + 1,
             "batches": len(BATCH_EDGES) + 1,
@@ -155,15 +164,15 @@ class SlotTable:
     deadline_ns: Annotated[Ints, "front-end", "N", "K"]  # the deadline of its result
     arrival_ns: Annotated[Ints, "front-end", "N", "K"]  # arrival of the request
     flags: Annotated[Ints, "front-end", "N", "K"]
-    output: Annotated[Array, "engine", "N", "K"]
-    output_length: Annotated[Ints, "engine", "N", "K"]
-    status: Annotated[Ints, "engine", "N", "K"]
+    output: Annotated[Array, "engine", "N", "R"]
+    output_length: Annotated[Ints, "engine", "N", "R"]
+    status: Annotated[Ints, "engine", "N", "R"]
     # Written only where traces are exported.
-    queue_ns: Annotated[Ints, "engine", "N", "K"]  # from arrival to the start of its batch
-    batch_rows: Annotated[Ints, "engine", "N", "K"]  # rows of its batch; 0 where it did not run
-    # Slots in the order of their results, so that front-ends need not scan. At most K results of a slot are
-    # outstanding, so that a ring of K entries per slot never overruns its reader.
-    done: Annotated[Ints, "engine", "F", "N / F * K"]
+    queue_ns: Annotated[Ints, "engine", "N", "R"]  # from arrival to the start of its batch
+    batch_rows: Annotated[Ints, "engine", "N", "R"]  # rows of its batch; 0 where it did not run
+    # Slots in the order of their results, so that front-ends need not scan. At most R results of a slot are
+    # outstanding, so that a ring of R entries per slot never overruns its reader.
+    done: Annotated[Ints, "engine", "F", "N / F * R"]
     done_count: Annotated[Ints, "engine", "F"]
     # Statistics of the front-ends; a row has one writer.
     held: Annotated[Ints, "front-end", "F", 8]  # slots in use, by priority: normal, low
@@ -179,6 +188,11 @@ class SlotTable:
     min_compute_ns: Annotated[Ints, "engine", "L"]  # the shortest time of the network for one row
     other_tables_ns: Annotated[Ints, "engine", 1]  # predicted work of the device's other tables
     other_tables_share: Annotated[Ints, "engine", 1]  # their share of the recent device time, in thousandths
+    # Of answers that take steps: measured rows of a step, and the mean steps of an answer, in thousandths.
+    step_rows: Annotated[Ints, "engine", MAX_COSTS]
+    step_ns: Annotated[Ints, "engine", MAX_COSTS]
+    mean_steps: Annotated[Ints, "engine", 1]
+    in_progress: Annotated[Ints, "engine", 1]  # rows
     # Statistics, cumulative.
     batch_counts: Annotated[Ints, "engine", "batches"]
     queue_counts: Annotated[Ints, "engine", "times"]
@@ -187,11 +201,16 @@ class SlotTable:
     sums: Annotated[Ints, "engine", 4]  # rows, queue ns, compute ns, latency ns
     outcomes: Annotated[Ints, "engine", 5]  # by status; the last: answered late
     uncaptured: Annotated[Ints, "engine", 1]  # batches without a CUDA graph though others have one
+    # Of answers that take steps: from arrival to the first output, and from each output to the next.
+    first_counts: Annotated[Ints, "engine", "times"]
+    step_counts: Annotated[Ints, "engine", "times"]
+    generated: Annotated[Ints, "engine", 3]  # outputs, first ns, step ns
 
     def __init__(self, layout: TableLayout, buffer: Any) -> None:
         self.layout = layout
         self.slots = layout.slots
         self.chunks = layout.chunks
+        self.results = layout.results
         columns = layout.columns()
         for column, offset in zip(columns, _offsets(columns), strict=False):
             count = math.prod(column.shape)
@@ -227,6 +246,11 @@ class SlotTable:
         """Map a table that another process made."""
         assert os.fstat(descriptor).st_size == layout.nbytes, (os.fstat(descriptor).st_size, layout)
         return cls(layout, mmap.mmap(descriptor, layout.nbytes))
+
+
+def results_of(application: Application) -> int:
+    """Entries of a slot's ring of results: all outputs of an answer that takes steps."""
+    return application.chunks if application.generate is None else application.generate.max_steps
 
 
 def _check_processor() -> None:

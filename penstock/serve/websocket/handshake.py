@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from websockets.utils import accept_key
@@ -15,7 +16,9 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served
+from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.websocket.closing import RejectedConnection
+from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.stream_connection import StreamConnection
 
 SUBPROTOCOL = "penstock"
@@ -23,9 +26,15 @@ VERSION = "13"
 
 
 def upgrade_to_stream(
-    served: Served, request: Request, answer: Answer, *, models: ModelRegistry, access: Access
+    served: Served,
+    request: Request,
+    answer: Answer,
+    *,
+    models: ModelRegistry,
+    access: Access,
+    generating: Callable[[ServedModel], GenerateConnection] | None = None,
 ) -> None:
-    """Upgrade a request's connection to a live stream.
+    """Upgrade a request's connection to a live stream, or to an answer that takes steps.
 
     Args:
         served: The model.
@@ -33,6 +42,7 @@ def upgrade_to_stream(
         answer: Takes the response.
         models: All models; a draining server takes no streams.
         access: The sites whose pages may open streams.
+        generating: Makes the connection of an answer that takes steps.
 
     Raises:
         RequestError: The request is no upgrade to WebSocket, the model is not live, or no stream is admitted now.
@@ -40,11 +50,16 @@ def upgrade_to_stream(
     head = request.head
     key = _key_of(head)
     access.check_origin(head)
-    if served.streams is None:
+    generates = isinstance(served, ServedModel) and served.application.generate is not None
+    if served.streams is None and not (generates and generating):
         raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
     if models.draining:
         raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
     served.reject_lost()
+    if isinstance(served, ServedModel) and generating is not None and served.streams is None:
+        answer(Switched(status=101, headers=_headers(head, key), take=generating(served).take_over))
+        return
+    assert served.streams is not None
     connection = served.streams.admit_stream(
         lambda streams: StreamConnection(streams, time.monotonic), served.streams.budget_ns
     )

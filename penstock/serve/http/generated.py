@@ -1,0 +1,101 @@
+"""Answers that take steps over HTTP: the whole answer as JSON, or server-sent events, one for each step."""
+
+from collections.abc import Callable
+from typing import final
+
+import orjson
+
+from penstock.core.errors import ComputeFailed
+from penstock.core.spec import Array
+from penstock.serve.exchange.response import Answer, Body, Response, Streamed, rejected
+from penstock.serve.registry.generated import REPLY_FAILED, GeneratedReply, reply_body, step_numbers
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
+
+EVENTS = "text/event-stream"
+ENDED_HEADER = "Penstock-Ended"
+
+
+def answering(served: ServedModel, answer: Answer, budget_ns: int | None, *, events: bool) -> Callable[..., None]:
+    """Return the function that takes the results of one request, see `table_writer.SlotHandle`.
+
+    Args:
+        served: The model.
+        answer: Answers the request.
+        budget_ns: Latency budget of the request, None for the model's.
+        events: Whether each step is an event; else the answer is one response.
+    """
+    if events:
+        return EventAnswer(served, answer, budget_ns)
+
+    def finished(status: int, whole: Array, ended: str) -> None:
+        if status not in GOOD:
+            error = served.error_of(status, budget_ns)
+            served.count_rejection(error)
+            answer(rejected(error))
+            return
+        reply = reply_body(served, whole, ended)
+        if reply is None:
+            answer(rejected(ComputeFailed(REPLY_FAILED)))
+            return
+        answer(Response(200, reply, headers=((ENDED_HEADER, ended),)))
+
+    return WholeAnswer(served.application, finished)
+
+
+@final
+class EventAnswer:
+    """Sends the output of each step as an event, and `done` with the reply at the end.
+
+    Args:
+        served: The model.
+        answer: Answers the request.
+        budget_ns: Latency budget of the request, None for the model's.
+    """
+
+    def __init__(self, served: ServedModel, answer: Answer, budget_ns: int | None) -> None:
+        self._served, self._answer, self._budget_ns = served, answer, budget_ns
+        self._body: Body | None = None
+        self._reply = GeneratedReply(served)
+
+    def __call__(self, status: int, output: Array, last: bool) -> None:
+        """Take a result, see `table_writer.SlotHandle`."""
+        served = self._served
+        if status not in GOOD:
+            error = served.error_of(status, self._budget_ns)
+            served.count_rejection(error)
+            if self._body is None:
+                self._answer(rejected(error))
+            else:
+                self._end(b"error", orjson.dumps({"error": str(error)}))
+            return
+        if self._body is None:
+            self._answer(Streamed(200, content_type=EVENTS, headers=_HEADERS, opened=self._opened))
+        if self._body is None:
+            # The client was gone when the stream was opened.
+            return
+        self._reply.add(output)
+        self._body.write(_event(b"", orjson.dumps(step_numbers(served, output))))
+        if last:
+            done = self._reply.done(status)
+            if done is None:
+                self._end(b"error", orjson.dumps({"error": REPLY_FAILED}))
+            else:
+                self._end(b"done", done)
+
+    def _opened(self, body: Body) -> None:
+        self._body = body
+
+    def _end(self, name: bytes, data: bytes) -> None:
+        assert self._body is not None
+        self._body.write(_event(name, data))
+        self._body.end()
+
+
+# A proxy must pass each event on at once.
+_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+
+
+def _event(name: bytes, data: bytes) -> bytes:
+    # JSON has no line ends.
+    return b"event: " + name + b"\ndata: " + data + b"\n\n" if name else b"data: " + data + b"\n\n"

@@ -1,0 +1,158 @@
+"""WebSocket connection of one generated answer: a request in, a message for each step out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import final
+
+import orjson
+from websockets.frames import CloseCode
+
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError
+from penstock.core.spec import Array
+from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
+from penstock.serve.frontend.table_writer import SlotHandle
+from penstock.serve.registry.generated import REPLY_FAILED, GeneratedReply, step_numbers
+from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.whole_answer import GOOD
+from penstock.serve.websocket import frames
+from penstock.serve.websocket.closing import IDLE, LINGER_S, code_of, reason_of
+from penstock.serve.websocket.frames import BINARY, TEXT, frame
+
+# Makes a chunk of a request's JSON.
+ChunkOf = Callable[[bytes], Array | bytes]
+
+
+@final
+class GenerateConnection(asyncio.Protocol):
+    """One request of a client and the steps of its answer, from the upgrade on.
+
+    Args:
+        served: The model.
+        chunk_of: Makes a chunk of the request's message.
+        batch_loop: Knows when what is read now can have arrived.
+        clock_s: A monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, served: ServedModel, chunk_of: ChunkOf, batch_loop: BatchLoop, clock_s: Callable[[], float]
+    ) -> None:
+        self._served, self._chunk_of, self._batch_loop = served, chunk_of, batch_loop
+        self._clock_s, self._active_s = clock_s, clock_s()
+        self._reader = frames.FrameReader(served.application.max_body_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._peers: set[Peer] = set()
+        self._handle: SlotHandle | None = None
+        self._reply = GeneratedReply(served)
+        self._closing = False
+
+    def take_over(self, transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
+        """Go on with a connection that was upgraded from HTTP, see `StreamConnection.take_over`."""
+        self._transport, self._peers = transport, peers
+        peers.add(self)
+        transport.set_protocol(self)
+        if transport.is_closing():
+            self.connection_lost(None)
+        elif rest:
+            self.data_received(rest)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client."""
+        self._active_s = self._clock_s()
+        self._reader.feed(data)
+        try:
+            while self._transport is not None and (message := self._reader.next()) is not None:
+                self._take(*message)
+        except RequestError as error:
+            self._fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the answer."""
+        self._peers.discard(self)
+        self._transport = None
+        if self._handle is not None:
+            self._handle.writer.cancel(self._handle)
+            self._handle = None
+
+    def sweep(self, now_s: float, idle_timeout_s: float, request_timeout_s: float) -> None:
+        """Enforce the timeouts, see `Peer`."""
+        silent_s = now_s - self._active_s
+        if self._closing:
+            if silent_s > LINGER_S:
+                self.abort()
+        elif self._handle is None and silent_s > request_timeout_s:
+            self._end(IDLE, f"No request came for {silent_s:.0f} s.")
+
+    def close_after_next(self) -> None:
+        """Do nothing: there is one answer."""
+
+    def close_when_idle(self) -> None:
+        """Close if no answer is in progress, see `Peer`."""
+        if self._handle is None and not self._closing:
+            self._end(CloseCode.GOING_AWAY, "The server is shutting down; open a connection to another one.")
+
+    def abort(self) -> None:
+        """Close at once, see `Peer`."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _take(self, opcode: int, payload: bytes) -> None:
+        if opcode == frames.PING:
+            self._write(frame(frames.PONG, payload))
+        elif opcode == frames.CLOSE:
+            if not self._closing:
+                self._write(frames.close_frame(CloseCode.NORMAL_CLOSURE, ""))
+            assert self._transport is not None
+            self._transport.close()
+        elif opcode in (TEXT, BINARY) and not self._closing:
+            if self._handle is not None:
+                raise InvalidInput("A second request came; open a connection for each.")
+            self._submit(payload)
+
+    def _submit(self, payload: bytes) -> None:
+        served, now_ns = self._served, self._served.now_ns()
+        try:
+            chunk = self._chunk_of(payload)
+            self._handle = served.submit(chunk, self._on_result, self._batch_loop.arrival_ns(now_ns))
+        except RequestError as error:
+            served.count_rejection(error)
+            raise
+
+    def _on_result(self, status: int, output: Array, last: bool) -> None:
+        self._active_s = self._clock_s()
+        if last:
+            self._handle = None
+        if status not in GOOD:
+            error = self._served.error_of(status, None)
+            self._served.count_rejection(error)
+            self._fail(error)
+            return
+        self._write(frame(TEXT, orjson.dumps(step_numbers(self._served, output))))
+        self._reply.add(output)
+        if last:
+            done = self._reply.done(status)
+            if done is None:
+                self._fail(ComputeFailed(REPLY_FAILED))
+                return
+            self._write(frame(TEXT, b'{"done":' + done + b"}"))
+            self._end(CloseCode.NORMAL_CLOSURE, "")
+
+    def _write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(data)
+        if transport.get_write_buffer_size() > UNREAD_BYTES:
+            transport.abort()
+
+    def _fail(self, error: RequestError) -> None:
+        self._end(code_of(error), reason_of(error))
+
+    def _end(self, code: int, reason: str) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._write(frames.close_frame(code, reason))
+        if self._handle is not None:
+            self._handle.writer.cancel(self._handle)
+            self._handle = None
