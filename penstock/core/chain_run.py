@@ -116,6 +116,22 @@ class ChainPlan:
             value = self._call(None, "join", join, results, given)
         return self._checked(self.application.output, value, "join" if join is not None else "last step")
 
+    @property
+    def generates(self) -> bool:
+        """True where the answer is that of a last part whose answers take steps."""
+        last = self._last_part
+        return last is not None and last.generate is not None
+
+    @property
+    def _last_part(self) -> Application | None:
+        """The part whose answer is the chain's; None where a function makes it."""
+        return None if self.chain.join is not None else self.parts.get(self.chain.steps[-1].part_name)
+
+    def unpacked(self, answer: Array) -> Any:
+        """Return one answer as `reply` takes it: an array, or several tensors as a dictionary of arrays by name."""
+        last = self._last_part
+        return unpacked(self.application if last is None else last, answer)
+
     def _given(self, chunk: Array) -> Any:
         spec = self.application.input
         named = spec.unpack(chunk) if isinstance(spec, RecordSpec) else chunk

@@ -52,8 +52,7 @@ class ChainPredictor:
         spec = self.plan.application.input
         if isinstance(spec, RecordSpec) and len(spec.tensors) == 1 and not isinstance(inputs, Mapping):
             inputs = {spec.tensors[0].name: inputs}
-        output, answer = self.plan.application.output, self.run(as_chunk(spec, inputs))
-        return output.unpack(answer) if isinstance(output, RecordSpec) else answer
+        return self.plan.unpacked(self.run(as_chunk(spec, inputs)))
 
     def golden(self) -> Golden:
         """Make golden examples of the chain: inputs of its first part's examples, with the answers of the steps.
@@ -88,8 +87,7 @@ class ChainPredictor:
         if application.decode is None:
             raise InvalidInput(f"chain {application.name!r} has no decode; use predict().")
         chunk = application.input.check(application.decode(body, content_type))
-        output, found = application.output, self.run(chunk)
-        return reply_of(application)(output.unpack(found) if isinstance(output, RecordSpec) else found)
+        return reply_of(application)(self.plan.unpacked(self.run(chunk)))
 
     def run(self, chunk: Array) -> Array:
         """Run the steps for one chunk of the chain's input; returns one chunk of its output.

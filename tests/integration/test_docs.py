@@ -32,7 +32,7 @@ from tests.support.shared import made_once
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 INERT = {"text", "json", "toml", "yaml", "dockerfile", "javascript"}
-ANNOUNCEMENT = re.compile(r"Serving \S+ at (https?://127\.0\.0\.1:\d+)/")
+ANNOUNCEMENT = re.compile(r"Serving .+ at (https?://127\.0\.0\.1:\d+)/")
 URL_IN_TEXT = "http://127.0.0.1:8000"
 TLS_URL_IN_TEXT = "https://127.0.0.1:8000"
 # Each takes tens of seconds; other tests cover its features.

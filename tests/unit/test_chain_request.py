@@ -52,6 +52,7 @@ class Part:
     counts: list[int] = field(default_factory=lambda: [0] * 16)
     min_compute_ns: int = MS
     decode_pool: None = None
+    application: Application = field(default_factory=lambda: app("part"))
 
     def reject_lost(self) -> None: ...
 

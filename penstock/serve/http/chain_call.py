@@ -14,6 +14,8 @@ from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
+from penstock.serve.http.chain_events import ChainEvents
+from penstock.serve.http.generated import EVENTS
 from penstock.serve.http.plain import RAW, chunk_of, content_type_of, form_boundary, is_decoded, part_of
 from penstock.serve.registry.served_chain import ServedChain
 
@@ -37,6 +39,7 @@ class ChainCall:
         self._content_type = content_type_of(head)
         self._boundary = form_boundary(served.application, head)
         self._budget_ns, self._low_priority = options_of(head)
+        self._events = EVENTS in head.headers.get("accept", "") and served.can_stream
         self._raw_reply = RAW in head.headers.get("accept", "") and not isinstance(
             served.application.output, RecordSpec
         )
@@ -60,9 +63,15 @@ class ChainCall:
         return self._submit(chunk, request, request.arrival_ns, answer)
 
     def _submit(self, chunk: Array, request: Request, arrival_ns: int, answer: Answer) -> Cancel:
-        finished = partial(self._finish, answer)
+        events = ChainEvents(answer, self._reply) if self._events else None
         return self._served.submit_rows(
-            chunk[None], finished, arrival_ns, self._budget_ns, self._low_priority, request.observe_step
+            chunk[None],
+            partial(self._finish, answer) if events is None else events.finish,
+            arrival_ns,
+            self._budget_ns,
+            self._low_priority,
+            request.observe_step,
+            None if events is None else events.output,
         )
 
     def _decode(self, request: Request, content_type: str, body: bytes, answer: Answer) -> Cancel:
@@ -95,13 +104,14 @@ class ChainCall:
         elif self._raw_reply:
             answer(Response(200, np.ascontiguousarray(result[0]).tobytes(), RAW))
         else:
-            answer(self._reply(result[0, ...]))
+            reply = self._reply(result[0, ...])
+            answer(rejected(reply) if isinstance(reply, RequestError) else Response(200, reply))
 
-    def _reply(self, output: Array) -> Response:
+    def _reply(self, output: Array) -> bytes | RequestError:
         served = self._served
         try:
-            return Response(200, orjson.dumps(served.reply(served.unpacked(output))))
+            return orjson.dumps(served.reply(served.unpacked(output)))
         except Exception:
             log.exception("the reply of %r raised; that request alone fails", served.name)
             served.count_broken_reply()
-            return rejected(ComputeFailed("The chain's reply failed on this output; the server's log says how."))
+            return ComputeFailed("The chain's reply failed on this output; the server's log says how.")

@@ -70,12 +70,12 @@ class EventAnswer:
                 self._end(b"error", orjson.dumps({"error": str(error)}))
             return
         if self._body is None:
-            self._answer(Streamed(200, content_type=EVENTS, headers=_HEADERS, opened=self._opened))
+            self._answer(Streamed(200, content_type=EVENTS, headers=EVENT_HEADERS, opened=self._opened))
         if self._body is None:
             # The client was gone when the stream was opened.
             return
         self._reply.add(output)
-        self._body.write(_event(b"", orjson.dumps(step_numbers(served, output))))
+        self._body.write(event(b"", orjson.dumps(step_numbers(served, output))))
         if last:
             done = self._reply.done(status)
             if done is None:
@@ -88,14 +88,15 @@ class EventAnswer:
 
     def _end(self, name: bytes, data: bytes) -> None:
         assert self._body is not None
-        self._body.write(_event(name, data))
+        self._body.write(event(name, data))
         self._body.end()
 
 
 # A proxy must pass each event on at once.
-_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+EVENT_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 
 
-def _event(name: bytes, data: bytes) -> bytes:
+def event(name: bytes, data: bytes) -> bytes:
+    """Return a server-sent event of JSON; an output has no name."""
     # JSON has no line ends.
     return b"event: " + name + b"\ndata: " + data + b"\n\n" if name else b"data: " + data + b"\n\n"

@@ -10,10 +10,11 @@ from penstock.core.chain_run import FunctionCall, PartRows, Progress, Row
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionJob, log_cause
-from penstock.serve.frontend.table_writer import SlotHandle
+from penstock.serve.frontend.table_writer import Done, SlotHandle
 from penstock.serve.registry.chain_steps import ChainSteps
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.table.slots import ANSWERED, OK
+from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
+from penstock.serve.table.slots import ANSWERED
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class StepReport:
 
 
 Observe = Callable[[StepReport], None]
+# The part, the status of the result, one output, given flat, and whether it is the last.
+StreamOutput = Callable[[ServedModel, int, Array, bool], None]
 # The output chunk, or the error and the step that it came from, -1 for the chain's own.
 RunDone = Callable[[Array | RequestError, int], None]
 
@@ -49,12 +52,14 @@ class RequestTerms:
         budget_ns: Its latency budget.
         low_priority: Whether it runs after the others.
         observe: Called after each step; None if nobody wants to know.
+        stream: Takes each output of a last part whose answers take steps; None for a whole answer.
     """
 
     arrival_ns: int
     budget_ns: int
     low_priority: bool
     observe: Observe | None = None
+    stream: StreamOutput | None = None
 
 
 @final
@@ -190,7 +195,7 @@ class ChainRun:
             try:
                 self._handles[index] = part.submit(
                     chunk,
-                    partial(self._row_done, part, index),
+                    self._done_of(part, index),
                     start_ns,
                     max(1, self._deadline_ns - start_ns),
                     self.terms.low_priority,
@@ -199,10 +204,27 @@ class ChainRun:
                 part.count_rejection(error)
                 self._row_ended(index, error)
 
+    def _done_of(self, part: ServedModel, index: int) -> Done:
+        if part.application.generate is None:
+            return partial(self._row_done, part, index)
+        whole = WholeAnswer(
+            part.application, lambda status, answer, ended: self._row_done(part, index, status, answer, True)
+        )
+        stream = self.terms.stream if self._step == self.steps.count - 1 else None
+        if stream is None:
+            return whole
+
+        def both(status: int, output: Array, last: bool) -> None:
+            if status in GOOD:
+                stream(part, status, output, last)
+            whole(status, output, last)
+
+        return both
+
     def _row_done(self, part: ServedModel, index: int, status: int, output: Array, last: bool) -> None:
         self._handles.pop(index, None)
         step = self._step
-        if status == OK:
+        if status in GOOD:
             part.counts[ANSWERED] += 1
             # The output is a view of the table.
             self._row_ended(index, output.copy())

@@ -10,10 +10,9 @@ from penstock.core.bundle import WEIGHTS
 from penstock.core.chain_run import ChainPlan, chain_hash, check_weights
 from penstock.core.errors import ApplicationError, RequestError
 from penstock.core.find_application import FoundChain
-from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionPool
-from penstock.serve.registry.chain_request import ChainRun, Observe, RequestTerms
+from penstock.serve.registry.chain_request import ChainRun, Observe, RequestTerms, StreamOutput
 from penstock.serve.registry.chain_steps import ChainSteps
 from penstock.serve.registry.served_model import ServedModel, column_of
 from penstock.serve.streams.sequences import Finished
@@ -106,6 +105,11 @@ class ServedChain:
         """Slot tables of its parts."""
         return [replica.table for part in self._served_parts() for replica in part.replicas]
 
+    @property
+    def can_stream(self) -> bool:
+        """True where the answer is that of a last part whose answers take steps."""
+        return self.steps.plan.generates
+
     def refresh(self) -> None:
         """Take the parts as they are served now.
 
@@ -132,6 +136,7 @@ class ServedChain:
         budget_ns: int | None,
         low_priority: bool = False,
         observe: Observe | None = None,
+        stream: StreamOutput | None = None,
     ) -> Callable[[], None]:
         """Send chunks `[n, ...]` through the steps; they get one result `[n, ...]` or one error, which is counted.
 
@@ -165,7 +170,9 @@ class ServedChain:
                 self._count_answer(arrival_ns)
                 finished(outputs)
 
-        terms = RequestTerms(arrival_ns=arrival_ns, budget_ns=budget_ns, low_priority=low_priority, observe=observe)
+        terms = RequestTerms(
+            arrival_ns=arrival_ns, budget_ns=budget_ns, low_priority=low_priority, observe=observe, stream=stream
+        )
         for row, chunk in enumerate(chunks):
             run = ChainRun(self.steps, terms, lambda result, step, row=row: ended(row, result, step))
             runs.append(run)
@@ -176,8 +183,7 @@ class ServedChain:
 
     def unpacked(self, output: Array) -> Any:
         """Return one output as `reply` takes it: an array, or several by name."""
-        spec = self.application.output
-        return spec.unpack(output) if isinstance(spec, RecordSpec) else output
+        return self.steps.plan.unpacked(output)
 
     def reply(self, output: Any) -> Any:
         """Make the JSON values of the response."""
