@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Bundle, Chain, ChainStep, TensorSpec, load_chain
-from penstock.core.find_application import find_application, find_chain
+from penstock import Bundle, load_chain
+from penstock.core.find_application import find_application
 from tests.support.chained import picture, write_chained
 from tests.support.generating import examples
 from tests.support.serving import RunningServer
@@ -27,6 +27,22 @@ def digits(results, picture):
 
 chain = Chain(name="tell", steps=(ChainStep(part="marks"), ChainStep(part="counter", feed=digits)))
 """
+# The next step waits for the whole answer.
+COUNT = """
+from penstock import Chain, ChainStep, TensorSpec
+from tell import chain as tell
+
+
+def count(results, picture):
+    return len(results["counter"]["token"])
+
+
+chain = Chain(
+    name="count",
+    steps=(*tell.steps, ChainStep(run=count)),
+    output=TensorSpec(dtype="int64", shape=(), meaning="steps", name="count"),
+)
+"""
 MARKS = [(1, 1), (4, 5), (7, 7)]
 JSON = {"Content-Type": "application/json"}
 
@@ -39,9 +55,10 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     chained = write_chained(folder)
     (folder / "spell.py").write_text(SPELL)
     (folder / "tell.py").write_text(CHAIN)
+    (folder / "count.py").write_text(COUNT)
     found = find_application(str(folder / "spell.py"))
     Bundle.write(found, found.model(), examples(), to=folder / "counter")
-    return [chained.marks, folder / "counter", folder / "tell.py"]
+    return [chained.marks, folder / "counter", folder / "tell.py", folder / "count.py"]
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +105,9 @@ def test_a_rejection_before_the_first_output_is_a_response(server: RunningServer
     assert reply["error"].startswith("The feed of step 'counter' of chain 'tell' gives digits has 0 length")
 
 
-def test_the_whole_answer_feeds_another_step(arguments: list[Path]) -> None:
-    chain = find_chain(str(arguments[2])).chain
-    count = ChainStep(run=lambda results, given: len(results["counter"]["token"]), name="count")
-    longer = Chain(
-        name="count",
-        steps=(*chain.steps, count),
-        output=TensorSpec(dtype="int64", shape=(), meaning="steps", name="count"),
-    )
-    assert load_chain(longer, arguments[:2]).predict(picture(*MARKS)) == len(expected(arguments)["token"])
+def test_the_whole_answer_feeds_another_step(server: RunningServer, arguments: list[Path]) -> None:
+    steps = len(expected(arguments)["token"])
+    assert load_chain(arguments[3], arguments[:2]).predict(picture(*MARKS)) == steps
+    headers = JSON | {"Accept": "text/event-stream"}
+    # There is nothing to send before the end.
+    assert server.ask("POST", "/v1/apps/count", json.dumps(picture(*MARKS).tolist()).encode(), headers)[2] == steps

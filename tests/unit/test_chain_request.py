@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -52,7 +53,8 @@ class Part:
     counts: list[int] = field(default_factory=lambda: [0] * 16)
     min_compute_ns: int = MS
     decode_pool: None = None
-    application: Application = field(default_factory=lambda: app("part"))
+    application: Any = field(default_factory=lambda: app("part"))
+    further_outputs_ns: int = 0
 
     def reject_lost(self) -> None: ...
 
@@ -172,6 +174,18 @@ def test_the_sum_of_all_steps_decides_on_admission() -> None:
     del scene.parts["first"]
     with pytest.raises(Overloaded, match="Part 'first': The model is not loaded"):
         scene.steps.admit(80 * MS, 80 * MS, False)
+
+
+def test_the_steps_of_an_answer_count_where_the_next_part_waits_for_all_of_them() -> None:
+    scene = Scene()
+    first = scene.parts["first"]
+    first.application, first.further_outputs_ns, first.waiting = SimpleNamespace(generate="declared"), 40 * MS, 1
+    with pytest.raises(Overloaded, match="would come after 70 ms"):
+        scene.steps.admit(69 * MS, 69 * MS, False)
+    scene.start(1)
+    # Of its first output: 100 ms less 40 of its further outputs and 20 of the second part.
+    assert scene.steps.rest_ns(0, False) == (10 * MS, 60 * MS)
+    assert scene.steps.rest_ns(1, False) == (20 * MS, 0)
 
 
 def test_no_more_rows_at_once_than_one_request_may_have() -> None:

@@ -108,9 +108,20 @@ class ChainSteps:
         )
 
     def rest_ns(self, step: int, low_priority: bool) -> tuple[int, int]:
-        """Predict the time of a step, and of all steps after it together."""
+        """Predict the time of a step, up to the first output where there are several, and of all that follows it."""
         own, *rest = (self.predict(each, low_priority).ns for each in range(step, self.count))
-        return own, sum(rest)
+        return own, sum(rest) + sum(self.further_ns(each) for each in range(step, self.count))
+
+    def further_ns(self, step: int) -> int:
+        """Predict the time from the first output of a step to its whole answer, if the next step waits for that.
+
+        Raises:
+            Overloaded: Its part is not served now.
+        """
+        if step == self.count - 1 or not self.plan.chain.steps[step].part_name:
+            return 0
+        part = self.part(step)
+        return 0 if part.application.generate is None else part.further_outputs_ns
 
     def admit(self, left_ns: int, budget_ns: int, low_priority: bool) -> None:
         """Check that the predicted times of all steps fit into the time that is left.
@@ -126,6 +137,7 @@ class ChainSteps:
             except RequestError as error:
                 raise self.of_step(error, step) from None
         min_ns, total_ns = sum(each.min_ns for each in predicted), sum(each.ns for each in predicted)
+        total_ns += sum(map(self.further_ns, range(self.count)))
         if budget_ns < min_ns:
             raise DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the own time of the chain's networks, "

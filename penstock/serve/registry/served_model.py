@@ -21,6 +21,8 @@ from penstock.serve.streams.sequences import Finished, Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table import slots
+from penstock.serve.table.generation_costs import GenerationCosts
+from penstock.serve.table.lengths import LengthGrid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,6 +111,15 @@ class ServedModel:
     def min_compute_ns(self) -> int:
         """Shortest time of the network for one row, of any length."""
         return min(int(replica.table.min_compute_ns.min()) for replica in self.replicas)
+
+    @property
+    def further_outputs_ns(self) -> int:
+        """Predicted time from the first output of an answer to its last; 0 where answers take one step."""
+        table = self.replicas[0].table
+        costs = GenerationCosts.published(table, LengthGrid.of(self.application.input))
+        if costs is None:
+            return 0
+        return int(max(0.0, costs.mean_steps - 1) * costs.step_ns(int(table.in_progress[0]) + 1))
 
     @property
     def is_preparing(self) -> bool:
