@@ -23,9 +23,9 @@ from penstock.train.step.schedules import warm_up_cosine
 
 # B tiles, h, w cells of a map, K kinds
 
-RATE = 4e-3
-STEPS = 1_200
-BATCH = 8
+RATE = 3e-3
+STEPS = 2_400
+BATCH = 4
 VALIDATIONS = 6
 TRAIN_SLIDES, TRAIN_SIDE = 40, 1536
 # Nine tiles of a slide.
@@ -39,7 +39,7 @@ ALPHA, BETA = 2, 4
 
 
 def recipe() -> Recipe:
-    """Recipe of 1,200 steps over generated slides."""
+    """Recipe of 2,400 steps over generated slides."""
     return mitosis_recipe(default_data, steps=STEPS)
 
 

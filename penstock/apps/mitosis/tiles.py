@@ -25,7 +25,7 @@ SPREAD_PX = 8.0
 # Share of the training tiles that are centred near a figure or a look-alike.
 FOCUS = 0.5
 # Largest change of the contrast of each colour and of its brightness, as a share.
-GAMMA, GAIN = 0.35, 0.12
+GAMMA, GAIN = 0.25, 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

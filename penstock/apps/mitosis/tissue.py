@@ -209,7 +209,7 @@ def _defocus(rng: np.random.Generator, pixels: Array) -> None:
     mask = Image.new("L", picture.size)
     ImageDraw.Draw(mask).ellipse([radius // 6, radius // 6, *(side - radius // 6 for side in picture.size)], fill=255)
     mask = mask.filter(ImageFilter.GaussianBlur(radius / 10))
-    blurred = picture.filter(ImageFilter.GaussianBlur(float(rng.uniform(1.5, 3.0))))
+    blurred = picture.filter(ImageFilter.GaussianBlur(float(rng.uniform(1.0, 2.2))))
     part[...] = np.asarray(Image.composite(blurred, picture, mask))
 
 
