@@ -151,13 +151,15 @@ def kept(layout: StateLayout, state: RowsState, keep_B: Mask) -> tuple[RowsState
     order[holes] = movers = rows + np.flatnonzero(keep_B[rows:])
     tensors: dict[str, Tensor] = {}
     owned = set(state.owned)
+    # To the device once, not for each tensor.
+    to, from_, all_from = (_index(index, state) for index in (holes, movers, order))
     for name, tensor in state.tensors.items():
         if name not in owned or len(tensor) > 4 * _spare(rows):
-            tensors[name] = tensor[_index(order, tensor)]
+            tensors[name] = tensor.index_select(0, all_from)
             owned.add(name)
         else:
             if holes.size:
-                tensor[_index(holes, tensor)] = tensor[_index(movers, tensor)]
+                tensor.index_copy_(0, to, tensor.index_select(0, from_))
             tensors[name] = tensor
     left = RowsState(
         rows=rows,
@@ -172,10 +174,11 @@ def kept(layout: StateLayout, state: RowsState, keep_B: Mask) -> tuple[RowsState
 
 def part_of(state: RowsState, index_B: Rows) -> RowsState:
     """Return copies of some rows."""
+    index = _index(index_B, state)
     return replace(
         state,
         rows=index_B.size,
-        tensors={name: tensor[_index(index_B, tensor)] for name, tensor in state.tensors.items()},
+        tensors={name: tensor.index_select(0, index) for name, tensor in state.tensors.items()},
         lengths={name: each[index_B] for name, each in state.lengths.items()},
         owned=frozenset(state.tensors),
     )
@@ -227,8 +230,8 @@ def _resized(layout: StateLayout, name: str, tensor: Tensor, rows: int, room: Ma
     return made
 
 
-def _index(index: Rows, tensor: Tensor) -> Tensor:
-    return torch.from_numpy(index).to(tensor.device)
+def _index(index: Rows, state: RowsState) -> Tensor:
+    return torch.from_numpy(index).to(next(iter(state.tensors.values())).device)
 
 
 def lengths_on(lengths: Mapping[str, Lengths], names: Iterable[str], device: torch.device) -> dict[str, Tensor]:

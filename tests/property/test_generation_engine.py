@@ -14,6 +14,7 @@ from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_engine import GenerationEngine
+from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
@@ -210,3 +211,46 @@ def test_admission_rejects_a_request_whose_first_output_would_be_late() -> None:
     server.submit(0, inputs(4, 0, 50))
     with pytest.raises(Overloaded, match="The answer would come after"):
         server.submit(1, inputs(4, 1, 50))
+
+
+@given(given_requests=requests(), dies=st.integers(0, 13))
+@settings(max_examples=examples(8), deadline=None)
+def test_a_front_end_that_dies_leaves_no_row_behind(given_requests: list[tuple[int, int, int, int]], dies: int) -> None:
+    server = Server(Endless)
+    for number, (length, seed, most, ticks) in enumerate(given_requests):
+        server.submit(number, inputs(length, seed, most))
+        for _ in range(ticks):
+            server.engine.tick(server.now_ns)
+            if number % 2:
+                server.writer.collect()
+        if number == dies:
+            server.tokens, server.ended = {}, {}
+            server.writer = TableWriter(server.table, budget_ns=BUDGET_NS, wake=lambda: None)
+    server.drain()
+    # The slots of the dead process are used again.
+    for number in range(16):
+        server.submit(100 + number, digits(3, number))
+    server.drain()
+    assert all(server.ended[number] == slots.CUT for number in server.tokens)
+
+
+def test_two_applications_on_one_processor_both_go_on() -> None:
+    one, other = Server(Endless), Server(Counter)
+    multiplexer = Multiplexer(lambda: one.now_ns)
+    multiplexer.add(1, one.engine)
+    multiplexer.add(2, other.engine)
+    for number in range(4):
+        one.submit(number, inputs(4, number, 40))
+        other.submit(number, digits(9, number))
+    ran: list[int] = []
+    while True:
+        one.now_ns = other.now_ns = one.now_ns + 1_000_000
+        found = multiplexer.tick()
+        if found is None or not found[1].run.size:
+            break
+        ran.append(found[0])
+        one.writer.collect()
+        other.writer.collect()
+    assert [len(tokens) for tokens in one.tokens.values()] == [40] * 4
+    assert list(other.tokens.values()) == [by_hand(digits(9, number)) for number in range(4)]
+    assert set(ran) == {1, 2}
