@@ -101,7 +101,8 @@ class GenerationExecutor(Generating):
         given = {name: torch.from_numpy(array).to(self._device) for name, array in (feeds | lengths).items()}
         with self._autocast():
             tensors = self._network.begin(given, rows)
-        grown = {name: tensors[name].cpu().numpy() for name in layout.growing}
+        # Copies: a network may count its lengths in place.
+        grown = {name: tensors[name].cpu().numpy().copy() for name in layout.growing}
         all_lengths = {**lengths, **grown}
         self._check_lengths(tensors, all_lengths)
         tensors |= lengths_on(lengths, lengths, self._device)
@@ -147,7 +148,7 @@ class GenerationExecutor(Generating):
             name: tensor.to("cpu", self._outputs[name]).numpy()
             for name, tensor in zip(self._outputs, outputs, strict=True)
         }
-        grown = {name: after[name].cpu().numpy() for name in layout.growing}
+        grown = {name: after[name].cpu().numpy().copy() for name in layout.growing}
         full_B = np.zeros(state.rows, np.bool_)
         for name, dim in layout.growing.items():
             full_B |= grown[name] >= int(dim)

@@ -77,9 +77,10 @@ def test_the_prediction_of_a_first_output_grows_with_the_rows_that_wait_for_a_pl
     free = COSTS.finish_ns(0)
     assert free == 2 * 20 * MS + 11 * MS
     assert COSTS.finish_ns(7) == free
-    # A place is free each 10 x 20 / 8 ms.
-    assert COSTS.finish_ns(8) == free + 25 * MS
-    assert COSTS.finish_ns(11) == free + 100 * MS
+    # A place is free each 10 x 20 / 8 ms, and then a row begins, which takes 11 ms.
+    # One and four places, and a standard deviation of those.
+    assert COSTS.finish_ns(8) == free + (1 + 1) * 36 * MS
+    assert COSTS.finish_ns(11) == free + (4 + 2) * 36 * MS
 
 
 def test_costs_are_the_same_on_the_other_side_of_the_table() -> None:

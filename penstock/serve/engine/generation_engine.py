@@ -199,7 +199,6 @@ class GenerationEngine:
         if state is None:
             return
         now_ns = self._clock_ns()
-        self._observe_begin(rows_B, now_ns - start_ns)
         # In this order: a front-end that sees the chunk consumed also sees that the row is busy.
         table.busy[rows_B] = 1
         table.consumed[rows_B] += 1
@@ -218,6 +217,7 @@ class GenerationEngine:
             # The rows that just began are due a step after this.
             last_ns_B=np.concatenate([before.last_ns_B, np.full(rows, now_ns)]),
         )
+        self._observe_begin(rows_B, self._clock_ns() - start_ns)
 
     def _observe_begin(self, rows_B: Rows, took_ns: int) -> None:
         begin = self.costs.begin
@@ -240,11 +240,12 @@ class GenerationEngine:
         cut_B = ~result.done_B & (result.full_B | (steps_B >= progress.limit_B))
         status_B[cut_B & (status_B == slots.OK)] = slots.CUT
         over_B = result.done_B | (status_B != slots.OK)
-        self.costs.step.observe(slot_B.size, end_ns - start_ns)
         self._count(progress, over_B, status_B, start_ns, end_ns)
         self._publish(slot_B, over_B, status_B, result.output_B, start_ns)
         after = replace(progress, state=result.state, steps_B=steps_B, last_ns_B=np.full(slot_B.size, end_ns))
         self.progress = self._without(after, over_B)
+        # With the rows that leave, which a step always has to move.
+        self.costs.step.observe(slot_B.size, self._clock_ns() - start_ns)
         self.costs.publish(table)
         return slot_B
 

@@ -1,5 +1,6 @@
 """Costs of answers that take steps: of beginning some rows, and of a step of the rows in progress."""
 
+from math import sqrt
 from typing import Self, final
 
 import numpy as np
@@ -62,10 +63,13 @@ class GenerationCosts:
         """
         waiting = ahead + 1 - self.max_rows
         # The step that runs, its own beginning, and its own first step.
-        ns = 2 * self.step_ns(ahead + 1) + self.begin_ns(1, length)
+        begin_ns = self.begin_ns(1, length)
+        ns = 2 * self.step_ns(ahead + 1) + begin_ns
         if waiting > 0:
-            # A place is free whenever an answer ends.
-            ns += int(waiting * self.mean_steps * self.step_ns(self.max_rows) / self.max_rows)
+            # A place is free whenever an answer ends; the rows before this one begin alone, at worst.
+            each_ns = self.mean_steps * self.step_ns(self.max_rows) / self.max_rows + begin_ns
+            # One standard deviation more, for answers whose lengths are about geometric.
+            ns += int((waiting + sqrt(waiting)) * each_ns)
         return ns
 
     def observe_answer(self, steps: float, answers: int) -> None:
