@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 import penstock
+from penstock.bench.load.generator import Load, measure
+from penstock.bench.load.golden_target import golden_target
 from penstock.core.errors import ComputeFailed, InvalidInput
 from tests.support.generating import PAST, SERVED, SLOW, counter_bundle, digits, examples
 from tests.support.serving import RunningServer
@@ -39,6 +42,7 @@ EVENTS = {"Accept": "text/event-stream"}
 class Serving:
     """A server of the toy network."""
 
+    bundle: Path
     server: RunningServer
     grpc: str
 
@@ -68,7 +72,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     options = ("--app", "tests.support.generating:SERVED", "--grpc-port", "0", "--frontends", request.param)
     with RunningServer(bundle.folder, *[*options, "--executor", "auto"]) as server:
         assert server.process.stdout is not None
-        yield Serving(server=server, grpc=f"127.0.0.1:{server.process.stdout.readline().split()[-1]}")
+        yield Serving(
+            bundle=bundle.folder, server=server, grpc=f"127.0.0.1:{server.process.stdout.readline().split()[-1]}"
+        )
 
 
 def events_of(body: str) -> list[tuple[str, dict[str, Any]]]:
@@ -294,3 +300,10 @@ def test_grpc_infer_gives_the_whole_answer(serving: Serving) -> None:
     with TRITON_GRPC.InferenceServerClient(serving.grpc) as client:
         result = client.infer("counter", infer_input(one))
     assert result.as_numpy("token").tolist() == by_hand(one)
+
+
+@pytest.mark.parametrize("body", ["raw", "json"])
+def test_the_load_generator_checks_whole_answers(serving: Serving, body: str) -> None:
+    target = golden_target(f"http://{serving.address}", serving.bundle, body)
+    result = measure(target, Load(rate=None, connections=4, seconds=0.3))
+    assert (result.wrong, result.checked > 0) == (0, True)

@@ -68,7 +68,7 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
     """
     files = read_bundle(bundle)
     manifest = files.manifest
-    recorded = Recorded(manifest.content_hash, manifest.input, manifest.output, files.golden)
+    recorded = Recorded(manifest.content_hash, manifest.input, manifest.answer, files.golden)
     return _target(url, served_application(url), recorded, body, str(bundle))
 
 
