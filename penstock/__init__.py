@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.core.chain import ChainStep as ChainStep
     from penstock.core.dense import Dense as Dense
     from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.finish import Finish as Finish
     from penstock.core.generate import Generate as Generate
     from penstock.core.initial import Initial as Initial
     from penstock.core.live import Live as Live
@@ -43,6 +44,7 @@ _HOME = {
     "Client": "penstock.client.client",
     "Dense": "penstock.core.dense",
     "Dim": "penstock.core.spec",
+    "Finish": "penstock.core.finish",
     "Fitted": "penstock.train.fit",
     "Generate": "penstock.core.generate",
     "Initial": "penstock.core.initial",
@@ -69,6 +71,7 @@ __all__ = [
     "Client",
     "Dense",
     "Dim",
+    "Finish",
     "Fitted",
     "Generate",
     "Initial",

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from penstock.cli.documented import documented
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
-    from penstock.core.spec import Array
+    from penstock.core.agreement import Agreement
     from penstock.verify.compare import Comparison
 
 EXIT_DIFFERENT = 1
@@ -77,24 +78,20 @@ def verify(
         elif browser is None:
             typer.echo(f"The web app is not run: {obstacle}.")
         labelled = [spec.name for spec in ready.outputs[: ready.answers] if spec.labels]
-        found = compare(TrainingBackend(predictor), backends, examples, labelled=labelled)
-    allowed = _allowed(ready.golden().outputs, tolerance)
+        rule = _rule(ready.golden().agreement, tolerance)
+        found = compare(TrainingBackend(predictor), backends, examples, labelled=labelled, rule=rule)
+    allowed = rule.tolerances
+    allowed[""] = max(allowed.values())
     _show(found, allowed)
     if any(one.disagreements or not one.difference <= allowed[one.tensor] for one in found):
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _allowed(outputs: "Array", tolerance: float | None) -> dict[str, float]:
-    """The largest allowed difference of each tensor by name, and of whole answers under the empty name."""
-    names = outputs.dtype.names
-    if names is None:
-        return {"": _relative(outputs, tolerance)}
-    each = {name: _relative(outputs[name], tolerance) for name in names}
-    return each | {"": max(each.values())}
-
-
-def _relative(outputs: "Array", tolerance: float | None) -> float:
-    return TOLERANCE * max(1.0, float(abs(outputs).max(initial=0))) if tolerance is None else tolerance
+def _rule(golden: "Agreement", tolerance: float | None) -> "Agreement":
+    """The rule of the golden examples with another tolerance, by default relative to the numbers of each tensor."""
+    if tolerance is None:
+        return replace(golden, tolerance=TOLERANCE * max(golden.scales.values()))
+    return replace(golden, tolerance=tolerance, scales=dict.fromkeys(golden.scales, 1.0))
 
 
 def _show(found: "list[Comparison]", allowed: dict[str, float]) -> None:

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.core.agreement import RowSets
 from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError
+from penstock.core.finish import Finish
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.initial import Initial
 from penstock.core.live import WAV, Live, is_sound
@@ -46,6 +48,8 @@ class Application:
             arrays of `input` need no `decode`.
         prepare: For raw arrays of varying size (photos): makes one chunk of `input` of what `decode` returned. It is
             exported with the bundle, and the same graph runs everywhere.
+        finish: For outputs that are not numerically stable (the largest scores, boxes without those that overlap):
+            makes `outputs` of what the network gives. Training calls the network alone; it runs everywhere else.
         recognition: Turns a classifier's probabilities into an answer, and smooths it over a video; its labels are
             those of `output`.
         dense: For a network that is applied to every place of a large picture: the geometry of its tiles and maps.
@@ -74,6 +78,7 @@ class Application:
     model: Callable[[], Any] | str
     decode: Decode | None = None
     prepare: Prepare | None = None
+    finish: Finish | None = None
     recognition: Recognition | None = None
     dense: Dense | None = None
     reply: Reply | None = None
@@ -124,6 +129,8 @@ class Application:
             )
         if self.dense is not None:
             self.dense.check(self.input, self.output)
+        if self.finish is not None:
+            self._check_finish(self.finish)
         if self.recognition is not None and self.recognition.labels != self.output.labels:
             raise ApplicationError(
                 f"Application {self.name!r} has a recognition whose labels are not those of its output; give both the "
@@ -154,6 +161,11 @@ class Application:
             ApplicationError: There are several, or lengths vary.
         """
         return self._only_tensor("output", self.output)
+
+    @property
+    def row_sets(self) -> RowSets | None:
+        """Which rows of the outputs are compared as sets; None without a `finish`."""
+        return None if self.finish is None else self.finish.row_sets(self.inputs, self.outputs)
 
     def _only_tensor(self, side: str, spec: ChunkSpec) -> TensorSpec:
         if isinstance(spec, RecordSpec):
@@ -215,6 +227,16 @@ class Application:
                 f"needs one output, of probabilities."
             )
 
+    def _check_finish(self, finish: Finish) -> None:
+        if self.live is not None or self.generate is not None:
+            what = "is live" if self.live is not None else "generates"
+            raise ApplicationError(
+                f"Application {self.name!r} {what} and has a finish, which takes the answer of one step; leave it out."
+            )
+        self.row_sets  # noqa: B018
+        # Each name is another tensor, and each dimension one length.
+        dims_of((*self.inputs.values(), *finish.tensors, *self.outputs.values()))
+
     def _check_live(self) -> None:
         for name, spec in (("input", self.input), ("output", self.output)):
             if not spec.shape:
@@ -267,6 +289,7 @@ class Application:
                 self.initial is None or isinstance(self.initial, Initial | str),
                 "an Initial, or its source",
             ),
+            ("finish", self.finish is None or isinstance(self.finish, Finish), "a Finish"),
             ("recognition", self.recognition is None or isinstance(self.recognition, Recognition), "a Recognition"),
             ("dense", self.dense is None or isinstance(self.dense, Dense), "a Dense"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),

@@ -2,7 +2,8 @@
 
     manifest.json         description, and the SHA-256 of the other files and of itself
     weights.safetensors   the network's parameters and buffers
-    golden.safetensors    recorded `inputs` and `outputs`, and `raw.0`, `raw.1`, ... where inputs are prepared
+    golden.safetensors    recorded `inputs` and `outputs`, `raw.0`, `raw.1`, ... where inputs are prepared, and
+                          `network` where the network's outputs are finished
     prepare.onnx          the application's `prepare`, exported; only where it has one
 
 No pickle, no code. This module handles files and arrays; `penstock.runtime.bundle_writer` adds the network.
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from safetensors.numpy import save as save_arrays
 
+from penstock.core.agreement import RowSets
 from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder, write_through
 from penstock.core.errors import (
@@ -43,6 +45,8 @@ WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
+# What the network gives to `finish`, in golden.safetensors.
+NETWORK = "network"
 _FILES = FolderFiles(BundleCorrupt, "bundle", "write the bundle again", SCHEMA_VERSION)
 _SELF = "sha256"
 
@@ -66,6 +70,8 @@ class Manifest:
         raw: The raw array that `prepare` takes; None without a `prepare`.
         generate: The state and the limits of answers that take steps; None for answers of one step.
         initial: The weights that its training started from; None for random ones.
+        network: The tensors that the network gives to `finish`; empty without a `finish`.
+        sets: Rows of the outputs that are compared as sets; None without a `finish`.
         schema_version: Layout of this record.
     """
 
@@ -83,6 +89,8 @@ class Manifest:
     raw: RawSpec | None = None
     generate: Generate | None = None
     initial: StartedFrom | None = None
+    network: tuple[TensorSpec, ...] = ()
+    sets: RowSets | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -114,6 +122,8 @@ class Manifest:
             if fields[name] is None:
                 # Left out, so that the hash is that of earlier bundles.
                 del fields[name]
+        if not self.network:
+            del fields["network"], fields["sets"]
         return fields
 
     @classmethod
@@ -181,6 +191,12 @@ class BundleFiles:
             raise BundleError(
                 f"the bundle was made for {_steps(manifest.generate)}, but application {application.name!r} now "
                 f"declares {_steps(application.generate)}; train it again."
+            )
+        finish = application.finish
+        if (() if finish is None else finish.tensors, application.row_sets) != (manifest.network, manifest.sets):
+            raise BundleError(
+                f"application {application.name!r} now declares another finish than the bundle was made with; train "
+                f"it again."
             )
         rate_hz = None if application.live is None else application.live.rate_hz
         if rate_hz != manifest.rate_hz:
@@ -321,6 +337,8 @@ def write_bundle(
     place = Path(os.path.realpath(folder))
     arrays = example_arrays("inputs", manifest.input, golden.inputs)
     arrays |= example_arrays("outputs", manifest.answer, golden.outputs)
+    if golden.network is not None:
+        arrays |= example_arrays(NETWORK, chunk_spec(manifest.network), golden.network)
     arrays |= zip(raw_names(len(golden.raws)), golden.raws, strict=True)
     contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
@@ -381,12 +399,18 @@ def _golden(file: Path, manifest: Manifest) -> Golden:
         for side, spec in (("inputs", manifest.input), ("outputs", manifest.answer))
     )
     raws = () if manifest.raw is None else _FILES.arrays(file, raw_names(inputs.shape[0] if inputs.ndim else 0))
+    network = None
+    if manifest.network:
+        network = read_examples(_FILES, file, NETWORK, chunk_spec(manifest.network))
     golden = Golden(
         inputs=inputs,
         outputs=outputs,
         tolerance=manifest.tolerance,
         raws=tuple(raws),
         exact_whole=manifest.generate is not None,
+        output=manifest.answer,
+        sets=manifest.sets,
+        network=network,
     )
     for spec, array in ((manifest.input, inputs), (manifest.answer, outputs)):
         fits = spec.is_batch(array, any_frames=manifest.rate_hz is not None) and array.shape[0] == inputs.shape[0]

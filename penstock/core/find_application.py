@@ -39,8 +39,9 @@ class FoundApplication:
         sha256: dict[str, str] = {}
         if file is not None:
             home = Path(file).resolve()
-            prepare = self.application.prepare
-            paths = (self.application.model, self.application.recipe, None if prepare is None else prepare.module)
+            application = self.application
+            parts = [part.module for part in (application.prepare, application.finish) if part is not None]
+            paths = (application.model, application.recipe, *parts)
             roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
             modules = local_modules(home, self.module.__package__ or "", roots)
             # Hashed now, because a file edited during a long training is not the one that trained.
@@ -74,11 +75,21 @@ class FoundApplication:
             raise ApplicationError(f"Application {self.application.name!r} has no prepare; its input is of one size.")
         return self._make(self.application.prepare.module, "prepare")
 
+    def finish(self) -> Any:
+        """Make the module (a `torch.nn.Module`) that turns what the network gives into the outputs.
+
+        Raises:
+            ApplicationError: The application has none.
+        """
+        if self.application.finish is None:
+            raise ApplicationError(f"Application {self.application.name!r} has no finish; its network gives outputs.")
+        return self._make(self.application.finish.module, "finish")
+
     def source_sha256(self) -> dict[str, str]:
         """The SHA-256 of each source file when the application was found, by its path relative to the declaring file.
 
         Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
-        `model`, `recipe` or `prepare` name.
+        `model`, `recipe`, `prepare` or `finish` name.
         """
         return dict(self._sha256)
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.core.agreement import Agreement, RowSets, Worst, scales_of
 from penstock.core.errors import GoldenMismatch
+from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 
 # N examples, then the shape of one chunk
@@ -31,6 +33,9 @@ class Golden:
         tolerance: Largest allowed absolute difference from `outputs`.
         raws: The N raw arrays that `inputs` were prepared from; empty without a `prepare`.
         exact_whole: Whole numbers must be equal: the steps and tokens of answers that take steps.
+        output: One answer; needed for `sets` only.
+        sets: Rows of the outputs that are compared as sets; None without a `finish`.
+        network: With a `finish`, what the network gives for the first M inputs, `[M, ...]`, M up to N.
     """
 
     inputs: Array
@@ -38,13 +43,14 @@ class Golden:
     tolerance: float
     raws: tuple[Array, ...] = ()
     exact_whole: bool = False
+    output: ChunkSpec | None = None
+    sets: RowSets | None = None
+    network: Array | None = None
 
     @property
-    def tolerances(self) -> dict[str, float]:
-        """Largest allowed absolute difference of each output tensor, by name; empty for a single tensor."""
-        scales = self._scales()
-        whole = max(scales.values(), default=1.0)
-        return {name: self.tolerance * scale / whole for name, scale in scales.items()}
+    def agreement(self) -> Agreement:
+        """The rule by which answers agree with `outputs`."""
+        return Agreement(output=self.output, sets=self.sets, tolerance=self.tolerance, scales=scales_of(self.outputs))
 
     @property
     def prepared_tolerance(self) -> float:
@@ -57,12 +63,15 @@ class Golden:
         Raises:
             GoldenMismatch: It exceeds the tolerance, or a shape differs.
         """
-        differences = [0.0]
-        for raw, recorded in zip(self.raws, self.inputs, strict=True):
+        worst = Worst()
+        for number, (raw, recorded) in enumerate(zip(self.raws, self.inputs, strict=True)):
             prepared = prepare(raw.copy())
             _check_shape(f"raw {list(raw.shape)} is prepared to", prepared, recorded)
-            differences.append(float(np.abs(prepared.astype(np.float64) - recorded.astype(np.float64)).max()))
-        return _checked("prepared inputs", float(np.max(differences)), self.prepared_tolerance)
+            difference = float(np.abs(prepared.astype(np.float64) - recorded.astype(np.float64)).max())
+            # Written so that NaN is the worst.
+            if not difference <= worst.difference:
+                worst = Worst(difference=difference, example=number)
+        return _checked("prepared inputs", worst, self.prepared_tolerance)
 
     def check(self, predict: Callable[[Array], Array]) -> float:
         """Run the examples through `predict` and return the largest absolute difference.
@@ -75,7 +84,8 @@ class Golden:
         _check_shape("the network answers with", answers, self.outputs)
         if self.exact_whole:
             self._check_whole(answers)
-        return _checked("network's answers", self._difference(answers), self.tolerance)
+        _check_finite(answers)
+        return _checked("network's answers", self.agreement.worst(answers, self.outputs), self.tolerance)
 
     def _check_whole(self, answers: Array) -> None:
         for name in answers.dtype.names or ():
@@ -88,17 +98,21 @@ class Golden:
                     f"versions."
                 )
 
-    def _difference(self, answers: Array) -> float:
-        """Return the largest difference of the tensors, each relative to the scale of its own numbers."""
-        names = self.outputs.dtype.names
-        if names is None:
-            return _difference(answers, self.outputs)
-        scales = self._scales()
-        whole = max(scales.values())
-        return max(_difference(answers[name], self.outputs[name]) * whole / scales[name] for name in names)
+    def check_network(self, predict: Callable[[Array], Array]) -> float:
+        """Run the examples through the network without its `finish`; returns the largest absolute difference.
 
-    def _scales(self) -> dict[str, float]:
-        return {name: _scale(self.outputs[name]) for name in self.outputs.dtype.names or ()}
+        Raises:
+            GoldenMismatch: It exceeds the tolerance, or the shape differs.
+        """
+        if self.network is None:
+            return 0.0
+        answers = predict(self.inputs[: len(self.network)].copy())
+        _check_shape("the network gives its finish", answers, self.network)
+        _check_finite(answers)
+        # The same share of the largest number as for the outputs.
+        tolerance = self.tolerance / max(scales_of(self.outputs).values()) * max(scales_of(self.network).values())
+        rule = Agreement(output=None, sets=None, tolerance=tolerance, scales=scales_of(self.network))
+        return _checked("network's outputs before its finish", rule.worst(answers, self.network), tolerance)
 
 
 def _check_shape(found: str, array: Array, recorded: Array) -> None:
@@ -109,36 +123,27 @@ def _check_shape(found: str, array: Array, recorded: Array) -> None:
         )
 
 
-def _checked(what: str, difference: float, tolerance: float) -> float:
+def _checked(what: str, worst: Worst, tolerance: float) -> float:
     # Written so that NaN fails.
-    if not difference <= tolerance:
+    if not worst.difference <= tolerance:
         raise GoldenMismatch(
-            f"the {what} differ from the recorded ones by {difference:.3g} where {tolerance:.3g} is allowed; the "
-            f"application or a library changed. Train again, or go back to those versions."
+            f"the {what} differ from the recorded ones {worst.by()} where {tolerance:.3g} is allowed, most "
+            f"{worst.place()}; the application or a library changed. Train again, or go back to those versions."
         )
-    return difference
+    return worst.difference
 
 
-def _scale(array: Array) -> float:
-    return max(1.0, _largest(array))
-
-
-def _largest(array: Array) -> float:
-    return float(np.abs(array.astype(np.float64)).max(initial=0.0))
+def _check_finite(answers: Array) -> None:
+    for name in answers.dtype.names or [...]:
+        if not np.isfinite(answers[name]).all():
+            raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
 
 
 def largest_output(outputs: Array) -> float:
     """Return the largest absolute number of outputs, over all tensors."""
-    names = outputs.dtype.names
-    return max(map(_largest, [outputs] if names is None else map(outputs.__getitem__, names)))
-
-
-def _difference(answers: Array, recorded: Array) -> float:
-    if not np.isfinite(answers).all():
-        raise GoldenMismatch("the network answers its golden examples with NaN or infinity; train again.")
-    # Extended precision represents 64-bit integers exactly.
-    errors = np.abs(answers.astype(np.longdouble) - recorded.astype(np.longdouble))
-    return float(errors.max(initial=0.0))
+    return max(
+        float(np.abs(outputs[name].astype(np.float64)).max(initial=0.0)) for name in outputs.dtype.names or [...]
+    )
 
 
 def default_tolerance(outputs: Array) -> float:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from penstock.core.agreement import Agreement, RowSets, scales_of
 from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
 from penstock.core.example_arrays import read_examples
@@ -158,11 +159,20 @@ class PackGolden:
         inputs: The inputs without a batch dimension, one array or record each; for a live pack, whole signals.
         outputs: The bundle's answers, `[N, ...]`; records where there are several outputs or lengths vary.
         tolerance: Largest allowed absolute difference from `outputs`.
+        output: One answer; needed for `sets` only.
+        sets: Rows of the outputs that are compared as sets; None without a `finish`.
     """
 
     inputs: tuple[Array, ...]
     outputs: Array
     tolerance: float
+    output: ChunkSpec | None = None
+    sets: RowSets | None = None
+
+    @property
+    def agreement(self) -> Agreement:
+        """The rule by which answers agree with `outputs`."""
+        return Agreement(output=self.output, sets=self.sets, tolerance=self.tolerance, scales=scales_of(self.outputs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +194,7 @@ class Pack:
         recognition: Turns the answer into a label; None if the application has none.
         dense: The geometry of its tiles and maps, for a network that is applied to large pictures; None for others.
         live: Inputs and outputs of a live graph; None for one-shot packs.
+        sets: Rows of the outputs that are compared as sets; None without a `finish`.
         tolerance: Largest difference allowed on the golden examples.
         golden_count: Number of golden examples.
         models: Graphs by precision, `"fp32"` and maybe `"int8"`.
@@ -210,6 +221,7 @@ class Pack:
     answers: int = 1
     dense: Dense | None = None
     text: ByteText | None = None
+    sets: RowSets | None = None
     signed_by: bytes | None = None
 
     @property
@@ -251,16 +263,18 @@ class Pack:
         outputs = read_examples(_FILES, file, "outputs", self.output)
         if not len(inputs) == len(outputs) == self.golden_count:
             raise PackCorrupt(f"{file} does not hold {self.golden_count} examples; export the bundle again.")
-        return PackGolden(inputs=inputs, outputs=outputs, tolerance=self.tolerance)
+        return PackGolden(inputs=inputs, outputs=outputs, tolerance=self.tolerance, output=self.output, sets=self.sets)
 
     def to_json(self) -> dict[str, Any]:
         """The content of pack.json without its own hash."""
         fields = record_json(self)
         # Left out where there is none, as in packs of earlier versions.
         text = {} if self.text is None else {"text": fields["text"]}
+        sets = {} if self.sets is None else {"sets": fields["sets"]}
         return (
             {name: fields[name] for name in _SAME}
             | text
+            | sets
             | {
                 "schema_version": SCHEMA_VERSION,
                 "inputs": fields["inputs"] if self.raw is None else [{"name": self.raw.name, **fields["raw"]}],
@@ -286,6 +300,7 @@ class Pack:
             others = {
                 "folder": folder,
                 **_given_inputs(given["inputs"]),
+                "sets": given.get("sets"),
                 "tolerance": float(golden["tolerance"]),
                 "golden_count": int(golden["count"]),
                 "text": given.get("text"),

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-import numpy as np
-
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec, chunk_spec
@@ -90,26 +88,3 @@ def rows_of(chunks: Array) -> tuple[Array, ...]:
 def by_name(spec: ChunkSpec, chunk: Array) -> dict[str, Array]:
     """Return the tensors of one chunk by name, without padding."""
     return spec.unpack(chunk) if isinstance(spec, RecordSpec) else {spec.name: chunk}
-
-
-def scaled_difference(answer: Array, recorded: Array, outputs: Array) -> float:
-    """Return the largest absolute difference of an answer; NaN if one of its numbers is.
-
-    Args:
-        answer: One or more chunks.
-        recorded: The expected ones, of the same shape.
-        outputs: All recorded answers `[N, ...]`. The difference of a record's tensor is relative to the scale of its
-            own numbers, as in `Golden.check`.
-    """
-    names = recorded.dtype.names
-    if names is None:
-        return _largest(answer.astype(np.longdouble) - recorded.astype(np.longdouble))
-    scales = {name: max(1.0, _largest(outputs[name])) for name in names}
-    whole = max(scales.values())
-    return float(
-        np.max([scaled_difference(answer[name], recorded[name], outputs) * whole / scales[name] for name in names])
-    )
-
-
-def _largest(numbers: Array) -> float:
-    return float(np.abs(numbers.astype(np.longdouble)).max(initial=0.0))

@@ -9,7 +9,7 @@ import onnxruntime
 from penstock.core.errors import ApplicationError, InvalidInput, PackCorrupt, PackError, RequestError, one_line
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.pack import FP32, Pack, PackLive, chunks_of
-from penstock.core.pack_tensors import by_name, scaled_difference
+from penstock.core.pack_tensors import by_name
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec, given_by_name
 from penstock.core.spec import Array
@@ -207,12 +207,13 @@ def _check_golden(pack: Pack, answers: Iterator[Array]) -> None:
                 f"the pack {pack.name!r} answers its example {number} with shape {list(answer.shape)}, where "
                 f"{list(recorded.shape)} was recorded; export the bundle again."
             )
-        difference = scaled_difference(answer, recorded, golden.outputs)
+        worst = golden.agreement.worst(answer[None], recorded[None])
         # Written so that NaN fails.
-        if not difference <= golden.tolerance:
+        if not worst.difference <= golden.tolerance:
+            tensor = f", most in {worst.tensor!r}" if worst.tensor else ""
             raise PackCorrupt(
-                f"the pack {pack.name!r} differs on its example {number} from the recorded answer by {difference:.3g} "
-                f"where {golden.tolerance:.3g} is allowed; export the bundle again."
+                f"the pack {pack.name!r} differs on its example {number} from the recorded answer {worst.by()} where "
+                f"{golden.tolerance:.3g} is allowed{tensor}; export the bundle again."
             )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.agreement import RowSets
 from penstock.core.pack import PackLive
 from penstock.core.pack_tensors import PackTensors
 from penstock.core.prepare import RawSpec
@@ -22,6 +23,7 @@ class GraphReport:
         answers: The number of outputs that are the application's.
         live: Inputs and outputs of a live graph.
         prepare_nodes: Names of the nodes of `prepare`, which must not be quantized.
+        sets: Rows of the outputs that are compared as sets; None without a `finish`.
         difference: Largest difference from the bundle's answers.
     """
 
@@ -31,6 +33,7 @@ class GraphReport:
     answers: int = 1
     live: PackLive | None = None
     prepare_nodes: tuple[str, ...] = ()
+    sets: RowSets | None = None
     difference: float = 0.0
 
     @property

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core.agreement import Agreement, scales_of
 from penstock.core.errors import GoldenMismatch, PackError, one_line
 from penstock.core.onnx_session import onnx_errors
-from penstock.core.pack_tensors import rows_of, scaled_difference
+from penstock.core.pack_tensors import rows_of
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, Dim
 from penstock.export.graph_report import GraphReport
@@ -18,6 +19,7 @@ from penstock.runtime.load import Predictor, streaming_executor
 from penstock.runtime.onnx_step import ExportedStep
 from penstock.runtime.prepare_session import random_raws
 from penstock.runtime.streaming_onnx import check_equivalent
+from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 
 # N examples
@@ -46,12 +48,41 @@ def check_oneshot(predictor: Predictor, report: GraphReport, file: Path) -> floa
     recorded, others = list(golden.raws or rows_of(golden.inputs)), _others(predictor)
     answers = [network.answer(given) for given in (*recorded, *others)]
     expected = np.concatenate([golden.outputs, *_expected(predictor, others)])
-    differences = [_agree(np.stack([answer for answer, *_ in answers]), expected, golden.tolerance)]
+    output = predictor.application.output
+    tolerance = golden.tolerance
+    if report.sets is not None:
+        # The examples may have no rows, so that only their share of the largest number is a tolerance for others.
+        tolerance *= max(scales_of(expected).values()) / max(scales_of(golden.outputs).values())
+    rule = Agreement(output=output, sets=report.sets, tolerance=tolerance, scales=scales_of(expected))
+    differences = [_agree(np.stack([answer for answer, *_ in answers]), expected, rule)]
     if len(report.outputs) > report.answers:
         embeddings = np.stack([_embedding(predictor, given) for given in (*recorded, *others)])
-        tolerance = golden.tolerance * max(1.0, float(np.abs(embeddings).max()))
-        differences.append(_agree(np.stack([embedding for _, embedding in answers]), embeddings, tolerance))
+        rule = _plain(embeddings, golden.tolerance * max(scales_of(embeddings).values()))
+        differences.append(_agree(np.stack([embedding for _, embedding in answers]), embeddings, rule))
     return max(differences)
+
+
+def check_network_outputs(predictor: Predictor, report: GraphReport, file: Path) -> None:
+    """Compare what the network gives to its `finish` in a graph that also gives that.
+
+    Args:
+        predictor: The bundle's network.
+        report: Inputs and outputs of the graph, all of them as its answer.
+        file: The graph.
+
+    Raises:
+        PackError: The difference exceeds the bundle's tolerance.
+    """
+    application, golden = predictor.application, predictor.files.golden
+    assert application.finish is not None, application.name
+    network, names = report.network(file), [spec.name for spec in application.finish.tensors]
+    trusted = TorchExecutor(predictor.module, application.input, report.tensors.output)
+    given = [*(golden.raws or rows_of(golden.inputs)), *_others(predictor)]
+    chunks = given if predictor.preparing is None else list(map(predictor.preparing, given))
+    answers = np.stack([network.answer(each)[0] for each in given])[names]
+    expected = np.concatenate([trusted.predict(chunk[None].copy()) for chunk in chunks])[names]
+    share = golden.tolerance / max(scales_of(golden.outputs).values())
+    _agree(answers, expected, _plain(expected, share * max(scales_of(expected).values())))
 
 
 def _expected(predictor: Predictor, others: list[Array]) -> Iterator[Array]:
@@ -122,10 +153,11 @@ def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
             streaming_executor(application, predictor.module, slots=ALIKE_SLOTS, max_rows=1, run=run)
             for run in (step, None)
         )
-        differences = [_agree(run_in_chunks(made, golden.inputs), golden.outputs, golden.tolerance)]
+        rule = _plain(golden.outputs, golden.tolerance)
+        differences = [_agree(run_in_chunks(made, golden.inputs), golden.outputs, rule)]
         # A few signals in other chunks, which must not change the outputs.
         differences += [
-            _agree(run_in_chunks(made, golden.inputs[:2], frames), golden.outputs[:2], golden.tolerance)
+            _agree(run_in_chunks(made, golden.inputs[:2], frames), golden.outputs[:2], rule)
             for frames in {max(1, chunk // 2), max(1, chunk * 2 // 3), max(1, chunk - 1)}
         ]
         check_equivalent(made, trusted, golden, ALIKE_SLOTS)
@@ -138,14 +170,18 @@ def check_live(predictor: Predictor, network: Streaming, file: Path) -> float:
     return max(differences)
 
 
-def _agree(answers: Array, expected: Array, tolerance: float) -> float:
+def _plain(expected: Array, tolerance: float) -> Agreement:
+    return Agreement(output=None, sets=None, tolerance=tolerance, scales=scales_of(expected))
+
+
+def _agree(answers: Array, expected: Array, rule: Agreement) -> float:
     if answers.shape != expected.shape:
         raise _disagrees(f"it gives {list(answers.shape)} where the bundle gives {list(expected.shape)}")
-    difference = scaled_difference(answers, expected, expected)
+    worst = rule.worst(answers, expected)
     # Written so that NaN fails.
-    if not difference <= tolerance:
-        raise _disagrees(f"it differs by {difference:.3g} where {tolerance:.3g} is allowed")
-    return difference
+    if not worst.difference <= rule.tolerance:
+        raise _disagrees(f"it differs {worst.by()} where {rule.tolerance:.3g} is allowed, most {worst.place()}")
+    return worst.difference
 
 
 def _disagrees(reason: str) -> PackError:

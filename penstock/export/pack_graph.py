@@ -24,7 +24,7 @@ from penstock.core.record import RecordSpec
 from penstock.core.spec import Dim, TensorSpec
 from penstock.export.graph_report import GraphReport
 from penstock.export.join_prepare import CHUNK, join_prepare, opset_of
-from penstock.export.pack_check import check_live, check_oneshot, resized
+from penstock.export.pack_check import check_live, check_network_outputs, check_oneshot, resized
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor, as_streaming
@@ -32,6 +32,7 @@ from penstock.runtime.named_network import NamedNetwork, served_function
 from penstock.runtime.onnx_export import (
     dynamic_dims,
     exported_program,
+    graph_output,
     load_named_bundle,
     step_program,
     strip_notes,
@@ -78,7 +79,8 @@ def write_graph(predictor: Predictor, file: Path) -> GraphReport:
 
 def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
     application, prepare = predictor.application, predictor.files.prepare
-    if isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec):
+    several = isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec)
+    if several or application.finish is not None:
         program, made = _named_program(predictor)
     else:
         program, made = _plain_program(predictor)
@@ -90,12 +92,19 @@ def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
         value.name = renamed.get(value.name, value.name)
     outputs: Shapes = {spec.name: (spec.dtype, (1, *spec.shape)) for spec in made}
     inputs |= dict.fromkeys(dims_of(application.input), ("int64", (1,)))
-    outputs |= {name: ("int64", (1,)) for name in dims_of(application.output) if name not in inputs}
+    outputs |= {name: ("int64", (1,)) for name in dims_of(graph_output(application)) if name not in inputs}
     _save(program, file, inputs, outputs)
-    report = GraphReport(inputs=tuple(given), outputs=tuple(made), answers=len(application.outputs))
+    report = GraphReport(
+        inputs=tuple(given), outputs=tuple(made), answers=len(application.outputs), sets=application.row_sets
+    )
     if prepare is not None and application.prepare is not None:
         nodes = join_prepare(file, prepare, application.input_tensor)
         report = replace(report, raw=application.prepare.raw, inputs=(), prepare_nodes=nodes)
+    if application.finish is not None:
+        check_network_outputs(predictor, replace(report, answers=len(made)), file)
+        # They are in the graph for that comparison alone.
+        report = replace(report, outputs=tuple(application.outputs.values()))
+        _keep_outputs(file, report.tensors.names)
     return replace(report, difference=check_oneshot(predictor, report, file))
 
 
@@ -122,7 +131,8 @@ def _named_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
         dims = application.input.dims.items()
         lengths = {name: min(max(dim.min, TRACED_LENGTH + at), int(dim)) for at, (name, dim) in enumerate(dims)}
         chunk_B = resized(application.input, chunk_B[0, ...], lengths)[None]
-    network = NamedNetwork(predictor.module, application.input, application.output)
+    made = graph_output(application)
+    network = NamedNetwork(predictor.module, application.input, made)
     feeds, lengths_B = feeds_of(application.input, chunk_B)
     given = {name: torch.from_numpy(array) for name, array in (feeds | lengths_B).items()}
     dynamic = {spec.name: dynamic_dims(spec) for spec in application.inputs.values()}
@@ -133,7 +143,7 @@ def _named_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
         network.results,
         (tuple(dynamic.get(name, {}) for name in network.arguments),),
     )
-    return program, list(application.outputs.values())
+    return program, list(made.tensors)
 
 
 def _write_live(predictor: Predictor, file: Path) -> GraphReport:
@@ -232,6 +242,15 @@ def _save(program: Any, file: Path, inputs: Shapes, outputs: Shapes) -> None:
     onnx.checker.check_model(file)
     if file.stat().st_size >= MAX_BYTES:
         raise PackError(f"the graph has {file.stat().st_size:,} bytes, more than one ONNX file can hold.")
+
+
+def _keep_outputs(file: Path, names: list[str]) -> None:
+    model = onnx.load(file)
+    kept = [value for value in model.graph.output if value.name in names]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, file)
 
 
 def _fits(

@@ -253,6 +253,7 @@ def _pack(
         recognition=application.recognition,
         dense=application.dense,
         live=report.live,
+        sets=report.sets,
         tolerance=files.golden.tolerance,
         golden_count=len(files.golden.inputs),
         text=application.decode if isinstance(application.decode, ByteText) else None,

@@ -12,21 +12,34 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from penstock.core.agreement import check_threshold
 from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
 from penstock.core.find_application import FoundApplication
+from penstock.core.finish import network_output
 from penstock.core.golden import Golden, default_tolerance
 from penstock.core.initial import StartedFrom
-from penstock.core.record import RecordSpec
+from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 from penstock.core.versions import versions_of
-from penstock.runtime.load import as_found, check_streamed, make_network, make_prepare, torch_executor
+from penstock.runtime.load import (
+    as_found,
+    check_network,
+    check_streamed,
+    finished,
+    make_network,
+    make_prepare,
+    torch_executor,
+)
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
+from penstock.runtime.torch_executor import TorchExecutor
 
 GOLDEN_EXAMPLES = 32
 # Bytes of all raw golden examples together.
 MAX_RAW_BYTES = 1 << 25
+# Bytes of what the network gives to its `finish` in golden examples, of at least one.
+MAX_NETWORK_BYTES = 1 << 23
 
 
 @final
@@ -102,6 +115,9 @@ class Bundle:
         inputs = _examples(declared, examples if preparing is None else np.stack([preparing(raw) for raw in raws]))
         module.eval()
         tensors = _own_tensors(module)
+        network = _network_outputs(declared, module, inputs)
+        parameters = sum(parameter.numel() for parameter in module.parameters())
+        module = finished(found, module)
         outputs = _answers(declared, module, inputs)
         if tolerance is None:
             tolerance = default_tolerance(outputs)
@@ -113,7 +129,13 @@ class Bundle:
             tolerance=float(tolerance),
             raws=raws,
             exact_whole=declared.generate is not None,
+            output=declared.answer,
+            sets=declared.row_sets,
+            network=network,
         )
+        if golden.sets is not None:
+            near = golden.agreement.tolerances.get(golden.sets.score, 0.0)
+            check_threshold(declared.output, golden.sets, outputs, near)
         _check_reproduced(found, tensors, golden)
         _check_padding(declared, module, golden)
         manifest = Manifest(
@@ -126,11 +148,13 @@ class Bundle:
             tolerance=golden.tolerance,
             metrics={name: float(value) for name, value in (metrics or {}).items()},
             versions=library_versions(),
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            parameters=parameters,
             rate_hz=None if declared.live is None else float(declared.live.rate_hz),
             raw=None if declared.prepare is None else declared.prepare.raw,
             generate=declared.generate,
             initial=initial,
+            network=() if declared.finish is None else declared.finish.tensors,
+            sets=declared.row_sets,
         )
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
@@ -195,8 +219,13 @@ def _records(application: Application, spec: RecordSpec, examples: Any) -> Array
     return records
 
 
-def _answers(application: Application, module: nn.Module, inputs: Array) -> Array:
-    predict = torch_executor(application, module).predict
+def _answers(application: Application, module: nn.Module, inputs: Array, between: ChunkSpec | None = None) -> Array:
+    """Run the network; with `between`, for what it gives to its `finish`."""
+    if between is None:
+        spec, executor = application.answer, torch_executor(application, module)
+    else:
+        spec, executor = between, TorchExecutor(module, application.input, between)
+    predict = executor.predict
     try:
         outputs = predict(inputs.copy())
     except ApplicationError:
@@ -208,7 +237,6 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
             f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
             f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
         ) from error
-    spec = application.answer
     fits = spec.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
     if outputs.dtype != spec.numpy_dtype or not fits:
         raise ApplicationError(
@@ -218,6 +246,15 @@ def _answers(application: Application, module: nn.Module, inputs: Array) -> Arra
     if not (spec.finite(outputs) if isinstance(spec, RecordSpec) else np.isfinite(outputs)).all():
         raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
     return np.array(outputs, order="C")
+
+
+def _network_outputs(application: Application, module: nn.Module, inputs: Array) -> Array | None:
+    """What the network gives to `finish` for the first examples; None without a `finish`."""
+    if application.finish is None:
+        return None
+    between = network_output(application.finish)
+    rows = max(1, min(len(inputs), MAX_NETWORK_BYTES // between.nbytes))
+    return _answers(application, module, inputs[:rows], between)
 
 
 def _check_padding(application: Application, module: nn.Module, golden: Golden) -> None:
@@ -245,7 +282,8 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
         fresh = make_network(found)
     try:
         fresh.load_state_dict(tensors)
-        golden.check(torch_executor(application, fresh).predict)
+        check_network(application, fresh, golden)
+        golden.check(torch_executor(application, finished(found, fresh)).predict)
         if application.live is not None:
             check_streamed(application, fresh, golden)
     except (RuntimeError, GoldenMismatch) as error:

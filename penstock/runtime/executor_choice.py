@@ -66,9 +66,10 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     open_prepare(files)
     if application.generate is not None:
         return _generating_runnable(files, found, how)
-    if how.exact and (application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]):
+    several = application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]
+    if how.exact and (several or application.finish is not None):
         raise ServeError(
-            f"--exact needs one input and one output of fixed size, and {application.name!r} has "
+            f"--exact needs one input and one output of fixed size without a finish, and {application.name!r} has "
             f"{application.input.describe()} and {application.output.describe()}: the last bits of an answer depend on "
             f"the length to which its batch is padded. Leave --exact out."
         )

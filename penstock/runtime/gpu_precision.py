@@ -11,6 +11,7 @@ from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import ApplicationError, ServeError
 from penstock.core.find_application import FoundApplication
+from penstock.core.finish import Finish, network_output
 from penstock.core.golden import Golden, largest_output
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
@@ -21,6 +22,7 @@ from penstock.runtime.load import Predictor, as_streaming, make_predictor
 from penstock.runtime.record_graph_executor import RecordGraphExecutor
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.streaming_executor import StatefulNetwork
+from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,8 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     predictor, application = make_predictor(files, found), found.application
     golden = _loosened(files.golden, precision)
     dtype = None if precision == "fp32" else DTYPES[precision]
+    if application.finish is not None:
+        return _without_graphs(predictor, application.finish, golden, how, dtype)
     if isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec):
         return _record_runnable(predictor, golden, how, dtype)
     module = as_streaming(application, predictor.module)
@@ -124,6 +128,31 @@ def _record_runnable(predictor: Predictor, golden: Golden, how: Execution, dtype
         application.name,
         how.precision,
         torch.cuda.get_device_name(how.device),
+        difference,
+        golden.tolerance,
+    )
+    return Runnable(application=application, files=predictor.files, executor=executor)
+
+
+def _without_graphs(
+    predictor: Predictor, finish: Finish, golden: Golden, how: Execution, dtype: torch.dtype | None
+) -> Runnable:
+    """Make the executor of a network with a finish, which runs without CUDA graphs."""
+    application = predictor.application
+    module = predictor.module.to(how.device)
+    most = min(how.max_rows or MAX_RECORD_ROWS, MAX_RECORD_ROWS)
+    executor = TorchExecutor(
+        module, application.input, application.output, max_rows=most, device=how.device, dtype=dtype
+    )
+    difference = golden.check(executor.predict)
+    between = network_output(finish)
+    golden.check_network(TorchExecutor(module, application.input, between, device=how.device, dtype=dtype).predict)
+    log.warning(
+        "%s runs on %s without CUDA graphs, because it has a finish; in %s the golden examples differ by %.3g, allowed "
+        "is %.3g",
+        application.name,
+        torch.cuda.get_device_name(how.device),
+        how.precision,
         difference,
         golden.tolerance,
     )

@@ -16,12 +16,14 @@ from penstock.core.application import Application, reply_of, unpacked
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
 from penstock.core.find_application import FoundApplication
+from penstock.core.finish import network_output
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
 from penstock.runtime.generation_executor import GenerationExecutor, generated_outputs
+from penstock.runtime.named_network import FinishedNetwork
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
@@ -80,7 +82,7 @@ class Predictor:
     Args:
         application: Its application.
         files: The bundle.
-        module: The network, in evaluation mode.
+        module: The network, in evaluation mode; with its `finish` behind it where the application has one.
         executor: Runs the network in batches.
         preparing: Prepares one raw array; None where the application has no `prepare`.
         difference: Largest difference from the recorded answers to the golden examples.
@@ -231,6 +233,8 @@ def make_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
     module = make_network(found)
     load_weights(module, files.weights)
     application = found.application
+    module = finished(found, module)
+    check_network(application, module, files.golden)
     executor = torch_executor(application, module)
     difference = files.golden.check(executor.predict)
     if application.live is not None:
@@ -328,6 +332,37 @@ def make_network(found: FoundApplication) -> nn.Module:
     return _module(found, "model", found.model())
 
 
+def finished(found: FoundApplication, module: nn.Module) -> nn.Module:
+    """Put an application's `finish` behind its network, if it has one.
+
+    Raises:
+        ApplicationError: Its `finish` raises, is no `torch.nn.Module`, or has a state.
+    """
+    application = found.application
+    if application.finish is None:
+        return module
+    finish = _stateless(found, "finish", found.finish())
+    between = network_output(application.finish)
+    return FinishedNetwork(module, finish, application.input, between, application.output).eval()
+
+
+def check_network(application: Application, module: nn.Module, golden: Golden) -> float:
+    """Check what a network gives to its `finish` by the golden examples; returns the largest difference.
+
+    Args:
+        application: The application.
+        module: The network, with or without its `finish`.
+        golden: The examples.
+
+    Raises:
+        GoldenMismatch: The difference is above the tolerance.
+    """
+    if application.finish is None:
+        return 0.0
+    between = network_output(application.finish)
+    return golden.check_network(TorchExecutor(module, application.input, between).predict)
+
+
 def make_prepare(found: FoundApplication) -> TorchPrepare | None:
     """Make the `prepare` of an application; None where it has none.
 
@@ -337,13 +372,18 @@ def make_prepare(found: FoundApplication) -> TorchPrepare | None:
     application = found.application
     if application.prepare is None:
         return None
-    module = _module(found, "prepare", found.prepare())
+    module = _stateless(found, "prepare", found.prepare())
+    return TorchPrepare(module=module, raw=application.prepare.raw, input=application.input_tensor)
+
+
+def _stateless(found: FoundApplication, field: str, made: Any) -> nn.Module:
+    module = _module(found, field, made)
     if learned := list(module.state_dict()):
         raise ApplicationError(
-            f"The prepare of application {application.name!r} has {learned[0]!r} in its state, which a bundle does not "
-            f"hold; move learned parameters to the model."
+            f"The {field} of application {found.application.name!r} has {learned[0]!r} in its state, which a bundle "
+            f"does not hold; move learned parameters to the model."
         )
-    return TorchPrepare(module=module, raw=application.prepare.raw, input=application.input_tensor)
+    return module
 
 
 def _module(found: FoundApplication, field: str, made: Any) -> nn.Module:

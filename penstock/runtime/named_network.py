@@ -98,6 +98,36 @@ class NamedNetwork(nn.Module):
         return tuple(results)
 
 
+@final
+class FinishedNetwork(nn.Module):
+    """A network and the `finish` behind it, as one network.
+
+    Args:
+        module: The network.
+        finish: The application's `finish`.
+        input: One raw input chunk.
+        between: One chunk of what the network gives to the finish.
+        output: One output chunk.
+
+    Raises:
+        ApplicationError: The network or the finish does not take tensors of these names.
+    """
+
+    def __init__(
+        self, module: nn.Module, finish: nn.Module, input: ChunkSpec, between: ChunkSpec, output: ChunkSpec
+    ) -> None:
+        super().__init__()
+        self.network = NamedNetwork(module, input, between)
+        self.finish = NamedNetwork(finish, between, output)
+
+    def forward(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run both; takes tensors and lengths by name, and returns outputs and lengths by name."""
+        results = self.network(*(given[name] for name in self.network.arguments))
+        made = {**given, **dict(zip(self.network.results, results, strict=True))}
+        finished = self.finish(*(made[name] for name in self.finish.arguments))
+        return {**made, **dict(zip(self.finish.results, finished, strict=True))}
+
+
 def served_function(module: nn.Module) -> Any:
     """Return the function to serve: `predict` where the network has one, else `forward`."""
     return getattr(module, "predict", module)
@@ -115,6 +145,8 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
         all in one mapping.
     """
     names = [spec.name for spec in input.tensors]
+    if isinstance(function, FinishedNetwork):
+        return None, []
     try:
         target = function.forward if isinstance(function, nn.Module) else function
         parameters = inspect.signature(target).parameters.values()

@@ -7,6 +7,7 @@ examples, in batches of several sizes; otherwise the reason is logged once and t
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import ServeError
+from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
 from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
@@ -62,9 +64,12 @@ def onnx_executor(files: BundleFiles, graph: Path, threads: int) -> OnnxExecutor
         BundleError: It is not the graph of this network.
         Exception: One of `onnx_errors()`: ONNX Runtime does not run it.
     """
-    executor = OnnxExecutor(graph, files.manifest.input, files.manifest.output, threads=threads)
-    for size in {1, 3, len(files.golden.inputs)}:
-        files.golden.check(lambda chunk_B, size=size: _in_batches(executor, chunk_B, size))
+    manifest, golden = files.manifest, files.golden
+    network = chunk_spec(manifest.network) if manifest.network else None
+    executor = OnnxExecutor(graph, manifest.input, manifest.output, threads=threads, network=network)
+    for size in {1, 3, len(golden.inputs)}:
+        golden.check(lambda chunk_B, size=size: _in_batches(executor.predict, chunk_B, size))
+        golden.check_network(lambda chunk_B, size=size: _in_batches(executor.predict_network, chunk_B, size))
     return executor
 
 
@@ -78,8 +83,8 @@ def mark_unusable(graph: Path, reason: str) -> None:
         log.warning("%s cannot be marked as unusable (%s)", graph, error.strerror)
 
 
-def _in_batches(executor: OnnxExecutor, chunk_B: Array, size: int) -> Array:
-    parts = [executor.predict(chunk_B[start : start + size]) for start in range(0, len(chunk_B), size)]
+def _in_batches(predict: Callable[[Array], Array], chunk_B: Array, size: int) -> Array:
+    parts = [predict(chunk_B[start : start + size]) for start in range(0, len(chunk_B), size)]
     return np.concatenate(parts)
 
 

@@ -23,18 +23,33 @@ class OnnxExecutor(Executor):
         output: One output chunk.
         threads: CPU threads for one step.
         max_rows: The largest batch.
+        network: What the network gives to a `finish`, which is in the graph for comparisons; None without a `finish`.
 
     Raises:
         BundleError: The graph has other inputs or outputs.
     """
 
-    def __init__(self, graph: Path, input: ChunkSpec, output: ChunkSpec, *, threads: int, max_rows: int = 1024) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        input: ChunkSpec,
+        output: ChunkSpec,
+        *,
+        threads: int,
+        max_rows: int = 1024,
+        network: ChunkSpec | None = None,
+    ) -> None:
         self.input = input
         self.output = output
         self.max_rows = max_rows
         self._session = open_graph(graph, threads, any_size=bool(input.dims))
         self._arguments = [given.name for given in self._session.get_inputs()]
-        self._results = [made.name for made in self._session.get_outputs()]
+        results = [made.name for made in self._session.get_outputs()]
+        compared = set() if network is None else _names(network)
+        self._network = network
+        # Outputs that are not wanted are not copied.
+        self._results = [name for name in results if name in _names(output) or name not in compared]
+        self._compared = [name for name in results if name in compared]
         # An input that does not change the outputs is no input of the graph.
         tensors = {spec.name for spec in output.tensors}
         if not (set(self._arguments) <= _names(input) and tensors <= set(self._results) <= _names(output)):
@@ -50,11 +65,19 @@ class OnnxExecutor(Executor):
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
         if self._is_plain:
-            return self._session.run(None, {self._arguments[0]: chunk_B})[0]
+            return self._session.run(self._results, {self._arguments[0]: chunk_B})[0]
         feeds, lengths = feeds_of(self.input, chunk_B)
         given = feeds | lengths
-        results = self._session.run(None, {name: given[name] for name in self._arguments})
+        results = self._session.run(self._results, {name: given[name] for name in self._arguments})
         return chunks_of(self.output, dict(zip(self._results, results, strict=True)), lengths)
+
+    def predict_network(self, chunk_B: Array) -> Array:
+        """Run raw inputs; returns what the network gives to its `finish`, for comparisons."""
+        assert self._network is not None, "without a finish, predict gives the network's outputs"
+        feeds, lengths = feeds_of(self.input, chunk_B)
+        given = feeds | lengths
+        results = self._session.run(self._compared, {name: given[name] for name in self._arguments})
+        return chunks_of(self._network, dict(zip(self._compared, results, strict=True)), lengths)
 
 
 def _names(spec: ChunkSpec) -> set[str]:

@@ -10,7 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from penstock.core.application import Application
 from penstock.core.named_arrays import feeds_of
+from penstock.core.record import ChunkSpec, chunk_spec
 from penstock.core.spec import Dim, TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
 from penstock.runtime.exporter_process import exporter_main, first_cause
@@ -81,7 +83,7 @@ def export_graph(predictor: Predictor, file: Path) -> None:
     if application.live is not None:
         export_step(as_streaming(application, predictor.module), application.input_tensor, file)
         return
-    network = NamedNetwork(predictor.module, application.input, application.output)
+    network = NamedNetwork(predictor.module, application.input, graph_output(application))
     feeds, lengths = feeds_of(application.input, predictor.files.golden.inputs[[0] * EXAMPLES])
     given = {name: torch.from_numpy(array) for name, array in (feeds | lengths).items()}
     dynamic = {spec.name: {0: BATCH} | dynamic_dims(spec) for spec in application.input.tensors}
@@ -92,6 +94,16 @@ def export_graph(predictor: Predictor, file: Path) -> None:
         network.results,
         (tuple(dynamic.get(name, {0: BATCH}) for name in network.arguments),),
     ).save(file)
+
+
+def graph_output(application: Application) -> ChunkSpec:
+    """What an exported graph gives: the outputs, and with a `finish` also what the network gives to it.
+
+    The latter is compared with the recorded numbers, which a comparison of finished outputs cannot replace: the numbers
+    behind a row that was left out are not in them.
+    """
+    between = () if application.finish is None else application.finish.tensors
+    return chunk_spec((*application.outputs.values(), *between))
 
 
 def dynamic_dims(spec: TensorSpec) -> dict[int, Any]:

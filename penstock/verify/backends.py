@@ -1,7 +1,7 @@
 """Backends that run a bundle: the training code, a server, and the Python engine of devices."""
 
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -56,6 +56,16 @@ class TrainingBackend(Backend):
         if application.live is not None:
             return self._predictor.predict(example.raw[None])[0]
         return self._predictor.predict(named_input(application.input, example.raw))
+
+    def named(self, reply: Any) -> Any:
+        """An answer's tensors by name, where a default reply has them as nested lists; any other answer as it is."""
+        output, application = self._predictor.application.output, self._predictor.application
+        if not isinstance(output, RecordSpec) or application.reply is not None or not isinstance(reply, dict):
+            return reply
+        lists = cast(dict[str, Any], reply)
+        if any(isinstance(each, np.ndarray) for each in lists.values()):
+            return lists
+        return output.unpack(output.from_numbers(lists))
 
     def reply(self, answer: Answer) -> Any:
         """The reply for an output, as JSON values."""

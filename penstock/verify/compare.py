@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock.core.agreement import Agreement
 from penstock.core.spec import Array
 from penstock.verify.backends import Backend, TrainingBackend
 from penstock.verify.verify_inputs import Example
@@ -41,7 +42,12 @@ class Comparison:
 
 
 def compare(
-    training: TrainingBackend, backends: Sequence[Backend], examples: Iterable[Example], *, labelled: Collection[str]
+    training: TrainingBackend,
+    backends: Sequence[Backend],
+    examples: Iterable[Example],
+    *,
+    labelled: Collection[str],
+    rule: Agreement | None = None,
 ) -> list[Comparison]:
     """Run every example on every backend.
 
@@ -50,6 +56,7 @@ def compare(
         backends: The others.
         examples: The inputs.
         labelled: Names of the outputs that have labels; their likeliest entries must agree. Of one tensor, any name.
+        rule: The rule by which rows are compared as sets; None if there are none.
 
     Returns:
         One comparison for each backend, or for each of its tensors where there are several.
@@ -58,8 +65,15 @@ def compare(
     for example in examples:
         expected = training.answer(example)
         for backend in backends:
-            for tensor, answer, wanted in _parts(backend.answer(example), expected, training):
+            given, in_sets = backend.answer(example), dict[str, float]()
+            if rule is not None and rule.sets is not None:
+                given = training.named(given)
+                in_sets = rule.differences(given, cast(Any, expected)) if _is_named(given, expected) else {}
+            for tensor, answer, wanted in _parts(given, expected, training):
                 one = found.setdefault((backend.name, tensor), Comparison(backend=backend.name, tensor=tensor))
+                if tensor in in_sets:
+                    one.count(example.name, in_sets[tensor], disagrees=in_sets[tensor] == math.inf)
+                    continue
                 difference = difference_of(answer, wanted)
                 if isinstance(answer, np.ndarray):
                     has_labels = tensor in labelled if tensor else bool(labelled)
@@ -73,12 +87,17 @@ def compare(
 
 def _parts(answer: Any, expected: Any, training: TrainingBackend) -> Iterator[tuple[str, Any, Any]]:
     """Pair an answer with the expected one: the arrays of each tensor, else a whole array or reply."""
-    if isinstance(answer, dict) and isinstance(expected, dict):
-        named = cast(dict[str, Any], answer)
-        if named.keys() == expected.keys() and all(isinstance(each, np.ndarray) for each in named.values()):
-            yield from ((name, named[name], wanted) for name, wanted in cast(dict[str, Any], expected).items())
-            return
+    if _is_named(answer, expected):
+        yield from ((name, answer[name], wanted) for name, wanted in expected.items())
+        return
     yield "", answer, expected if isinstance(answer, np.ndarray) else training.reply(expected)
+
+
+def _is_named(answer: Any, expected: Any) -> bool:
+    if not isinstance(answer, dict) or not isinstance(expected, dict):
+        return False
+    named = cast(dict[str, Any], answer)
+    return named.keys() == expected.keys() and all(isinstance(each, np.ndarray) for each in named.values())
 
 
 def difference_of(one: Any, other: Any) -> float:

@@ -105,14 +105,13 @@ def test_several_tensors_are_compared_one_by_one(form: Literal["json", "binary"]
     boxes = Dim("boxes", max=3, min=0)
     large = TensorSpec(name="large", dtype="float32", shape=(boxes, 2), meaning="corners")
     small = TensorSpec(name="small", dtype="float32", shape=(2,), meaning="scores")
-    four = TensorSpec(name="four", dtype="float32", shape=(4,), meaning="four numbers")
     output = RecordSpec((large, small))
     right = [
         {"large": np.full((count, 2), 1000, np.float32), "small": np.array([0.25, 0.75], np.float32)}
         for count in (2, 0)
     ]
     golden = Golden(inputs=np.zeros((2, 4)), outputs=np.stack(list(map(output.check, right))), tolerance=0.1)
-    target = replace(NOWHERE, answers=golden.outputs, record=record_answers(golden, four, output, form))
+    target = replace(NOWHERE, answers=golden.outputs, record=record_answers(golden, output, form))
 
     def body(which: int, **changes: Any) -> bytes:
         arrays = right[which] | changes

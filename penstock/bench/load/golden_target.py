@@ -104,7 +104,7 @@ def _target(url: str, app: dict[str, Any], files: Recorded, body: str, origin: s
             raise BenchError(f"{spec.describe()} cannot be sent as {body!r}; choose raw or json.")
         accept = RAW if body == "json" and not isinstance(output, RecordSpec) else JSON
         if accept == JSON:
-            record = record_answers(files.golden, spec, output, "json" if body == "json" else "binary")
+            record = record_answers(files.golden, output, "json" if body == "json" else "binary")
         if accept == JSON and body == "json":
             _check_reply(url, app["name"], files)
         requests = tuple(

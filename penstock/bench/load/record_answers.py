@@ -1,18 +1,25 @@
 """Answers of applications with several tensors or with varying lengths, compared tensor by tensor."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal, final
 
 import numpy as np
 import orjson
 
 from penstock.client.binary_tensors import tensors_of
+from penstock.core.agreement import Agreement
 from penstock.core.golden import Golden
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 
 Format = Literal["json", "binary"]
+
+# Of the JSON before the tensors of a binary response.
+MAX_HEAD_BYTES = 1 << 16
+_HEAD = json.JSONDecoder()
 
 
 @final
@@ -22,15 +29,13 @@ class RecordAnswers:
 
     Args:
         expected: The tensors of each answer by name.
-        tolerances: Largest difference of a right answer, by tensor.
+        agreement: The rule by which an answer is right.
         format: `"json"` for the tensors by name, `"binary"` for a response of the Open Inference Protocol.
-        own_lengths: Number of lengths that a binary response has beside the tensors.
     """
 
     expected: tuple[dict[str, Array], ...]
-    tolerances: dict[str, float]
+    agreement: Agreement
     format: Format
-    own_lengths: int
 
     def count_wrong(self, given: Sequence[tuple[int, bytes]]) -> int:
         """Return how many bodies differ from the expected answer to the request whose index stands before each."""
@@ -38,40 +43,40 @@ class RecordAnswers:
 
     def _is_right(self, expected: Mapping[str, Array], body: bytes) -> bool:
         try:
-            found = arrays_of_json(body) if self.format == "json" else self._binary(expected, body)
+            found = arrays_of_json(body) if self.format == "json" else self._binary(body)
         except (ValueError, KeyError, TypeError):
             return False
-        return all(
-            name in found and _is_close(found[name], array, self.tolerances[name]) for name, array in expected.items()
-        )
+        shaped = {name: _shaped(found.get(name), array) for name, array in expected.items()}
+        named = {name: array for name, array in shaped.items() if array is not None}
+        return len(named) == len(expected) and self.agreement.agree(named, expected)
 
-    def _binary(self, expected: Mapping[str, Array], body: bytes) -> dict[str, Array]:
+    def _binary(self, body: bytes) -> dict[str, Array]:
         # The response's headers, which have the length of its head, are not kept.
-        tail = sum(array.nbytes for array in expected.values()) + 8 * self.own_lengths
-        arrays = tensors_of(body[: len(body) - tail], body[len(body) - tail :])
+        _, head = _HEAD.raw_decode(body[:MAX_HEAD_BYTES].decode("latin-1"))
+        arrays = tensors_of(body[:head], body[head:])
         return {name: array[0] for name, array in arrays.items()}
 
 
-def record_answers(golden: Golden, input: ChunkSpec, output: ChunkSpec, format: Format) -> RecordAnswers:
+def record_answers(golden: Golden, output: ChunkSpec, format: Format) -> RecordAnswers:
     """Make the expected answers of golden examples."""
-    tolerances = golden.tolerances
+    agreement = golden.agreement
     if isinstance(output, RecordSpec):
-        known = input.dims if isinstance(input, RecordSpec) else {}
-        own = len(output.dims.keys() - known)
         expected = tuple(map(output.unpack, golden.outputs))
     else:
-        own, expected = 0, tuple({output.name: answer} for answer in golden.outputs)
-        tolerances = {output.name: golden.tolerance}
-    return RecordAnswers(expected=expected, tolerances=tolerances, format=format, own_lengths=own)
+        expected = tuple({output.name: answer} for answer in golden.outputs)
+        agreement = replace(agreement, scales={output.name: agreement.scales[""]})
+    return RecordAnswers(expected=expected, agreement=agreement, format=format)
 
 
-def _is_close(found: Array, expected: Array, tolerance: float) -> bool:
-    if found.dtype.kind not in "biuf" or found.shape[:1] != expected.shape[:1] or found.size != expected.size:
-        return False
-    # NaN counts as a difference.
-    return bool(
-        (np.abs(found.astype(np.float64).reshape(expected.shape) - expected.astype(np.float64)) <= tolerance).all()
-    )
+def _shaped(found: Array | None, expected: Array) -> Array | None:
+    """Return an array in the form of the expected one; None if it has another."""
+    if found is None or found.dtype.kind not in "biuf":
+        return None
+    if found.ndim == expected.ndim or not found.ndim or not expected.ndim:
+        return found
+    # JSON has no inner sizes of an empty list, and flat lists for a tensor are right too.
+    inner = expected.shape[1:]
+    return found.reshape(len(found), *inner) if found.size == len(found) * prod(inner) else None
 
 
 def arrays_of_json(body: bytes) -> dict[str, Array]:

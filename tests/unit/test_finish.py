@@ -1,0 +1,137 @@
+"""Applications with a finish: declared, recorded, loaded."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch
+from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.finish import Finish
+from penstock.core.spec import Dim, TensorSpec
+from penstock.runtime.bundle_writer import Bundle
+from penstock.runtime.load import as_found, finished
+from tests.support.peaks import PEAKS, Heat, Peaks, app, declared
+
+THREE = TensorSpec(dtype="float32", shape=(3,), meaning="three numbers")
+
+
+def pictures() -> np.ndarray:
+    given = (np.random.default_rng(0).random((4, 6, 6)) * 0.6).astype(np.float32)
+    given[0] = 0
+    # All scores are equal.
+    given[1] = 0.9
+    return given
+
+
+def found() -> FoundApplication:
+    return find_application("tests.support.peaks:app")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Bundle.write(found(), Heat(), pictures(), to=tmp_path_factory.mktemp("peaks") / "bundle").folder
+
+
+def test_the_network_is_trained_and_the_finish_is_served(bundle: Path) -> None:
+    loaded = penstock.load(bundle)
+    none, equal, *_ = loaded.predict(pictures())
+    assert none["places"].shape == (0, 2)
+    assert none["scores"].shape == (0,)
+    assert equal["scores"].tolist() == pytest.approx([0.9] * PEAKS)
+    assert loaded.files.golden.network is not None
+    assert loaded.files.golden.network["heat"].shape == (4, 6, 6)
+
+
+def test_equal_scores_that_swap_pass_and_a_real_difference_is_named(bundle: Path) -> None:
+    golden = penstock.load(bundle).files.golden
+
+    class Backwards(Peaks):
+        def forward(self, heat: Any, offset: Any) -> Any:
+            made = Peaks.forward(self, heat, offset)
+            kept = [torch.arange(PEAKS)[: int(count)].flip(0) for count in made["peaks"]]
+            order = torch.stack([torch.cat([rows, torch.arange(len(rows), PEAKS)]) for rows in kept])
+            return {
+                "places": made["places"].gather(1, order[..., None].expand(-1, -1, 2)),
+                "scores": made["scores"].gather(1, order),
+                "peaks": made["peaks"],
+            }
+
+    class Moved(Peaks):
+        def forward(self, heat: Any, offset: Any) -> Any:
+            made = Peaks.forward(self, heat, offset)
+            return made | {"places": made["places"] + torch.tensor([0.0, 0, 0.5, 0])[:, None, None]}
+
+    def check(finish: Any) -> float:
+        from penstock.runtime.torch_executor import TorchExecutor
+
+        other = declared(finish=replace(app.finish, module=finish)) if app.finish else app
+        module = finished(as_found(other), Heat())
+        return golden.check(TorchExecutor(module, app.input, app.output).predict)
+
+    assert check(Backwards) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(GoldenMismatch, match=r"by 0\.5 where .* is allowed, most in 'places' of example 2"):
+        check(Moved)
+
+
+def test_another_network_is_found_where_no_row_shows_it(bundle: Path) -> None:
+    loaded = penstock.load(bundle)
+    golden = replace(loaded.files.golden, inputs=loaded.files.golden.inputs[:1])
+    assert golden.network is not None
+    golden = replace(golden, outputs=golden.outputs[:1], network=golden.network[:1])
+    # The scores stay below the threshold, so that both give an empty list.
+    with pytest.raises(GoldenMismatch, match=r"before its finish differ .* by 0\.1 .* in 'heat' of example 0"):
+        golden.check_network(lambda _: _raised(golden.network, 0.1))
+
+
+def _raised(records: Any, by: float) -> Any:
+    other = records.copy()
+    other["heat"] += by
+    return other
+
+
+def test_a_bundle_of_another_finish_is_refused(bundle: Path) -> None:
+    assert app.finish is not None
+    other = declared(finish=replace(app.finish, threshold=0.7))
+    with pytest.raises(BundleError, match="now declares another finish than the bundle was made with"):
+        penstock.load(bundle, app=other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"module": Peaks()}, "module=Peaks.* not the module itself"),
+        ({"inputs": {}}, "inputs={}; they must be a dictionary"),
+        ({"threshold": 0.5, "score": ""}, "a threshold is a number, and needs the name"),
+    ],
+)
+def test_a_wrong_finish_is_refused(changes: dict[str, Any], problem: str) -> None:
+    given: dict[str, Any] = {"module": Peaks, "inputs": {"heat": THREE}}
+    with pytest.raises(ApplicationError, match=problem):
+        Finish(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"score": "best"}, "score='best', which is no output"),
+        ({"score": "places"}, r"score='places', which is float32\[peaks<=5, 2\]"),
+        ({"inputs": {"scores": THREE}}, "a tensor or dimension has name 'scores'; give each a name of its own"),
+        ({"inputs": {"heat": replace(THREE, shape=(Dim("peaks", 9),))}}, "Dim 'peaks' is declared as"),
+    ],
+)
+def test_a_finish_that_does_not_fit_is_refused(changes: dict[str, Any], problem: str) -> None:
+    assert app.finish is not None
+    with pytest.raises(ApplicationError, match=problem):
+        declared(finish=replace(app.finish, **changes))
+
+
+def test_a_finish_with_weights_is_refused() -> None:
+    assert app.finish is not None
+    learned = declared(finish=replace(app.finish, module=Heat))
+    with pytest.raises(ApplicationError, match=r"finish of application 'peaks' has 'layer\.weight' in its state"):
+        finished(as_found(learned), Heat())
