@@ -164,7 +164,7 @@ class Application:
 
     @property
     def row_sets(self) -> RowSets | None:
-        """Which rows of the outputs are compared as sets; None without a `finish`."""
+        """The rows of the outputs that are compared as sets; None without a `finish`."""
         return None if self.finish is None else self.finish.row_sets(self.inputs, self.outputs)
 
     def _only_tensor(self, side: str, spec: ChunkSpec) -> TensorSpec:

@@ -249,7 +249,7 @@ def _answers(application: Application, module: nn.Module, inputs: Array, between
 
 
 def _network_outputs(application: Application, module: nn.Module, inputs: Array) -> Array | None:
-    """What the network gives to `finish` for the first examples; None without a `finish`."""
+    """Run the network alone on the first examples; None without a `finish`."""
     if application.finish is None:
         return None
     between = network_output(application.finish)

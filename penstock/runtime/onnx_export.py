@@ -97,7 +97,7 @@ def export_graph(predictor: Predictor, file: Path) -> None:
 
 
 def graph_output(application: Application) -> ChunkSpec:
-    """What an exported graph gives: the outputs, and with a `finish` also what the network gives to it.
+    """Outputs of an exported graph: the application's, and with a `finish` also those of the network alone.
 
     The latter is compared with the recorded numbers, which a comparison of finished outputs cannot replace: the numbers
     behind a row that was left out are not in them.
