@@ -11,7 +11,7 @@ from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import ApplicationError, ServeError
 from penstock.core.find_application import FoundApplication
-from penstock.core.finish import Finish, network_output
+from penstock.core.finish import network_output
 from penstock.core.golden import Golden, largest_output
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
@@ -22,7 +22,6 @@ from penstock.runtime.load import Predictor, as_streaming, make_predictor
 from penstock.runtime.record_graph_executor import RecordGraphExecutor
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.streaming_executor import StatefulNetwork
-from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 
 log = logging.getLogger(__name__)
@@ -62,9 +61,8 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     predictor, application = make_predictor(files, found), found.application
     golden = _loosened(files.golden, precision)
     dtype = None if precision == "fp32" else DTYPES[precision]
-    if application.finish is not None:
-        return _without_graphs(predictor, application.finish, golden, how, dtype)
-    if isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec):
+    several = isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec)
+    if several or application.finish is not None:
         return _record_runnable(predictor, golden, how, dtype)
     module = as_streaming(application, predictor.module)
     network = partial(
@@ -95,19 +93,16 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
 
 
 def _record_runnable(predictor: Predictor, golden: Golden, how: Execution, dtype: torch.dtype | None) -> Runnable:
-    """Make the executor of a network with several tensors, or lengths that vary."""
+    """Make the executor of a network with several tensors, lengths that vary, or a finish."""
     application = predictor.application
     module = predictor.module.to(how.device)
     free_bytes = torch.cuda.mem_get_info(how.device)[0] // how.sharing
-    executor = RecordGraphExecutor(
-        module,
-        application.input,
-        application.output,
-        max_rows=min(how.max_rows or MAX_RECORD_ROWS, MAX_RECORD_ROWS),
-        device=how.device,
-        dtype=dtype,
-        limit_bytes=int(free_bytes * how.graph_memory),
-    )
+    made = partial(RecordGraphExecutor, module, application.input, device=how.device, dtype=dtype)
+    most = min(how.max_rows or MAX_RECORD_ROWS, MAX_RECORD_ROWS)
+    executor = made(application.output, max_rows=most, limit_bytes=int(free_bytes * how.graph_memory))
+    if application.finish is not None and golden.network is not None:
+        between = made(network_output(application.finish), max_rows=len(golden.network), limit_bytes=0)
+        golden.check_network(between.predict)
 
     def one_by_one(inputs: Array) -> Array:
         return np.concatenate([replayed(inputs[row : row + 1]) for row in range(len(inputs))])
@@ -128,31 +123,6 @@ def _record_runnable(predictor: Predictor, golden: Golden, how: Execution, dtype
         application.name,
         how.precision,
         torch.cuda.get_device_name(how.device),
-        difference,
-        golden.tolerance,
-    )
-    return Runnable(application=application, files=predictor.files, executor=executor)
-
-
-def _without_graphs(
-    predictor: Predictor, finish: Finish, golden: Golden, how: Execution, dtype: torch.dtype | None
-) -> Runnable:
-    """Make the executor of a network with a finish, which runs without CUDA graphs."""
-    application = predictor.application
-    module = predictor.module.to(how.device)
-    most = min(how.max_rows or MAX_RECORD_ROWS, MAX_RECORD_ROWS)
-    executor = TorchExecutor(
-        module, application.input, application.output, max_rows=most, device=how.device, dtype=dtype
-    )
-    difference = golden.check(executor.predict)
-    between = network_output(finish)
-    golden.check_network(TorchExecutor(module, application.input, between, device=how.device, dtype=dtype).predict)
-    log.warning(
-        "%s runs on %s without CUDA graphs, because it has a finish; in %s the golden examples differ by %.3g, allowed "
-        "is %.3g",
-        application.name,
-        torch.cuda.get_device_name(how.device),
-        how.precision,
         difference,
         golden.tolerance,
     )
