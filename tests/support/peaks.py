@@ -20,10 +20,9 @@ class Heat(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Conv2d(1, 2, 1)
+        self.layer = nn.Conv2d(1, 2, 1, bias=False)
         with torch.no_grad():
             self.layer.weight.copy_(torch.tensor([1.0, 0.5]).reshape(2, 1, 1, 1))
-            self.layer.bias.zero_()
 
     def forward(self, picture: Tensor) -> dict[str, Tensor]:
         both_BHW = self.layer(picture[:, None])
