@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal, Self, final
 
 from penstock.client.calls import Calls, Content
-from penstock.client.generate import AsyncGeneratedSteps, GeneratedSteps, opening, opening_async
+from penstock.client.generated_steps import AsyncGeneratedSteps, GeneratedSteps, opening, opening_async
 from penstock.client.http import answer_of, httpx2, no_answer
 from penstock.client.retry import Attempt, ClientConfig, Outcome, Priority, Steps, T, run, run_async
 from penstock.client.stream import (

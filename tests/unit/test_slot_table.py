@@ -40,6 +40,10 @@ def test_columns_have_their_shapes() -> None:
         **dict.fromkeys(
             ("cost_largest", "handling_ns", "min_compute_ns", "other_tables_ns", "other_tables_share"), (1,)
         ),
+        **dict.fromkeys(("cost_padded", "uncaptured", "mean_steps", "in_progress"), (1,)),
+        **dict.fromkeys(("step_rows", "step_ns"), (16,)),
+        **dict.fromkeys(("first_counts", "step_counts"), (74,)),
+        "generated": (3,),
         "batch_counts": (15,),
         **dict.fromkeys(("queue_counts", "compute_counts", "latency_counts"), (74,)),
         "sums": (4,),
@@ -47,6 +51,12 @@ def test_columns_have_their_shapes() -> None:
     }
     dtypes = {column.name: str(getattr(table, column.name).dtype) for column in LAYOUT.columns()}
     assert (dtypes.pop("input"), dtypes.pop("output"), set(dtypes.values())) == ("float32", "int16", {"int64"})
+
+
+def test_results_have_a_ring_of_their_own() -> None:
+    table = SlotTable.private(TableLayout(slots=4, chunks=1, input=POINT, output=TOTAL, frontends=2, results=50))
+    assert (table.input.shape, table.deadline_ns.shape) == ((4, 1, 3), (4, 1))
+    assert (table.output.shape, table.status.shape, table.done.shape) == ((4, 50), (4, 50), (2, 100))
 
 
 def test_columns_share_no_cache_line_and_those_of_a_gpu_no_page() -> None:

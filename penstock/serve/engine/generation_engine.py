@@ -33,7 +33,7 @@ NEVER_NS = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class RowsInProgress:
     """The rows in progress.
 
     Args:
@@ -56,7 +56,7 @@ class Progress:
         return self.slot_B.size
 
 
-NOTHING = Progress(state=None, slot_B=NO_ROWS, steps_B=NO_ROWS, limit_B=NO_ROWS, last_ns_B=NO_ROWS)
+NOTHING = RowsInProgress(state=None, slot_B=NO_ROWS, steps_B=NO_ROWS, limit_B=NO_ROWS, last_ns_B=NO_ROWS)
 
 
 @final
@@ -209,7 +209,7 @@ class GenerationEngine:
         before = self.progress
         rows = rows_B.size
         joined = state if before.state is None else self._executor.join([before.state, state])
-        self.progress = Progress(
+        self.progress = RowsInProgress(
             state=joined,
             slot_B=np.concatenate([before.slot_B, rows_B]),
             steps_B=np.concatenate([before.steps_B, np.zeros(rows, np.int64)]),
@@ -301,7 +301,7 @@ class GenerationEngine:
         self._fail(gone, slots.EXPIRED, taken=False)
         return gone
 
-    def _without(self, progress: Progress, over_B: Mask) -> Progress:
+    def _without(self, progress: RowsInProgress, over_B: Mask) -> RowsInProgress:
         if not over_B.any():
             return progress
         if over_B.all():
@@ -310,9 +310,9 @@ class GenerationEngine:
         state, order = self._executor.keep(progress.state, ~over_B)
         columns = (progress.slot_B, progress.steps_B, progress.limit_B, progress.last_ns_B)
         slot_B, steps_B, limit_B, last_ns_B = (column[order] for column in columns)
-        return Progress(state=state, slot_B=slot_B, steps_B=steps_B, limit_B=limit_B, last_ns_B=last_ns_B)
+        return RowsInProgress(state=state, slot_B=slot_B, steps_B=steps_B, limit_B=limit_B, last_ns_B=last_ns_B)
 
-    def _count(self, progress: Progress, over_B: Mask, status_B: Rows, start_ns: int, end_ns: int) -> None:
+    def _count(self, progress: RowsInProgress, over_B: Mask, status_B: Rows, start_ns: int, end_ns: int) -> None:
         table, rows = self._table, progress.rows
         arrival_ns_B = table.arrival_ns[progress.slot_B, 0]
         first_B = progress.steps_B == 0

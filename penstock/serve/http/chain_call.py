@@ -15,7 +15,7 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
 from penstock.serve.http.chain_events import ChainEvents
-from penstock.serve.http.generated import EVENTS
+from penstock.serve.http.generated_answer import EVENTS
 from penstock.serve.http.plain import RAW, chunk_of, content_type_of, form_boundary, is_decoded, part_of
 from penstock.serve.registry.served_chain import ServedChain
 

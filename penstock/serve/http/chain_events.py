@@ -8,7 +8,7 @@ import orjson
 from penstock.core.errors import RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.response import Answer, Body, Streamed, rejected
-from penstock.serve.http.generated import EVENT_HEADERS, EVENTS, event
+from penstock.serve.http.generated_answer import EVENT_HEADERS, EVENTS, event
 from penstock.serve.registry.generated import ENDED, step_numbers
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import ended_by

@@ -16,7 +16,7 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
 from penstock.serve.frontend.table_writer import Done
-from penstock.serve.http import generated
+from penstock.serve.http import generated_answer
 from penstock.serve.registry.served_chain import Served
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.slots import ANSWERED, BROKEN, OK
@@ -49,7 +49,7 @@ class PlainCall:
         self.budget_ns, self.low_priority = options_of(head)
         spec = served.application.input
         self._generates = served.application.generate is not None
-        self._events = generated.EVENTS in head.headers.get("accept", "")
+        self._events = generated_answer.EVENTS in head.headers.get("accept", "")
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if self.content_type == RAW and spec.takes_any_bytes else -1
         # Several tensors have no raw form.
@@ -76,7 +76,7 @@ class PlainCall:
 
     def _done(self, answer: Answer) -> Done:
         if self._generates:
-            return generated.answering(self.served, answer, self.budget_ns, events=self._events)
+            return generated_answer.answering(self.served, answer, self.budget_ns, events=self._events)
         # `partial` is the cheapest callback.
         return partial(self.finish, answer)
 
