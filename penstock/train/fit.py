@@ -21,7 +21,7 @@ from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch, first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.fit_records import FitRecords
-from penstock.train.initial import as_initial, load_initial, recorded
+from penstock.train.initial_weights import as_initial, load_initial, recorded
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import check_trainable

@@ -14,7 +14,7 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.history import History, restore_checkpoint
-from penstock.train.initial import started_from
+from penstock.train.initial_weights import started_from
 from penstock.train.loop import Loop
 from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import TRACED_EXAMPLES

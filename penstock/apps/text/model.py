@@ -1,7 +1,7 @@
 """The network of the text application."""
 
 from penstock.apps.text.app import LABELS
-from penstock.models.text import TextClassifier
+from penstock.models.byte_classifier import TextClassifier
 
 
 def network() -> TextClassifier:

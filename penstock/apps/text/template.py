@@ -22,7 +22,7 @@ LABELS = (
 
 
 def network():
-    from penstock.models.text import TextClassifier
+    from penstock.models.byte_classifier import TextClassifier
 
     return TextClassifier(len(LABELS))
 

@@ -39,7 +39,7 @@ class Pairs(NamedTuple):
     def read(cls, file: Path, split: str) -> Self:
         """Read a split, `"train"` or `"validation"`, of the file that `make_data` writes."""
         try:
-            with np.load(file) as arrays:
+            with np.load(file, allow_pickle=False) as arrays:
                 return cls(*(arrays[f"{split}_{name}"] for name in cls._fields))
         except (OSError, ValueError, KeyError) as error:
             raise TrainError(

@@ -31,7 +31,7 @@ MAX_GROUPS = 32
 ODD, HALF, LOW_BITS = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), np.uint64(11)
 
 
-class Work(NamedTuple):
+class RowWork(NamedTuple):
     """Rows in the order of their deadlines and the time they need, `[R]`, in nanoseconds.
 
     Args:
@@ -61,7 +61,7 @@ class Affordable(NamedTuple):
     spare_ns: float
 
 
-def affordable(work: Work, deadline_R: Ints) -> Affordable:
+def affordable(work: RowWork, deadline_R: Ints) -> Affordable:
     """Choose the rows that are worked for: all, unless more work is done in time without some.
 
     Args:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.serve.engine.fair_shedding import Work, affordable
+from penstock.serve.engine.fair_shedding import RowWork, affordable
 from penstock.serve.engine.scheduler import NO_ROWS, Columns, Rows, Schedule, current_entry, ready_slots
 from penstock.serve.table.costs import OVERHEAD_NS
 from penstock.serve.table.length_costs import LengthCosts
@@ -160,7 +160,7 @@ def _best(ready: _Ready, costs: LengthCosts) -> _Batch:
         batch = _best(ready.where(feasible_R), costs)
         return batch._replace(run_R=_spread(batch.run_R, feasible_R))
     share_R = costs.shares_of(ready.length_R)
-    work = Work(ready.slack_R, ready.soft_R, share_R, alone_R, costs.efficient_of(ready.length_R))
+    work = RowWork(ready.slack_R, ready.soft_R, share_R, alone_R, costs.efficient_of(ready.length_R))
     worked = affordable(work, ready.deadline_R)
     keep_R = worked.keep_R
     if keep_R is None:

@@ -21,7 +21,7 @@ _PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class FormPart:
     """One part of a body.
 
     Args:
@@ -47,7 +47,7 @@ def boundary_of(content_type: str) -> str:
     return boundary
 
 
-def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, Part]:
+def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, FormPart]:
     """Split a body into its parts by name.
 
     Args:
@@ -58,7 +58,7 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, Pa
     Raises:
         InvalidInput: No form, or a part is missing, unknown, there twice or encoded.
     """
-    found: dict[str, Part] = {}
+    found: dict[str, FormPart] = {}
     try:
         # One more, so that a second part of a name is called that.
         with PushMultipartParser(boundary, strict=True, max_segment_count=len(names) + 1) as parser:
@@ -81,7 +81,7 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, Pa
     return found
 
 
-def _add(found: dict[str, Part], header: MultipartSegment, content: bytes, names: tuple[str, ...]) -> None:
+def _add(found: dict[str, FormPart], header: MultipartSegment, content: bytes, names: tuple[str, ...]) -> None:
     name = header.name or ""
     if name not in names:
         raise InvalidInput(f"There is no input {name[:80]!r}; there is {_listed(names)}.")
@@ -92,10 +92,10 @@ def _add(found: dict[str, Part], header: MultipartSegment, content: bytes, names
         raise InvalidInput(f"The part {name!r} is encoded as {encoding[:40]!r}; send its bytes as they are.")
     # RFC 7578, section 4.4: a file without a type is any bytes, and a field is text.
     kind = header.header("Content-Type") or (RAW if header.filename else "")
-    found[name] = Part(name=name, content_type=kind.partition(";")[0].strip().lower(), content=content)
+    found[name] = FormPart(name=name, content_type=kind.partition(";")[0].strip().lower(), content=content)
 
 
-def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, Part]) -> Array:
+def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart]) -> Array:
     """Make the chunk of parts that hold JSON numbers, or raw little-endian bytes where their type says so.
 
     Raises:
@@ -115,7 +115,7 @@ def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, Part]) -> Array:
     )
 
 
-def _numbers(part: Part) -> Any:
+def _numbers(part: FormPart) -> Any:
     try:
         return orjson.loads(part.content)
     except orjson.JSONDecodeError as error:
@@ -148,7 +148,7 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(map(repr, names))
 
 
-def only_file(parts: Mapping[str, Part], accepts: tuple[str, ...]) -> Part | None:
+def only_file(parts: Mapping[str, FormPart], accepts: tuple[str, ...]) -> FormPart | None:
     """The part that the application's `decode` reads: the only one, of a content type that it takes."""
     if len(parts) != 1:
         return None
