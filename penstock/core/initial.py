@@ -15,7 +15,7 @@ class StartedFrom:
 
     Args:
         source: As the application names it.
-        sha256: Of the file; of several files or of a library's weights, see `penstock.train.initial_weights.read_initial`.
+        sha256: Of the file; of several files or of a library's weights, see `penstock.train.initial_weights`.
     """
 
     source: str
