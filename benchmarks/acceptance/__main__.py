@@ -91,6 +91,24 @@ def mitosis(
 
 
 @app.command()
+def translate(
+    bundle: Annotated[Path, typer.Option(help="The bundle of translate.")],
+    prompts: Annotated[Path, typer.Option(help="prompts.tsv, which the application's make_data writes.")],
+    only: Only = None,
+    record: Record = False,
+) -> None:
+    """Measure chrF of a trained translator and of Apertium; it needs sacrebleu and apertium."""
+    measure_figures(
+        "translate",
+        only or [],
+        record=record,
+        say=typer.echo,
+        options=" --bundle BUNDLE --prompts PROMPTS",
+        given={"bundle": bundle, "prompts": prompts},
+    )
+
+
+@app.command()
 def house(
     only: Only = None,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of the CPU comparison.")] = 5,

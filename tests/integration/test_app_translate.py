@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from penstock.apps.translate.app import ENTRY, LAYERS, MAX_TOKENS, WIDTH, app, decode, reply
 from penstock.apps.translate.corpus.pairs import Pair
-from penstock.apps.translate.evaluate import evaluate
+from penstock.apps.translate.evaluate import evaluate, read_prompts
 from penstock.apps.translate.make_data import encoded
 from penstock.apps.translate.model import translator, with_beams
 from penstock.apps.translate.recipe import bits_per_token, packed_data, recipe, smoothed_loss
@@ -146,6 +146,17 @@ def test_translations_of_a_test_set_are_written(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("penstock.apps.translate.evaluate.translator", small)
     monkeypatch.setattr("penstock.apps.translate.translation.MAX_STEPS", 3)
     (tmp_path / "prompts.tsv").write_text("One.\tUno.\nTwo.\tDos.\n")
-    evaluate(tmp_path / "weights.safetensors", tmp_path / "prompts.tsv", tmp_path / "out", apertium=False)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(TrainError, match=r"sacrebleu, which computes chrF and BLEU, is missing"):
+        evaluate(tmp_path / "weights.safetensors", tmp_path / "prompts.tsv", tmp_path / "out", apertium=False)
     for name in ("greedy", "beam"):
         assert len((tmp_path / f"out/{name}.txt").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "has no line"), ("One.\tUno.\nTwo.\n", ":2 has 1 texts")])
+def test_a_test_set_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "prompts.tsv").write_text(text)
+    with pytest.raises(TrainError, match=said):
+        read_prompts(tmp_path / "prompts.tsv")
+    with pytest.raises(TrainError, match="cannot be read"):
+        read_prompts(tmp_path / "none.tsv")

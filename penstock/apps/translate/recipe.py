@@ -47,7 +47,7 @@ def optimizer(named_parameters: object) -> AdamW:
 
 
 def recipe() -> Recipe:
-    """5,000 steps of 256 rows: about 60,000 tokens on each side, five minutes on one H200."""
+    """3,600 steps of 256 rows, about 60,000 tokens on each side: 244 s on one H200."""
     return Recipe(
         data=default_data,
         loss=smoothed_loss,
@@ -56,7 +56,7 @@ def recipe() -> Recipe:
         metrics={"bits_per_token": bits_per_token, "accuracy": token_accuracy},
         selection=Selection(metric="bits_per_token", every_epochs=5.0),
         batch_size=256,
-        steps=5_000,
+        steps=3_600,
         precision="bf16",
         clip_norm=1.0,
         ema=EMASettings(decay=0.999, warm_up=True),

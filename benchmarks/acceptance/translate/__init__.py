@@ -1,0 +1,1 @@
+"""Quality of the translator's translations."""
