@@ -240,6 +240,9 @@ def _run(
     device = device_of(
         assignment, cuda=options.device == "cuda", wanted=1 if assignment is None else assignment.local_size
     )
+    notice = unused_gpus(options)
+    if notice is not None:
+        typer.echo(notice, err=True)
     if device.type == "cuda":
         # cuBLAS is deterministic only with this workspace, and reads the variable before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -269,6 +272,16 @@ def _run(
     except PeersLost as error:
         # Penstock's own launcher prints the hint itself.
         raise PeersLost(f"{error}{'' if parent else _resume_hint(folder)}") from None
+
+
+def unused_gpus(options: LaunchOptions) -> str | None:
+    """Return a notice if the CPU was chosen by no option on a machine with GPUs."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if options.device == "cuda" or options.count is not None or options.assignment is not None or count == 0:
+        return None
+    return f"Training on the CPU; the GPUs of this machine are used with --gpus 1 to --gpus {count}."
 
 
 def _launch_options(gpus: int | None, processes: int | None, timeout_s: float | None) -> LaunchOptions:
