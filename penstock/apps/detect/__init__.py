@@ -1,0 +1,1 @@
+"""Localisation and classification in driving scenes."""
