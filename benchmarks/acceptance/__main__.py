@@ -70,6 +70,27 @@ def device(
 
 
 @app.command()
+def detect(
+    pack: Annotated[Path | None, typer.Option(help="The pack of detect, for its boxes in all places.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="The bundle of that pack.")] = None,
+    only: Only = None,
+    record: Record = False,
+) -> None:
+    """Measure mAP50 of a trained network and of HOG; with --pack and --bundle, its boxes in all places."""
+    given = {name: path for name, path in (("pack", pack), ("bundle", bundle)) if path is not None}
+    measure_figures(
+        "detect",
+        only or [],
+        record=record,
+        say=typer.echo,
+        options="".join(f" --{name} {name.upper()}" for name in given),
+        given=given,
+        # They take minutes of training.
+        by_name=["detect.map50", "detect.map50_other", "detect.map50_hog"] if given else [],
+    )
+
+
+@app.command()
 def mitosis(
     pack: Annotated[Path | None, typer.Option(help="The pack of mitosis, for its time on two cores.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="The bundle of mitosis, for its time on a GPU.")] = None,

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 # A side of 4,096 cells is beyond every picture; a larger exponent would overflow in training.
 MAX_LOG_SIDE = 8.3
+# Of the logits, for each cell.
+SLOPE = 1e-3
 
 
 def sides_of(sides: Tensor, stride: int) -> Tensor:
@@ -54,8 +56,12 @@ class PeakBoxes(nn.Module):
             `[B, N]`; and the number of valid ones, int64 `[B]`.
         """
         _, _, height, width = heat.shape
-        # Peaks of the logits are those of the scores, which saturate.
-        is_peak = heat >= F.max_pool2d(heat, 3, stride=1, padding=1)
+        heat, sides = heat.float(), sides.float()
+        # Peaks of the logits are those of the scores, which saturate. Where a picture is of one colour, all cells are
+        # equal but for rounding: they are ranked by a slope that is steeper than that.
+        down_H, across_W = torch.arange(height, device=heat.device), torch.arange(width, device=heat.device)
+        ranked = heat + SLOPE * (2 * down_H[:, None] + across_W)
+        is_peak = ranked >= F.max_pool2d(ranked, 3, stride=1, padding=1)
         score_BKQ = (heat.sigmoid() * is_peak).flatten(2)
         scores_BN, at_BN = score_BKQ.flatten(1).topk(self.most)
         classes_BN, cell_BN = at_BN // (height * width), at_BN % (height * width)
@@ -63,7 +69,7 @@ class PeakBoxes(nn.Module):
         away_B4N = sides_of(sides, self.stride).flatten(2).gather(2, cells_BN4)
         middle_2N = torch.stack([cell_BN % width, cell_BN // width], 1).to(heat.dtype).add(0.5).mul(self.stride)
         corners = torch.cat([middle_2N - away_B4N[:, :2], middle_2N + away_B4N[:, 2:]], 1).transpose(1, 2)
-        limit = torch.tensor([width, height, width, height], dtype=heat.dtype, device=heat.device) * self.stride
-        boxes = torch.minimum(corners.clamp(min=0), limit)
+        x_BN2, y_BN2 = (corners[..., axis::2].clamp(0, size * self.stride) for axis, size in ((0, width), (1, height)))
+        boxes = torch.stack([x_BN2, y_BN2], -1).flatten(2)
         count_B = (scores_BN >= self.threshold).sum(1)
         return {"boxes": boxes, "classes": classes_BN, "scores": scores_BN, self.count: count_B}

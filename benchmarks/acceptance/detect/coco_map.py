@@ -61,7 +61,8 @@ def coco_map50(pictures: LabelledPictures, find: Callable[[Array], list[Found]])
         found += find(pictures.pixels[start : start + AT_ONCE])
     # It reports by print.
     with redirect_stdout(io.StringIO()):
-        truth = COCO()
+        # Its types say less than it takes.
+        truth: Any = COCO()
         truth.dataset = _dataset(pictures)
         truth.createIndex()
         rows = _results(found)

@@ -124,7 +124,7 @@ def _fitted(positive: list[Array], negative: list[Array]) -> tuple[Array, float]
 
     features = np.array(positive + negative, np.float32)
     labels = np.arange(len(features)) < len(positive)
-    made = LinearSVC(C=STRENGTH, class_weight="balanced").fit(features, labels)
+    made: Any = LinearSVC(C=STRENGTH, class_weight="balanced").fit(features, labels)
     return made.coef_[0].astype(np.float32), float(made.intercept_[0])
 
 

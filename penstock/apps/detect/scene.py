@@ -35,7 +35,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where a thing stands: pixels on the ground, pixels for each metre, metres away."""
+    """The place of a thing: pixels on the ground, pixels for each metre, metres away."""
 
     x: float
     y: float
