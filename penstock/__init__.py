@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from penstock.client.client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
     from penstock.core.application import Application as Application
+    from penstock.core.boxes import Boxes as Boxes
     from penstock.core.chain import Chain as Chain
     from penstock.core.chain import ChainStep as ChainStep
     from penstock.core.dense import Dense as Dense
@@ -37,6 +38,7 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "Application": "penstock.core.application",
     "AsyncClient": "penstock.client.client",
+    "Boxes": "penstock.core.boxes",
     "Bundle": "penstock.runtime.bundle_writer",
     "ByteText": "penstock.core.text",
     "Chain": "penstock.core.chain",
@@ -64,6 +66,7 @@ _HOME = {
 __all__ = [
     "Application",
     "AsyncClient",
+    "Boxes",
     "Bundle",
     "ByteText",
     "Chain",

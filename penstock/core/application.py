@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.agreement import RowSets
+from penstock.core.boxes import Boxes
 from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError
 from penstock.core.finish import Finish
@@ -53,6 +54,7 @@ class Application:
         recognition: Turns a classifier's probabilities into an answer, and smooths it over a video; its labels are
             those of `output`.
         dense: For a network that is applied to every place of a large picture: the geometry of its tiles and maps.
+        shows: For outputs that are boxes in the picture: given in its pixels, and drawn over it by the server's page.
         reply: Turns one output (several: a dictionary of arrays) into the JSON values of the response. By default the
             output as nested lists.
         recipe: A `penstock.Recipe` to train it, or a function that makes one.
@@ -81,6 +83,7 @@ class Application:
     finish: Finish | None = None
     recognition: Recognition | None = None
     dense: Dense | None = None
+    shows: Boxes | None = None
     reply: Reply | None = None
     recipe: Any = None
     initial: Initial | str | None = None
@@ -131,6 +134,8 @@ class Application:
             self.dense.check(self.input, self.output)
         if self.finish is not None:
             self._check_finish(self.finish)
+        if self.shows is not None:
+            self._check_shown(self.shows)
         if self.recognition is not None and self.recognition.labels != self.output.labels:
             raise ApplicationError(
                 f"Application {self.name!r} has a recognition whose labels are not those of its output; give both the "
@@ -237,6 +242,14 @@ class Application:
         # Each name is another tensor, and each dimension one length.
         dims_of((*self.inputs.values(), *finish.tensors, *self.outputs.values()))
 
+    def _check_shown(self, shows: Boxes) -> None:
+        if self.prepare is None or self.reply is not None or self.generate is not None:
+            raise ApplicationError(
+                f"Application {self.name!r} has shows, which needs a prepare that scales pictures into the frame, and "
+                f"neither reply nor generate; leave shows out."
+            )
+        shows.check(self.outputs)
+
     def _check_live(self) -> None:
         for name, spec in (("input", self.input), ("output", self.output)):
             if not spec.shape:
@@ -291,6 +304,7 @@ class Application:
             ),
             ("finish", self.finish is None or isinstance(self.finish, Finish), "a Finish"),
             ("recognition", self.recognition is None or isinstance(self.recognition, Recognition), "a Recognition"),
+            ("shows", self.shows is None or isinstance(self.shows, Boxes), "a Boxes"),
             ("dense", self.dense is None or isinstance(self.dense, Dense), "a Dense"),
             ("max_body_bytes", type(self.max_body_bytes) is int, "a whole number of bytes"),
         ):
@@ -326,6 +340,7 @@ def describe(application: Application) -> dict[str, Any]:
         "raw": None if application.prepare is None else application.prepare.raw.to_json(),
         "recognition": None if application.recognition is None else application.recognition.to_json(),
         "dense": None if application.dense is None else application.dense.to_json(),
+        "shows": None if application.shows is None else application.shows.to_json(),
         "accepts": _accepted_types(application),
         "max_body_bytes": application.max_body_bytes,
         "generate": None if application.generate is None else application.generate.to_json(),

@@ -57,15 +57,23 @@ class TrainingBackend(Backend):
             return self._predictor.predict(example.raw[None])[0]
         return self._predictor.predict(named_input(application.input, example.raw))
 
-    def named(self, reply: Any) -> Any:
-        """An answer's tensors by name, where a default reply has them as nested lists; any other answer as it is."""
+    def named(self, reply: Any, example: Example) -> Any:
+        """An answer's tensors by name, where a default reply has them as nested lists; any other answer as it is.
+
+        Boxes in the pixels of a picture become those of the frame.
+        """
         output, application = self._predictor.application.output, self._predictor.application
         if not isinstance(output, RecordSpec) or application.reply is not None or not isinstance(reply, dict):
             return reply
         lists = cast(dict[str, Any], reply)
         if any(isinstance(each, np.ndarray) for each in lists.values()):
             return lists
-        return output.unpack(output.from_numbers(lists))
+        found = output.unpack(output.from_numbers(lists))
+        if application.shows is None or example.body is None:
+            return found
+        ones = {application.shows.boxes: np.ones(1)}
+        share = application.shows.in_picture(ones, *example.raw.shape[:2])[application.shows.boxes]
+        return {**found, application.shows.boxes: found[application.shows.boxes] / share.astype(np.float32)}
 
     def reply(self, answer: Answer) -> Any:
         """The reply for an output, as JSON values."""

@@ -67,7 +67,7 @@ def compare(
         for backend in backends:
             given, in_sets = backend.answer(example), dict[str, float]()
             if rule is not None and rule.sets is not None:
-                given = training.named(given)
+                given = training.named(given, example)
                 in_sets = rule.differences(given, cast(Any, expected)) if _is_named(given, expected) else {}
             for tensor, answer, wanted in _parts(given, expected, training):
                 one = found.setdefault((backend.name, tensor), Comparison(backend=backend.name, tensor=tensor))

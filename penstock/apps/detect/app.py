@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock.core.application import Application
+from penstock.core.boxes import Boxes
 from penstock.core.decode import decode_image
 from penstock.core.finish import Finish
 from penstock.core.prepare import Prepare, RawSpec
@@ -83,6 +84,7 @@ app = Application(
         score="scores",
         threshold=THRESHOLD,
     ),
+    shows=Boxes(labels=LABELS, frame=(HEIGHT, WIDTH)),
     accepts=("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
     max_body_bytes=1 << 24,
     model=":network",

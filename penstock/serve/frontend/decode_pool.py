@@ -39,6 +39,9 @@ class DecodeJob:
         arrival_ns: Arrival time of the request.
         budget_ns: Maximum time that it may wait.
         done: Called in the event loop; None once the client is gone.
+
+    Attributes:
+        raw_shape: Shape of the decoded array, once there is one.
     """
 
     body: bytes
@@ -46,6 +49,7 @@ class DecodeJob:
     arrival_ns: int
     budget_ns: int
     done: DecodeDone | None
+    raw_shape: tuple[int, ...] = field(init=False, default=())
 
     def cancel(self) -> None:
         """Skip the job if it has not begun."""
@@ -100,7 +104,9 @@ class DecodePool:
         try:
             if job.done is None or start_ns - job.arrival_ns > job.budget_ns:
                 raise TooLate(f"It was not prepared within {job.budget_ns / 1e6:g} ms; come back later.")
-            found = self.prepare(self.decode(job.body, job.content_type))
+            raw = self.decode(job.body, job.content_type)
+            found = self.prepare(raw)
+            job.raw_shape = raw.shape
         except RequestError as error:
             found = error
         except Exception:

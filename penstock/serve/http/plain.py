@@ -74,14 +74,14 @@ class PlainCall:
         handle = served.submit(chunk, done, request.arrival_ns, self.budget_ns, self.low_priority)
         return partial(handle.writer.cancel, handle)
 
-    def _done(self, answer: Answer) -> Done:
+    def _done(self, answer: Answer, raw_shape: tuple[int, ...] = ()) -> Done:
         if self._generates:
             return generated_answer.answering(self.served, answer, self.budget_ns, events=self._events)
         # `partial` is the cheapest callback.
-        return partial(self.finish, answer)
+        return partial(self.finish, answer, raw_shape=raw_shape) if raw_shape else partial(self.finish, answer)
 
-    def finish(self, answer: Answer, status: int, output: Array, last: bool) -> None:
-        """Answer with a result."""
+    def finish(self, answer: Answer, status: int, output: Array, last: bool, raw_shape: tuple[int, ...] = ()) -> None:
+        """Answer with a result; that of a decoded array of `raw_shape` may be in its pixels."""
         served = self.served
         if status != OK:
             error = served.error_of(status, self.budget_ns)
@@ -91,7 +91,7 @@ class PlainCall:
             served.counts[ANSWERED] += 1
             answer(Response(200, output.tobytes(), RAW))
         else:
-            answer(_reply(served, output))
+            answer(_reply(served, output, raw_shape))
 
     def _prepare(self, pool: DecodePool, body: bytes, content_type: str, arrival_ns: int, answer: Answer) -> Cancel:
         """Have the body decoded and prepared in a thread, and submit its chunk then."""
@@ -104,7 +104,7 @@ class PlainCall:
                 if isinstance(chunk, RequestError):
                     raise chunk
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
-                done, start_ns = self._done(answer), arrival_ns + own_ns
+                done, start_ns = self._done(answer, job.raw_shape), arrival_ns + own_ns
                 handle = served.submit(chunk, done, start_ns, self.budget_ns, self.low_priority)
             except RequestError as error:
                 served.count_rejection(error)
@@ -145,9 +145,13 @@ def content_type_of(head: Head) -> str:
     return head.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _reply(served: ServedModel, output: Array) -> Response:
+def _reply(served: ServedModel, output: Array, raw_shape: tuple[int, ...]) -> Response:
+    shows = served.application.shows
     try:
-        body = orjson.dumps(served.reply(served.unpacked(output)))
+        found = served.unpacked(output)
+        if shows is not None and raw_shape:
+            found = shows.in_picture(found, *raw_shape[:2])
+        body = orjson.dumps(served.reply(found))
     except Exception:
         log.exception("the reply of %r raised; that request alone fails", served.name)
         served.counts[BROKEN] += 1

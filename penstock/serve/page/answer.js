@@ -1,6 +1,7 @@
 // What the network says: a bar for each label and the answer big, or the reply as it came.
 
 import { Bars } from "./bars.js";
+import { BoxedPicture } from "./boxes.js";
 import { element, milliseconds, sleep, write } from "./dom.js";
 import { hasLabels } from "./server.js";
 import { NamedTensors } from "./tensors.js";
@@ -20,6 +21,7 @@ export class Answer {
     this.message = element("p", { className: "message", role: "status" });
     this.spoken = element("p", { className: "unseen", role: "status" });
     this.bars = this.labelled ? new Bars(app.output) : null;
+    this.boxed = app.shows ? new BoxedPicture(app.shows) : null;
     this.tensors = app.output === null ? new NamedTensors(app.outputs) : null;
     this.reply = element("pre", { className: "reply", tabIndex: 0 });
     this.details = this.bars?.view ?? this.reply;
@@ -27,6 +29,7 @@ export class Answer {
       "div",
       { className: "answer" },
       element("div", { className: "answer-head" }, this.big, element("div", {}, this.message, this.sure, this.time)),
+      ...(this.boxed ? [this.boxed.view] : []),
       ...(this.tensors ? [this.tensors.view] : []),
       this.details,
       this.spoken,
@@ -35,12 +38,13 @@ export class Answer {
   }
 
   /** Shows what `ask` gave. */
-  show({ values, reply, roundTripMs }) {
+  show({ values, reply, roundTripMs, body }) {
     this.say("");
     write(this.time, `round trip ${milliseconds(roundTripMs)}`);
     if (this.labelled) this.#showValues(values);
     // A reply of the application's own is shown as it came.
     else write(this.reply, this.tensors?.show(reply) ? "" : text(reply));
+    this.boxed?.show(body, reply);
     this.#speakWhenStill();
   }
 
@@ -60,6 +64,7 @@ export class Answer {
     write(this.reply, "");
     this.bars?.clear();
     this.tensors?.clear();
+    this.boxed?.clear();
   }
 
   #showValues(values) {

@@ -59,7 +59,7 @@ class Sender {
       const { body, type } = await make();
       const answer = await ask(this.app, body, type);
       if (forgotten !== this.forgotten) return;
-      this.answer.show(answer);
+      this.answer.show({ ...answer, body });
     } catch (error) {
       if (forgotten === this.forgotten) await this.#explain(error, make, forgotten);
     }
