@@ -85,5 +85,5 @@ def test_all_is_complete() -> None:
 
 
 def test_an_unknown_name_says_which_there_are() -> None:
-    with pytest.raises(AttributeError, match="it has Application, AsyncClient, Bundle"):
+    with pytest.raises(AttributeError, match="it has Application, AsyncClient, Boxes, Bundle"):
         _ = penstock.Sandwich
