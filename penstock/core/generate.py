@@ -93,6 +93,12 @@ class Generate(JsonRecord):
         Raises:
             ApplicationError: They do not fit.
         """
+        of_inputs = dims_of(tuple(inputs.values()))
+        if lengths := [each for each in self.state if each in of_inputs]:
+            raise ApplicationError(
+                f"Application {name!r} generates and has the state tensor {lengths[0]!r}, the name of a Dim of its "
+                f"inputs, under which a step is given the lengths; choose another."
+            )
         dims_of((*inputs.values(), *_without_names(self.state)))
         varying = [spec for spec in outputs.values() if spec.dims]
         if varying:
@@ -100,7 +106,7 @@ class Generate(JsonRecord):
                 f"Application {name!r} generates and has output {varying[0].name!r}, {varying[0].describe()}; the "
                 f"outputs of one step have a fixed size."
             )
-        taken = {*inputs, *outputs, *dims_of(tuple(inputs.values())), *self.dims}
+        taken = {*inputs, *outputs, *of_inputs, *self.dims}
         if STEPS in taken:
             raise ApplicationError(
                 f"Application {name!r} generates and has a tensor or Dim with the name 'steps', which is the length of "

@@ -22,11 +22,13 @@ from penstock.runtime.generation_state import (
     Rows,
     RowsState,
     StateLayout,
+    for_step,
     joined,
     kept,
     lengths_on,
     part_of,
     stepped,
+    with_own_memory,
     with_room,
 )
 
@@ -107,7 +109,8 @@ class GenerationExecutor(Generating):
         self._check_lengths(tensors, all_lengths)
         tensors |= lengths_on(lengths, lengths, self._device)
         state = RowsState(rows=rows, tensors=tensors, lengths=all_lengths, room={})
-        return with_room(layout, state, layout.room(all_lengths))
+        # Networks write what grows in place, and the tensors of `begin` may share memory, or be the network's own.
+        return with_own_memory(layout, with_room(layout, state, layout.room(all_lengths)))
 
     def _check_lengths(self, tensors: Mapping[str, Tensor], lengths: Mapping[str, Rows]) -> None:
         for name, axes in self._layout.axes.items():
@@ -142,7 +145,7 @@ class GenerationExecutor(Generating):
         # Room shrinks where rows leave, and not here.
         state = with_room(layout, state, {name: max(size, state.room[name]) for name, size in needed.items()})
         with self._autocast():
-            outputs, after, done_B = self._network.step(state.named())
+            outputs, after, done_B = self._network.step(for_step(layout, state))
         # The one wait for the device: outputs, then what is there by then.
         named = {
             name: tensor.to("cpu", self._outputs[name]).numpy()

@@ -91,8 +91,24 @@ class RowsState:
     owned: frozenset[str] = frozenset()
 
     def named(self) -> dict[str, Tensor]:
-        """The tensors of the rows in use, as a network's `step` takes them."""
+        """The tensors of the rows in use."""
         return {name: tensor[: self.rows] for name, tensor in self.tensors.items()}
+
+
+def for_step(layout: StateLayout, state: RowsState) -> dict[str, Tensor]:
+    """Return the tensors of the rows in use, as a network's `step` takes them.
+
+    Tensors of a fixed size and the lengths are copies: they are small, and a step that raises after it wrote them in
+    place is run again for some of its rows.
+    """
+    return {name: tensor if layout.axes.get(name) else tensor.clone() for name, tensor in state.named().items()}
+
+
+def with_own_memory(layout: StateLayout, state: RowsState) -> RowsState:
+    """Return a state in which each tensor that grows has memory of its own."""
+    growing = {name for name, axes in layout.axes.items() if any(dim in layout.growing for _, dim in axes)}
+    copied = {name: state.tensors[name].clone(memory_format=torch.contiguous_format) for name in growing - state.owned}
+    return replace(state, tensors=state.tensors | copied, owned=state.owned | growing)
 
 
 def with_room(layout: StateLayout, state: RowsState, room: Mapping[str, int]) -> RowsState:

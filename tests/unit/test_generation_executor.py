@@ -17,6 +17,7 @@ from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, Dim
 from penstock.export.pack_writer import export_pack
 from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.serve.engine.generation_faults import step_isolated
 from tests.support.generating import (
     COUNTER,
     MOST,
@@ -186,6 +187,7 @@ def test_what_a_network_may_not_give_is_said(network: Any, message: str) -> None
         ({"generate": {"state": {"last": tensor("int64")}, "max_steps_input": "digits"}}, "name an input that is one"),
         ({"generate": {"state": {"last": tensor("int64")}, "max_steps_input": "no"}}, "there is no such input"),
         ({"generate": {"state": {"last": tensor("int64", Dim("length", max=3))}}}, "'length' is declared as"),
+        ({"generate": {"state": {"length": tensor("int64")}}}, "the name of a Dim of its inputs"),
         ({"outputs": {"token": tensor("int64", Dim("some", max=3))}}, "a fixed size"),
         ({"outputs": {"steps": tensor("int64")}}, "choose another"),
         ({"outputs": {"token": tensor("int64", default=1)}}, "a default for its output"),
@@ -228,3 +230,62 @@ def test_export_of_an_application_that_generates_is_refused(tmp_path: Path) -> N
     bundle = counter_bundle(tmp_path / "bundle")
     with pytest.raises(PackError, match="packs hold networks that answer in one step"):
         export_pack(bundle.folder, tmp_path / "pack", app="tests.support.generating:COUNTER")
+
+
+class Shared(Counter):
+    """The same, with a cache that lies in a buffer of the network and needs no more room."""
+
+    start: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("start", torch.zeros(8, 2, 16, 4))
+
+    def begin(self, digits: Tensor, seed: Tensor) -> dict[str, Tensor]:
+        return super().begin(digits, seed) | {"keys": self.start[: len(digits)]}
+
+
+def test_a_step_does_not_write_into_what_begin_gave() -> None:
+    network = Shared()
+    answers = GenerationExecutor(network, counter(Shared)).predict(records(*examples(8)))
+    assert not network.start.any()
+    assert [answer["token"][: answer["steps"]].tolist() for answer in answers] == [*map(by_hand, examples(8))]
+
+
+def test_tensors_of_one_memory_that_grow_are_apart_after_begin() -> None:
+    state = {name: tensor("float32", PAST) for name in ("one", "other")}
+
+    class Twins(Counter):
+        def begin(self, digits: Tensor, seed: Tensor) -> dict[str, Tensor]:
+            both = torch.zeros(len(digits), 16)
+            return {"one": both, "other": both, "past": torch.zeros(len(digits), dtype=torch.int64)}
+
+        def step(self, state: dict[str, Tensor]) -> Any:
+            one, other, past = (state[name] for name in ("one", "other", "past"))
+            one[:, 0], other[:, 0] = 1.0, 5.0
+            return one[:, 0].long(), {"one": one, "other": other, "past": past + 1}, past >= 0
+
+    application = counter(
+        Twins, outputs={"token": tensor("int64")}, generate=Generate(state=state, max_steps_input="most")
+    )
+    answer = GenerationExecutor(Twins(), application).predict(records(digits(3)))[0]
+    assert answer["token"][:1].tolist() == [1]
+
+
+def test_rows_beside_one_that_fails_are_right_though_the_step_wrote_its_lengths_in_place() -> None:
+    class InPlace(Counter):
+        def step(self, state: dict[str, Tensor]) -> Any:
+            output, after, done = super().step(state)
+            state["past"] += 1
+            state["last"].copy_(after["last"])
+            if (state["seed"] == 30).any():
+                raise ValueError("30 is no seed")
+            return output, after | {"past": state["past"], "last": state["last"]}, done
+
+    executor = GenerationExecutor(InPlace(), counter(InPlace))
+    given = [digits(9, 1), digits(2, 2), digits(5) | {"seed": np.array(30)}]
+    state = executor.join([executor.begin(records(each)) for each in given])
+    step, failed_B = step_isolated(executor, state)
+    assert failed_B.tolist() == [False, False, True]
+    assert step.output_B["token"][:2].tolist() == [by_hand(each)[0] for each in given[:2]]
+    assert step.state.lengths["past"][:2].tolist() == [1, 1]

@@ -68,6 +68,18 @@ def test_a_row_that_can_no_longer_be_in_time_expires() -> None:
     assert chosen(waiting(500, 15), 3, 33) == ([0], [1], False)
 
 
+def test_slow_steps_do_not_shut_an_idle_server_for_ever() -> None:
+    costs = GenerationCosts(Costs([1], [MS]), Costs([1, 2], [10 * MS, 10 * MS]), mean_steps=4)
+    while costs.step_ns(1) <= 50 * MS:
+        costs.step.observe(1, 80 * MS)
+    lengths = np.zeros((16, 1), np.int64)
+    # The step is predicted to take longer than the whole budget, and took 10 ms at the start.
+    found = schedule_generation(waiting(50), lengths, 0, InProgress(0, 0), costs)
+    assert (found.begin.tolist(), found.expire.tolist()) == ([0], [])
+    late = schedule_generation(waiting(10.5), lengths, 0, InProgress(0, 0), costs)
+    assert (late.begin.tolist(), late.expire.tolist()) == ([], [0])
+
+
 def test_no_more_rows_begin_than_there_are_places() -> None:
     assert chosen(waiting(500, 400, 300), 6, 500)[0] == [1, 2]
     assert chosen(waiting(500), 8, 500) == ([], [], True)

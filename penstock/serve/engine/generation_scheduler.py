@@ -9,6 +9,9 @@ of the rows in progress. So:
    due. Where that is none of them, the rows in progress take a step.
 3. A row that would miss its own deadline by waiting for one more step begins all the same, alone: an output that is a
    little late costs less than an answer that is refused.
+
+A row expires only where its first output would be late after the shortest step ever measured. So with none in progress,
+one that could be in time always begins, and its step corrects a prediction that is too high.
 """
 
 from typing import NamedTuple
@@ -61,8 +64,9 @@ def schedule_generation(
         progress: The rows in progress.
         costs: The measured times.
     """
-    # The first output comes a step after the beginning.
-    chosen = _waiting(columns, length, now_ns + costs.step_ns(progress.rows + 1), costs)
+    # The first output comes a step after the beginning. Rows expire by the least time that a step ever took: by a
+    # prediction that is too high all of them would, and then no run could correct it.
+    chosen = _waiting(columns, length, now_ns + costs.step.min_compute_ns, costs)
     free = costs.max_rows - progress.rows
     rows = min(chosen.run.size, free)
     if rows > 0 and chosen.run.size > 1:
