@@ -9,7 +9,7 @@ import orjson
 
 from penstock.client.http import answer_of, httpx2, no_answer
 from penstock.client.retry import Answer, Attempt, ClientConfig, Outcome, error_of
-from penstock.core.errors import InvalidResponse, Unreachable
+from penstock.core.errors import InvalidResponse, PenstockError, Unreachable
 
 OK = 200
 
@@ -30,39 +30,49 @@ class EventReader:
         self._config = config
         self._rest = b""
         self._steps: deque[dict[str, Any]] = deque()
+        self._error: PenstockError | None = None
         self.ended: str | None = None
         self.reply: Any = None
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the body.
-
-        Raises:
-            RequestError: The answer failed.
-            InvalidResponse: They are no events of a generated answer.
-        """
+        """Take bytes of the body; an error in them is raised by `next`, after the outputs before it."""
         *blocks, self._rest = (self._rest + data).split(b"\n\n")
         for block in blocks:
+            if self._error is not None:
+                return
             parts = (line.partition(b": ") for line in block.split(b"\n"))
             fields = {name: value for name, _, value in parts}
             try:
                 value = orjson.loads(fields[b"data"])
                 self._take(fields.get(b"event", b""), value)
-            except (KeyError, TypeError, orjson.JSONDecodeError) as error:
-                raise InvalidResponse(
+            except (AttributeError, KeyError, TypeError, orjson.JSONDecodeError) as error:
+                self._error = InvalidResponse(
                     f"{self._config.url} sent an event that cannot be read ({error!r}): {block[:80]!r}."
-                ) from None
+                )
 
     def _take(self, name: bytes, value: dict[str, Any]) -> None:
         if name == b"error":
-            raise error_of(Answer(500, {}, orjson.dumps(value)), self._config)
-        if name == b"done":
+            status, wait_s = value.get("status"), value.get("retry_after_s")
+            headers = {} if wait_s is None else {"retry-after": str(wait_s)}
+            answer = Answer(status if isinstance(status, int) else 500, headers, orjson.dumps(value))
+            self._error = error_of(answer, self._config)
+        elif name == b"done":
             self.ended, self.reply = value["ended"], value["reply"]
         else:
             self._steps.append(value)
 
     def next(self) -> dict[str, Any] | None:
-        """Return the output of the next step that has come, by name; None if none has."""
-        return self._steps.popleft() if self._steps else None
+        """Return the output of the next step that has come, by name; None if none has.
+
+        Raises:
+            RequestError: The answer failed after the outputs that have been returned.
+            InvalidResponse: What came after them is no event of a generated answer.
+        """
+        if self._steps:
+            return self._steps.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
 
     def check_whole(self) -> None:
         """Check at the end of the body that the answer ended.
@@ -79,6 +89,7 @@ class _Generated:
         self._reader = EventReader(config)
         self._response = response
         self._config = config
+        self._closed = False
 
     @property
     def ended(self) -> str | None:
@@ -103,17 +114,23 @@ class GeneratedSteps(_Generated, Iterator[dict[str, Any]]):
         self._body = response.iter_raw()
 
     def __next__(self) -> dict[str, Any]:
-        while (step := self._reader.next()) is None:
+        while not self._closed:
             try:
+                if (step := self._reader.next()) is not None:
+                    return step
                 data = next(self._body, None)
-            except httpx2.RequestError as error:
-                raise self._broken(error) from error
-            if data is None:
+                if data is None:
+                    self.close()
+                    self._reader.check_whole()
+                else:
+                    self._reader.feed(data)
+            except PenstockError:
                 self.close()
-                self._reader.check_whole()
-                raise StopIteration
-            self._reader.feed(data)
-        return step
+                raise
+            except httpx2.RequestError as error:
+                self.close()
+                raise self._broken(error) from error
+        raise StopIteration
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +140,7 @@ class GeneratedSteps(_Generated, Iterator[dict[str, Any]]):
 
     def close(self) -> None:
         """Close the connection; the server computes no further step."""
+        self._closed = True
         self._response.close()
 
 
@@ -135,17 +153,23 @@ class AsyncGeneratedSteps(_Generated, AsyncIterator[dict[str, Any]]):
         self._body = response.aiter_raw()
 
     async def __anext__(self) -> dict[str, Any]:
-        while (step := self._reader.next()) is None:
+        while not self._closed:
             try:
+                if (step := self._reader.next()) is not None:
+                    return step
                 data = await anext(self._body, None)
-            except httpx2.RequestError as error:
-                raise self._broken(error) from error
-            if data is None:
+                if data is None:
+                    await self.close()
+                    self._reader.check_whole()
+                else:
+                    self._reader.feed(data)
+            except PenstockError:
                 await self.close()
-                self._reader.check_whole()
-                raise StopAsyncIteration
-            self._reader.feed(data)
-        return step
+                raise
+            except httpx2.RequestError as error:
+                await self.close()
+                raise self._broken(error) from error
+        raise StopAsyncIteration
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,6 +179,7 @@ class AsyncGeneratedSteps(_Generated, AsyncIterator[dict[str, Any]]):
 
     async def close(self) -> None:
         """Close the connection; the server computes no further step."""
+        self._closed = True
         await self._response.aclose()
 
 

@@ -91,11 +91,16 @@ def internal_error() -> ComputeFailed:
     return ComputeFailed("The server failed on this request; its log says how.")
 
 
+def retry_after(error: Overloaded) -> int:
+    """Return the time until a retry in whole seconds, at least 1."""
+    return max(1, round(error.retry_after_s))
+
+
 def rejected(error: RequestError) -> Response:
     """Make the response to a request that is rejected."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
-        headers = (("Retry-After", str(max(1, round(error.retry_after_s)))),)
+        headers = (("Retry-After", str(retry_after(error))),)
     elif isinstance(error, WrongMethod):
         headers = (("Allow", error.allowed),)
     elif isinstance(error, Unauthorized):

@@ -8,7 +8,7 @@ import orjson
 from penstock.core.errors import RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.response import Answer, Body, Streamed, rejected
-from penstock.serve.http.generated_answer import EVENT_HEADERS, EVENTS, event
+from penstock.serve.http.generated_answer import EVENT_HEADERS, EVENTS, error_event, event
 from penstock.serve.registry.generated import ENDED, step_numbers
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import ended_by
@@ -48,7 +48,7 @@ class ChainEvents:
             # The client was gone when the stream was opened.
             return
         elif isinstance(found, RequestError):
-            self._body.write(event(b"error", orjson.dumps({"error": str(found)})))
+            self._body.write(error_event(found))
             self._body.end()
         else:
             head = orjson.dumps({ENDED: self._ended, "steps": self._steps})

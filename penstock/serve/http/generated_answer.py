@@ -5,9 +5,9 @@ from typing import final
 
 import orjson
 
-from penstock.core.errors import ComputeFailed
+from penstock.core.errors import ComputeFailed, Overloaded, RequestError
 from penstock.core.spec import Array
-from penstock.serve.exchange.response import Answer, Body, Response, Streamed, rejected
+from penstock.serve.exchange.response import Answer, Body, Response, Streamed, rejected, retry_after
 from penstock.serve.registry.generated import REPLY_FAILED, GeneratedReply, reply_body, step_numbers
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
@@ -67,7 +67,7 @@ class EventAnswer:
             if self._body is None:
                 self._answer(rejected(error))
             else:
-                self._end(b"error", orjson.dumps({"error": str(error)}))
+                self._end(error_event(error))
             return
         if self._body is None:
             self._answer(Streamed(200, content_type=EVENTS, headers=EVENT_HEADERS, opened=self._opened))
@@ -79,16 +79,16 @@ class EventAnswer:
         if last:
             done = self._reply.done(status)
             if done is None:
-                self._end(b"error", orjson.dumps({"error": REPLY_FAILED}))
+                self._end(error_event(ComputeFailed(REPLY_FAILED)))
             else:
-                self._end(b"done", done)
+                self._end(event(b"done", done))
 
     def _opened(self, body: Body) -> None:
         self._body = body
 
-    def _end(self, name: bytes, data: bytes) -> None:
+    def _end(self, last: bytes) -> None:
         assert self._body is not None
-        self._body.write(event(name, data))
+        self._body.write(last)
         self._body.end()
 
 
@@ -100,3 +100,11 @@ def event(name: bytes, data: bytes) -> bytes:
     """Return a server-sent event of JSON; an output has no name."""
     # JSON has no line ends.
     return b"event: " + name + b"\ndata: " + data + b"\n\n" if name else b"data: " + data + b"\n\n"
+
+
+def error_event(error: RequestError) -> bytes:
+    """Return the event of an error after the first step, with what a response's head would have said of it."""
+    fields = {"error": str(error), "status": error.status}
+    if isinstance(error, Overloaded):
+        fields["retry_after_s"] = retry_after(error)
+    return event(b"error", orjson.dumps(fields))
