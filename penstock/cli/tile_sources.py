@@ -4,7 +4,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from penstock.core.errors import ApplicationError, PackError
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.device.dense_run import DenseRun
+
+if TYPE_CHECKING:
+    from penstock.runtime.execution import Execution
 
 # B tiles, T side of a tile, h, w, K a map
 
@@ -28,13 +31,22 @@ PACK_TILES = 4
 
 @contextmanager
 def dense_run(
-    source: str, *, app: str | None, device: str, precision: str, threads: int | None, cores: int, cache: Path
+    source: str,
+    *,
+    app: str | None,
+    accept_changed: bool,
+    device: str,
+    precision: str,
+    threads: int | None,
+    cores: int,
+    cache: Path,
 ) -> Generator[DenseRun]:
     """Open the network that a command names.
 
     Args:
         source: A pack, a bundle, or the URL of a server.
         app: Its name on a server with several dense applications.
+        accept_changed: Accept a bundle of an application whose sources changed.
         device: For a bundle: `"cpu"`, `"cuda"`, `"cuda:N"` or `"auto"`.
         precision: For a bundle on a GPU: `"fp32"`, `"bf16"` or `"fp16"`.
         threads: Threads that read and run; None for the source's own number.
@@ -58,7 +70,19 @@ def dense_run(
     if (folder / "pack.json").is_file():
         yield _pack(folder, threads or cores)
     elif (folder / "manifest.json").is_file():
-        yield _bundle(folder, device, precision, threads, cores, cache)
+        from penstock.runtime.execution import Execution
+        from penstock.runtime.executor_choice import resolved_device
+
+        device = resolved_device(device, "auto")
+        how = Execution(
+            cache=cache,
+            cores=cores,
+            accept_changed=accept_changed,
+            device=device,
+            precision=precision,
+            max_rows=GPU_TILES,
+        )
+        yield _bundle(folder, how, threads)
     else:
         raise PackError(f"{source} is no pack, bundle or URL; give one of them, such as RUN/bundle.")
 
@@ -95,13 +119,10 @@ def _pack(folder: Path, threads: int) -> DenseRun:
     return DenseRun(dense=dense, tile=tile, predict=predict, run_tiles=PACK_TILES, threads=threads)
 
 
-def _bundle(folder: Path, device: str, precision: str, threads: int | None, cores: int, cache: Path) -> DenseRun:
-    from penstock.runtime.execution import Execution
+def _bundle(folder: Path, how: "Execution", threads: int | None) -> DenseRun:
     from penstock.runtime.executor import StepInput
-    from penstock.runtime.executor_choice import make_runnable, resolved_device
+    from penstock.runtime.executor_choice import make_runnable
 
-    device = resolved_device(device, "auto")
-    how = Execution(cache=cache, cores=cores, device=device, precision=precision, max_rows=GPU_TILES)
     made = make_runnable(folder, how, lambda application: GPU_TILES)
     dense, tile = _dense_of(made.application.name, made.application.dense, made.application.input)
     rows, lock = min(GPU_TILES, made.executor.max_rows), threading.Lock()
@@ -118,7 +139,7 @@ def _bundle(folder: Path, device: str, precision: str, threads: int | None, core
             return made.executor.step(batch).output_B.copy()
 
     predict(np.zeros((rows, *tile.shape), np.uint8))
-    own = cores if device == "cpu" else GPU_THREADS
+    own = how.cores if how.device == "cpu" else GPU_THREADS
     return DenseRun(dense=dense, tile=tile, predict=predict, run_tiles=rows, threads=threads or own)
 
 

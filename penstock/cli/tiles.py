@@ -27,6 +27,7 @@ def tiles(
     overview: Path | None = None,
     threshold: Annotated[float | None, typer.Option(min=0.001, max=1)] = None,
     app: str | None = None,
+    accept_changed_app: bool = False,
     device: str = "auto",
     precision: str = "fp32",
     threads: Annotated[int | None, typer.Option(min=1)] = None,
@@ -41,6 +42,7 @@ def tiles(
         overview: Write a reduced picture of the slide with the finds marked: .png or .jpg.
         threshold: Least score of a find; by default the application's.
         app: Application on a server that has several dense ones.
+        accept_changed_app: For a bundle: accept an application whose sources changed.
         device: For a bundle: cpu, cuda, cuda:N, or auto.
         precision: For a bundle on a GPU: fp32, bf16 or fp16.
         threads: Threads that read tiles and run them.
@@ -55,29 +57,50 @@ def tiles(
     from penstock.device.slides import open_slide
 
     cores = len(os.sched_getaffinity(0))
-    for file in (out, overview):
-        if file is not None and file.exists() and file.samefile(slide):
-            raise SourceError(f"{file} is the slide itself; name another file.")
     console = Console(stderr=True)
-    with (
-        open_slide(slide) as opened,
-        dense_run(
-            source,
-            app=app,
-            device=device,
-            precision=precision,
-            threads=threads,
-            cores=cores,
-            cache=cache.expanduser(),
-        ) as run,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
-        _warn_of_scale(opened, run.dense)
-        if threshold is not None:
-            run = replace(run, dense=replace(run.dense, threshold=threshold))
-        task = progress.add_task("Tiles", total=None)
-        found = run.over(opened, lambda done, total: progress.update(task, completed=done, total=total))
+    with open_slide(slide) as opened:
+        _check_written(slide, out, overview)
+        with (
+            dense_run(
+                source,
+                app=app,
+                accept_changed=accept_changed_app,
+                device=device,
+                precision=precision,
+                threads=threads,
+                cores=cores,
+                cache=cache.expanduser(),
+            ) as run,
+            Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        ):
+            _warn_of_scale(opened, run.dense)
+            if threshold is not None:
+                run = replace(run, dense=replace(run.dense, threshold=threshold))
+            task = progress.add_task("Tiles", total=None)
+            found = run.over(opened, lambda done, total: progress.update(task, completed=done, total=total))
     _write(found, opened, out, overview)
+
+
+def _check_written(slide: Path, out: Path | None, overview: Path | None) -> None:
+    """Refuse files that cannot be written before a long run, not after it."""
+    import os
+
+    from PIL import Image
+
+    for file in (out, overview):
+        if file is None:
+            continue
+        if file.exists() and file.samefile(slide):
+            raise SourceError(f"{file} is the slide itself; name another file.")
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            reason = "is a folder" if file.is_dir() else "is not writable" if file.parent.is_dir() else "has no folder"
+            raise _unwritable(f"{file} {reason}")
+    if overview is not None and Image.registered_extensions().get(overview.suffix.lower()) not in Image.SAVE:
+        raise _unwritable(f"unknown file extension: {overview.suffix or 'none'}")
+
+
+def _unwritable(reason: object) -> SourceError:
+    return SourceError(f"the finds cannot be written ({reason}); name another file.")
 
 
 def _warn_of_scale(slide: "Slide", dense: "Dense") -> None:
@@ -105,7 +128,7 @@ def _write(found: "SlideFinds", slide: "Slide", out: Path | None, overview: Path
         if overview is not None:
             found.marked().save(overview)
     except (OSError, ValueError) as error:
-        raise SourceError(f"the finds cannot be written ({error}); name another file.") from None
+        raise _unwritable(error) from None
     typer.echo(
         f"Finds: {len(found.finds):,}  Tiles: {found.tiles:,}, {found.empty:,} of them empty  "
         f"Seconds: {found.seconds:.2f}",

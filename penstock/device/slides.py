@@ -76,7 +76,8 @@ def open_slide(file: str | Path) -> Slide:
             whole.
 
     Raises:
-        SourceError: The file is missing, is no picture, or OpenSlide is not installed and Pillow cannot read it.
+        SourceError: The file is missing, is no picture of 8 bits, or OpenSlide is not installed and Pillow cannot read
+            it.
     """
     file = Path(file)
     if not file.is_file():
@@ -154,7 +155,10 @@ class _WholePicture(Slide):
                 warnings.simplefilter("ignore")
                 with Image.open(file) as picture:
                     self.width, self.height = picture.size
-                    self._pixels_HW3 = np.asarray(picture.convert("RGB"))
+                    if picture.mode.startswith(("I", "F")):
+                        bits = 16 if picture.mode.startswith("I;16") else 32
+                        raise SourceError(f"{file} has {bits}-bit pixels; convert it to 8 bits.")
+                    self._pixels_HW3 = np.asarray(_on_white(picture))
         except Image.DecompressionBombError as error:
             raise SourceError(
                 f"{file} is too large to be decoded whole, and is not tiled ({one_line(error, 120)}); convert it: vips "
@@ -170,6 +174,13 @@ class _WholePicture(Slide):
 
     def _read(self, left: int, top: int, width: int, height: int) -> Array:
         return self._pixels_HW3[top : top + height, left : left + width]
+
+
+def _on_white(picture: Image.Image) -> Image.Image:
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    clear = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", clear.size, (WHITE,) * 4), clear).convert("RGB")
 
 
 def _openslide() -> Any:

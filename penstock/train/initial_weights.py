@@ -21,8 +21,8 @@ from penstock.train.report.run_log import RUN_FILE
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Of names in one sentence.
-_NAMED = 3
+# Of names, and of patterns, in one sentence.
+_NAMED, _PATTERNS = 3, 8
 
 
 def started_from(
@@ -106,6 +106,16 @@ def read_initial(source: str, beside: Path) -> tuple[dict[str, Tensor], str]:
     Raises:
         TrainError: There is nothing, or it cannot be read.
     """
+    try:
+        return _read(source, beside)
+    # RuntimeError: a user's home folder that there is not.
+    except (OSError, RuntimeError) as error:
+        raise TrainError(
+            f"the initial weights {source!r} cannot be read ({_cause(error)}); give a path that this user may read."
+        ) from error
+
+
+def _read(source: str, beside: Path) -> tuple[dict[str, Tensor], str]:
     library, colon, name = source.partition(":")
     if colon and library in LIBRARIES:
         tensors = _of_timm(name) if library == "timm" else _of_torchvision(name)
@@ -118,7 +128,14 @@ def read_initial(source: str, beside: Path) -> tuple[dict[str, Tensor], str]:
         )
     files = _files_of(path) if path.is_dir() else [path]
     digests = [_digest(file) for file in files]
-    tensors = {name: tensor for file in files for name, tensor in _tensors(file).items()}
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = _tensors(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise TrainError(
+                f"{file} has the tensor {twice[0]!r}, which another file of {INDEX} has too; save the folder again."
+            )
+        tensors |= found
     lines = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
     return tensors, digests[0] if len(files) == 1 else hashlib.sha256(lines.encode()).hexdigest()
 
@@ -230,6 +247,12 @@ def _load(initial: Initial, network: nn.Module, source: Mapping[str, Tensor]) ->
         return any(fnmatchcase(name, pattern) for pattern in initial.skip)
 
     own: dict[str, Tensor] = network.state_dict(keep_vars=True)
+    for old in initial.rename:
+        if not any(name.startswith(old) for name in source):
+            raise TrainError(
+                f"no tensor of {initial.source!r} has a name that begins with {old!r}, which rename has; names there "
+                f"are {_with_closest(list(source), [])}."
+            )
     unused = [pattern for pattern in initial.skip if not any(fnmatchcase(name, pattern) for name in own)]
     given = {initial.renamed(name): tensor for name, tensor in source.items()}
     if len(given) != len(source):
@@ -238,6 +261,11 @@ def _load(initial: Initial, network: nn.Module, source: Mapping[str, Tensor]) ->
     if unused:
         raise TrainError(f"no tensor has a name like skip={unused[0]!r}{_closest(unused[0].rstrip('.*'), list(own))}.")
     given = {name: tensor for name, tensor in given.items() if not skipped(name)}
+    if not given:
+        raise TrainError(
+            f"no tensor of {initial.source!r} would be loaded with skip={initial.skip}; skip fewer, or leave out "
+            f"initial."
+        )
     # A tied weight is stored once.
     present = {id(own[name]) for name in given if name in own}
     missing = [
@@ -247,9 +275,31 @@ def _load(initial: Initial, network: nn.Module, source: Mapping[str, Tensor]) ->
     wrong = [name for name, tensor in given.items() if name in own and not _fits(tensor, own[name])]
     if missing or unknown or wrong:
         raise TrainError(_differences(initial, own, given, missing, unknown, wrong))
+    for name, tensor in given.items():
+        _check_finite(initial, name, tensor, own[name])
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)
+
+
+def _check_finite(initial: Initial, name: str, theirs: Tensor, ours: Tensor) -> None:
+    cast = theirs.to(ours.dtype)
+    # A mask may hold infinity, in the network as well.
+    if cast.isfinite().all() or not (~cast.isfinite() & (cast != ours.detach())).any():
+        return
+    if theirs.isfinite().all():
+        raise TrainError(
+            f"the tensor {name!r} of {initial.source!r} has numbers that {_dtype(ours)} cannot hold; its type is "
+            f"{_dtype(theirs)}: scale it, or leave it out with skip=({name!r},)."
+        )
+    raise TrainError(
+        f"the tensor {name!r} of {initial.source!r} has NaN or infinity; take the weights of an earlier checkpoint, or "
+        f"leave it out with skip=({name!r},)."
+    )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _fits(theirs: Tensor, ours: Tensor) -> bool:
@@ -271,16 +321,22 @@ def _differences(
         said.append(f"{len(unknown)} are not in the network: {_with_closest(unknown, missing)}")
     if wrong:
         first = wrong[0]
-        theirs, ours = (f"{each[first].dtype}{list(each[first].shape)}" for each in (given, own))
+        theirs, ours = (f"{_dtype(each[first])}{list(each[first].shape)}" for each in (given, own))
         said.append(f"{len(wrong)} are of another shape or type: {first!r} is {theirs}, and {ours} in the network")
     if missing and unknown:
         fix = "give rename={beginning: replacement} for names, or skip=(...) for what shall start at random"
     else:
-        first = (wrong or missing or unknown)[0]
-        module = first.rpartition(".")[0]
-        pattern = f"{module}.*" if module else first
-        fix = f"leave them out with skip=({pattern!r},)"
+        fix = f"leave them out with skip={_patterns([*wrong, *missing, *unknown])}"
     return f"the initial weights {initial.source!r} do not fit the network: {'; '.join(said)}. To use them, {fix}."
+
+
+def _patterns(names: list[str]) -> str:
+    """Patterns of the modules that names are in; of whole branches of the network if there are many modules."""
+    found = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" if "." in name else name for name in names))
+    if len(found) > _PATTERNS:
+        found = list(dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name in names))
+    more = ", ..." if len(found) > _PATTERNS else "," if len(found) == 1 else ""
+    return f"({', '.join(map(repr, found[:_PATTERNS]))}{more})"
 
 
 def _with_closest(names: list[str], others: list[str]) -> str:

@@ -10,6 +10,9 @@ from PIL import Image
 
 from penstock.apps.mitosis.slide_file import write_slide
 from penstock.cli import main
+from penstock.core.errors import BundleError
+from penstock.device.dense_run import DenseRun
+from penstock.runtime.execution import Execution
 from tests.support.dense import dense_pack, spotted
 from tests.support.packs import colour_pack
 
@@ -61,7 +64,12 @@ def test_the_finds_of_a_slide_are_printed_or_written(
     ("words", "sentence"),
     [
         (("pack", "slide.png", "--out", "slide.png"), "slide.png is the slide itself; name another file."),
-        (("pack", "slide.png", "--overview", "no/finds.png"), "the finds cannot be written"),
+        (("pack", "missing.png", "--out", "slide.png"), "missing.png is not a file"),
+        (
+            ("pack", "slide.png", "--overview", "no/finds.png"),
+            "the finds cannot be written (no/finds.png has no folder)",
+        ),
+        (("pack", "slide.png", "--out", "pack"), "the finds cannot be written (pack is a folder)"),
         (
             ("pack", "slide.png", "--overview", "finds.txt"),
             "the finds cannot be written (unknown file extension: .txt)",
@@ -86,6 +94,40 @@ def test_what_cannot_be_done_is_one_sentence(
     assert status == 2
     assert err.startswith("penstock: ")
     assert sentence in err
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("words", [("--out", "no/finds.json"), ("--overview", "finds.txt"), ("--overview", "finds")])
+def test_files_that_cannot_be_written_are_found_before_the_run(
+    words: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: list[object] = []
+    over = DenseRun.over
+    monkeypatch.setattr(DenseRun, "over", lambda *given: (runs.append(given), over(*given))[1])
+    status, _, err = typed(monkeypatch, capsys, "pack", "slide.png", *words)
+    assert (status, runs) == (2, [])
+    assert "the finds cannot be written" in err
+    assert typed(monkeypatch, capsys, "pack", "slide.png")[0] == 0
+    assert len(runs) == 1
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("words", [(), ("--accept-changed-app",)])
+def test_a_changed_application_is_accepted_when_asked(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[bool] = []
+
+    def make_runnable(folder: Path, how: Execution, rows: object) -> None:
+        asked.append(how.accept_changed)
+        raise BundleError("no network here.")
+
+    monkeypatch.setattr("penstock.runtime.executor_choice.make_runnable", make_runnable)
+    Path("bundle").mkdir()
+    Path("bundle/manifest.json").touch()
+    status, _, err = typed(monkeypatch, capsys, "bundle", "slide.png", "--device", "cpu", *words)
+    assert (status, asked) == (2, [bool(words)])
+    assert "no network here" in err
 
 
 @pytest.mark.usefixtures("folder")

@@ -109,8 +109,8 @@ def test_half_precision_is_read_into_the_networks_own_type(tmp_path: Path) -> No
     [
         ({"head.weight": None}, {}, r"1 tensors are missing: 'head.weight'. To use them, leave .* skip=\('head.\*',\)"),
         ({"head.more": torch.ones(1)}, {}, r"1 are not in the network: 'head.more'"),
-        ({"head.weight": torch.zeros(9, 5)}, {}, r"'head.weight' is torch.float32\[9, 5\], and torch.float32\[2, 5\]"),
-        ({"head.weight": torch.zeros(2, 5, dtype=torch.int8)}, {}, r"is torch.int8\[2, 5\], and torch.float32\[2, 5\]"),
+        ({"head.weight": torch.zeros(9, 5)}, {}, r"'head.weight' is float32\[9, 5\], and float32\[2, 5\]"),
+        ({"head.weight": torch.zeros(2, 5, dtype=torch.int8)}, {}, r"is int8\[2, 5\], and float32\[2, 5\]"),
         (
             {"head.weight": None, "haed.weight": torch.zeros(2, 5)},
             {},
@@ -118,6 +118,24 @@ def test_half_precision_is_read_into_the_networks_own_type(tmp_path: Path) -> No
         ),
         ({}, {"skip": ("hed.*",)}, r"no tensor has a name like skip='hed.\*'"),
         ({"tail.bias": torch.zeros(2)}, {"rename": {"tail.": "head."}}, "two tensors of one name after rename="),
+        (
+            {"head.weight": torch.zeros(9, 5), "body.0.bias": torch.zeros(9)},
+            {},
+            r"leave them out with skip=\('body.0.\*', 'head.\*'\)",
+        ),
+        ({}, {"skip": ("*",)}, r"no tensor of .* would be loaded with skip=\('\*',\)"),
+        (
+            {},
+            {"rename": {"encoder.": "body."}},
+            "has a name that begins with 'encoder.', which rename has; names there",
+        ),
+        ({"head.bias": torch.tensor([1, torch.nan])}, {}, r"'head.bias' of .* has NaN or infinity; .*'head.bias',\)"),
+        ({"body.1.running_var": torch.full((5,), torch.inf)}, {}, "has NaN or infinity"),
+        (
+            {"head.bias": torch.tensor([1, 1e300], dtype=torch.float64)},
+            {},
+            "'head.bias' of .* has numbers that float32 cannot hold; its type is float64",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence_and_nothing_changes(
@@ -145,6 +163,44 @@ def test_a_source_that_is_none_is_said_in_one_sentence(tmp_path: Path, content: 
         (tmp_path / "w.bin").write_bytes(content)
     with pytest.raises(TrainError, match=said):
         load_initial(Initial("w.bin"), Net(), tmp_path)
+
+
+def test_a_mask_may_hold_infinity_as_in_the_network(tmp_path: Path) -> None:
+    theirs, ours = Net(), Net()
+    for each in (theirs, ours):
+        each.register_buffer("mask", torch.tensor([0, -torch.inf]))
+    load_initial(Initial(saved(tmp_path, theirs.state_dict())), ours, tmp_path)
+    assert torch.equal(ours.head.weight, theirs.head.weight)
+
+
+def test_the_same_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        saved(tmp_path, Net().state_dict(), name)
+    index = {"weight_map": {"head.bias": "a.safetensors", "head.weight": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(TrainError, match=r"b.safetensors has the tensor 'body.0.bias', which another file"):
+        load_initial(Initial("."), Net(), tmp_path)
+
+
+@pytest.mark.parametrize("source", ["~nosuchuser/x", "x" * 300, "file"])
+def test_what_the_system_refuses_is_said_by_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    def refused(file: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("penstock.train.initial_weights._digest", refused)
+    told: list[tuple[str, str]] = []
+
+    class Told:
+        def all_gather_objects(self, own: tuple[str, str]) -> list[tuple[str, str]]:
+            told.append(own)
+            return [own, ("", "")]
+
+    with pytest.raises(TrainError, match=f"the initial weights '{source}' cannot be read"):
+        load_initial(Initial(source), Net(), tmp_path, Told())  # pyright: ignore[reportArgumentType]
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 3}}', "x"])

@@ -92,3 +92,23 @@ def test_what_is_no_slide_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     Image.fromarray(smooth(40, 40)).save(picture)
     with pytest.raises(SourceError, match=r"too large to be decoded whole, and is not tiled"):
         open_slide(picture)
+
+
+@pytest.mark.parametrize(("dtype", "name", "bits"), [("u2", "a.png", 16), ("i4", "a.tif", 32), ("f4", "a.tif", 32)])
+def test_pixels_that_are_not_8_bits_are_refused(tmp_path: Path, dtype: str, name: str, bits: int) -> None:
+    Image.fromarray(np.full((8, 8), 300, dtype)).save(tmp_path / name)
+    with pytest.raises(SourceError, match=f"has {bits}-bit pixels; convert it to 8 bits"):
+        open_slide(tmp_path / name)
+
+
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 6, 4), np.uint8)
+    pixels[:, 3:] = (10, 20, 30, 255)
+    palette = Image.new("P", (6, 4))
+    palette.info["transparency"] = 0
+    for picture in (Image.fromarray(pixels), palette):
+        picture.save(tmp_path / "clear.png")
+        with open_slide(tmp_path / "clear.png") as opened:
+            region = opened.read(0, 0, 6, 4)
+        assert (region[:, :3] == 255).all()
+        assert (region[:, 3:] == (255 if picture is palette else (10, 20, 30))).all()
