@@ -86,6 +86,7 @@ class GraphCache(Generic[Graph]):
         self._limit_bytes = limit_bytes
         self._graphs: OrderedDict[Shape, tuple[Graph, int]] = OrderedDict()
         self._uses: Counter[Shape] = Counter()
+        self._without: set[Shape] = set()
         self._last_capture_s = -CAPTURE_EVERY_S
         self.pool_bytes = 0
         self.dropped = 0
@@ -108,12 +109,18 @@ class GraphCache(Generic[Graph]):
 
     def due(self, shape: Shape, now_s: float) -> bool:
         """Count a use of a shape without a graph; return whether to capture it now."""
+        if shape in self._without:
+            return False
         self._uses[shape] += 1
         if self._uses[shape] < USES or now_s - self._last_capture_s < CAPTURE_EVERY_S:
             return False
         self._last_capture_s = now_s
         self._uses[shape] = 0
         return True
+
+    def give_up(self, shape: Shape) -> None:
+        """Never again capture a shape while serving: it does not fit, or the network fails on its example."""
+        self._without.add(shape)
 
     def fits(self, own_bytes: int, peak_bytes: int) -> bool:
         """Return whether a graph fits beside the others.

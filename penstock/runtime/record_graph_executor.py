@@ -180,7 +180,7 @@ class RecordGraphExecutor(Executor):
         return trials
 
     def _trial(self, shape: Shape, runs: int) -> _Trial | None:
-        """Run a shape uncaptured; returns None where memory does not suffice."""
+        """Run a shape uncaptured on an example of zeros; returns None, and gives the shape up, where that fails."""
         aside = torch.cuda.Stream(self._device)
         aside.wait_stream(torch.cuda.current_stream(self._device))
         seconds = 0.0
@@ -197,6 +197,11 @@ class RecordGraphExecutor(Executor):
                 peak_bytes = torch.cuda.max_memory_allocated(self._device) - before
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
+            self._give_up_shape(shape, "the memory of the GPU does not suffice")
+            return None
+        except Exception as error:  # noqa: BLE001
+            # The network is the application's code, which may raise anything on zeros; requests have other numbers.
+            self._give_up_shape(shape, f"the network raised on an example of zeros: {_cause(error)}")
             return None
         finally:
             torch.cuda.current_stream(self._device).wait_stream(aside)
@@ -209,9 +214,12 @@ class RecordGraphExecutor(Executor):
         return fits
 
     def _captured(self, shape: Shape, trial: _Trial | None) -> _RecordGraph | None:
+        if trial is None:
+            return None
         own_bytes = self._own_bytes(shape)
-        gone = None if trial is None else self._cache.make_room(own_bytes, trial.peak_bytes)
-        if trial is None or gone is None:
+        gone = self._cache.make_room(own_bytes, trial.peak_bytes)
+        if gone is None:
+            self._cache.give_up(shape)
             self._say_limit()
             return None
         if gone:
@@ -228,6 +236,7 @@ class RecordGraphExecutor(Executor):
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 outputs = self._run(inputs)
         except torch.cuda.OutOfMemoryError:
+            self._cache.give_up(shape)
             self._say_limit()
             return None
         except RuntimeError as error:
@@ -246,11 +255,16 @@ class RecordGraphExecutor(Executor):
         return made
 
     def _give_up(self, error: RuntimeError) -> None:
-        cause = " ".join(str(error).split())[:200].rstrip(".")
-        self.reason = f"{type(error).__name__}: {cause}"
+        self.reason = _cause(error)
         self._cache.clear()
         self._pool = None
         log.warning("the network runs without CUDA graphs, because it cannot be captured (%s)", self.reason)
+
+    def _give_up_shape(self, shape: Shape, reason: str) -> None:
+        self._cache.give_up(shape)
+        sizes = {"rows": shape[0], **self._shapes.rooms(shape)}
+        of = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        log.warning("batches of %s run without a CUDA graph (%s)", of, reason)
 
     def _say_limit(self) -> None:
         if not self._limit_said:
@@ -322,6 +336,10 @@ class RecordGraphExecutor(Executor):
             torch.cuda.current_stream(self._device).synchronize()
         results = (host.numpy()[:rows] for host in graph.host_outputs)
         return dict(zip(self._network.results, results, strict=True))
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
 
 
 def _pinned(tensor: Tensor) -> Tensor:

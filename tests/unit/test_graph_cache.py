@@ -103,3 +103,10 @@ def test_costs_of_batches_that_are_padded_to_the_edge() -> None:
     # Only its own edge moves.
     assert costs.of(1, 33) == costs.of(1, 64) > 6400
     assert costs.of(1, 32) == 3200
+
+
+def test_a_shape_that_was_given_up_is_never_due_again_and_the_others_are() -> None:
+    cache: GraphCache[str] = GraphCache(GRAPH_BYTES)
+    cache.give_up((1, 8))
+    uses = [(cache.due((1, 8), now_s * 2 * CAPTURE_EVERY_S), cache.due((2, 8), now_s)) for now_s in range(USES)]
+    assert uses[-1] == (False, True)
