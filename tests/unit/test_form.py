@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Dim, TensorSpec
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
 from penstock.core.record import RecordSpec
 from penstock.serve.exchange.form import boundary_of, chunk_of_parts, only_file, parts_of
 from tests.support.small import FOUR
@@ -125,6 +125,19 @@ def test_a_boundary_is_needed(parameters: str) -> None:
         boundary_of(f"multipart/form-data{parameters}")
 
 
+def test_a_part_of_a_type_that_is_not_read_is_refused_with_the_list() -> None:
+    parts = parts_of(form(("input", "image/png", b"\x89PNG")), "b", ("input",))
+    with pytest.raises(
+        UnsupportedContent, match=r"'image/png', which is not taken; send text/plain, application/json, "
+    ):
+        chunk_of_parts(FOUR, parts)
+    with pytest.raises(UnsupportedContent, match="send image/jpeg, text/plain, application/json, application/octet"):
+        chunk_of_parts(FOUR, parts, ("image/jpeg",))
+    for kind in ("", "text/plain", "application/json"):
+        made = chunk_of_parts(FOUR, parts_of(form(("input", kind, b"[1, 2, 3, 4]")), "b", ("input",)))
+        assert made.tolist() == [1, 2, 3, 4]
+
+
 def test_a_boundary_may_be_quoted() -> None:
     assert boundary_of('multipart/form-data; charset=utf-8; boundary="a b"') == "a b"
 
@@ -147,7 +160,7 @@ PARTS = st.lists(st.tuples(st.sampled_from([*NAMES, "x"]), st.sampled_from(["", 
 def test_any_body_is_a_record_or_one_sentence(body: bytes) -> None:
     try:
         made = chunk_of_parts(RECORD, parts_of(body, "b", NAMES))
-    except InvalidInput as error:
+    except RequestError as error:
         said = str(error)
     else:
         said = ""
@@ -162,7 +175,7 @@ def test_a_form_with_bytes_changed_is_a_record_or_one_sentence(data: st.DataObje
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
         made = chunk_of_parts(RECORD, parts_of(bytes(body), "b", NAMES))
-    except InvalidInput as error:
+    except RequestError as error:
         said = str(error)
     else:
         said = ""

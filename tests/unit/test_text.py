@@ -4,7 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 from shutil import which
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from penstock import Dim, TensorSpec
 from penstock.core.errors import ApplicationError, InvalidInput, RequestError, TooLarge
+from penstock.core.record import RecordSpec
 from penstock.core.text import ByteText
+from penstock.serve.http.plain import chunk_of
 from tests.support.small import small
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +107,22 @@ def test_an_input_that_is_not_its_bytes_is_refused(spec: TensorSpec) -> None:
         small(input=spec, **fields)
     fine = TensorSpec(dtype="uint8", shape=(Dim("n", max=16),), meaning="bytes", name="text")
     small(input=fine, **fields)
+
+
+def test_text_in_json_is_told_to_be_sent_as_text() -> None:
+    record = RecordSpec((TensorSpec(name="text", dtype="uint8", shape=(Dim("bytes", max=512),), meaning="a text"),))
+
+    def chunk(body: bytes, *accepts: str) -> Any:
+        decode = ByteText(tensor="text", max_bytes=512)
+        application = SimpleNamespace(name="app", input=record, accepts=accepts, decode=decode)
+        return chunk_of(cast(Any, SimpleNamespace(name="app", application=application)), "application/json", body)
+
+    for body in (b'{"text": "hello"}', b'"hello"'):
+        with pytest.raises(InvalidInput, match=r"or send it as text/plain\.$"):
+            chunk(body, "text/plain")
+        with pytest.raises(InvalidInput) as caught:
+            chunk(body, "image/png")
+        assert "text/plain" not in str(caught.value)
+    with pytest.raises(InvalidInput, match=r"it must be uint8\[bytes<=512\]\.$"):
+        chunk(b'{"text": 3}', "text/plain")
+    assert bytes(record.unpack(chunk(b'{"text": [104, 105]}', "text/plain"))["text"]) == b"hi"

@@ -8,13 +8,16 @@ import numpy as np
 import orjson
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, UnsupportedContent
 from penstock.core.record import ChunkSpec, given_by_name
 from penstock.core.spec import Array, Dim, TensorSpec
 
 MULTIPART = "multipart/form-data"
 RAW = "application/octet-stream"
 TEXT = "text/plain"
+JSON = "application/json"
+# RFC 7578, section 4.4: a field without a type is text.
+_NUMBERS = ("", TEXT, JSON)
 # RFC 2046, section 5.1.1.
 _MAX_BOUNDARY = 70
 _PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
@@ -95,12 +98,25 @@ def _add(found: dict[str, FormPart], header: MultipartSegment, content: bytes, n
     found[name] = FormPart(name=name, content_type=kind.partition(";")[0].strip().lower(), content=content)
 
 
-def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart]) -> Array:
+def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart], accepts: tuple[str, ...] = ()) -> Array:
     """Make the chunk of parts that hold JSON numbers, or raw little-endian bytes where their type says so.
+
+    Args:
+        input: Of the application.
+        parts: By the names of its tensors.
+        accepts: Content types that its `decode` takes, as the only part.
 
     Raises:
         InvalidInput: A part does not fit its tensor.
+        UnsupportedContent: A part is of another type.
     """
+    for part in parts.values():
+        if part.content_type not in (*_NUMBERS, RAW):
+            taken = ", ".join(dict.fromkeys((*(accepts if len(parts) == 1 else ()), TEXT, JSON, RAW)))
+            raise UnsupportedContent(
+                f"The part {part.name!r} has the Content-Type {part.content_type[:80]!r}, which is not taken; send "
+                f"{taken}."
+            )
     if isinstance(input, TensorSpec):
         (part,) = parts.values()
         return input.from_bytes(part.content) if part.content_type == RAW else input.from_numbers(_numbers(part))

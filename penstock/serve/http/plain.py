@@ -11,7 +11,7 @@ from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, Unsu
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.budget import options_of
-from penstock.serve.exchange.form import MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
+from penstock.serve.exchange.form import JSON, MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/apps/"
 RAW = "application/octet-stream"
-JSON = "application/json"
 # Content types that clients send by default; the type is then found from the body.
 UNSPECIFIED = ("", "application/x-www-form-urlencoded")
 
@@ -137,7 +136,7 @@ def part_of(application: Application, body: bytes, boundary: str) -> tuple[str, 
     file = None if application.decode is None else only_file(parts, application.accepts)
     if file is not None:
         return file.content_type or TEXT, file.content, None
-    return "", b"", chunk_of_parts(application.input, parts)
+    return "", b"", chunk_of_parts(application.input, parts, application.accepts)
 
 
 def content_type_of(head: Head) -> str:
@@ -172,7 +171,7 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     if content_type == RAW:
         return application.input.from_bytes(body)
     if isinstance(application.input, RecordSpec) and (content_type == JSON or content_type in UNSPECIFIED):
-        return _record_of(application.input, body)
+        return _record_of(application.input, body, takes_text=TEXT in application.accepts)
     if _is_list(body) and (content_type == JSON or content_type in UNSPECIFIED):
         return application.input.from_numbers(json_of(body))
     if content_type == JSON and "application/json" not in application.accepts:
@@ -185,8 +184,15 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
 
 
-def _record_of(input: RecordSpec, body: bytes) -> Array:
-    record = input.from_numbers(json_of(body))
+def _record_of(input: RecordSpec, body: bytes, *, takes_text: bool) -> Array:
+    numbers = json_of(body)
+    try:
+        record = input.from_numbers(numbers)
+    except InvalidInput as error:
+        given: list[object] = list(numbers.values()) if isinstance(numbers, dict) else [numbers]  # pyright: ignore
+        if takes_text and any(isinstance(each, str) for each in given):
+            raise InvalidInput(f"{str(error).rstrip('.')}; or send it as {TEXT}.") from None
+        raise
     # The only strings are the names, and JSON's parser keeps the last of two values of one name.
     if body.count(b'"') > 2 * len(input.by_name):
         names = ", ".join(map(repr, input.by_name))
