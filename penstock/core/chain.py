@@ -128,7 +128,7 @@ class Chain:
             raise ApplicationError(f"Chain has name {_shown(self.name)}; use letters, digits, '-' and '_'.")
         steps = self.steps
         if not isinstance(steps, tuple) or not all(isinstance(step, ChainStep) for step in steps):
-            raise ApplicationError(f"Chain {self.name!r} has steps={_shown(steps)}; give a tuple of Steps.")
+            raise ApplicationError(f"Chain {self.name!r} has steps={_shown(steps)}; give a tuple of ChainStep objects.")
         if not self.parts or len(steps) > MAX_STEPS:
             found = f"{len(steps)} steps" if self.parts else "no part"
             raise ApplicationError(

@@ -143,27 +143,29 @@ class ChainPlan:
             found = self._call(step, "each", step.each, results, given)
             if not isinstance(found, Sequence) and not isinstance(found, np.ndarray):
                 raise self._failed(step, "each", f"gives a {type(found).__name__}, not a list")
-            return [self._row(step, part, one, "each") for one in found]
+            return [self._row(step, part, one, "each", f" at index {index}") for index, one in enumerate(found)]
         if step.feed is not None:
             return [self._row(step, part, self._call(step, "feed", step.feed, results, given), "feed")]
         return [self._row(step, part, value, "input")]
 
-    def _row(self, step: ChainStep, part: Application, value: Any, of: str) -> Row:
+    def _row(self, step: ChainStep, part: Application, value: Any, of: str, at: str = "") -> Row:
         raw = None if part.prepare is None else part.prepare.raw
         if raw is not None and isinstance(value, np.ndarray) and _is_raw(raw, part.input, value):
             try:
                 return Row(np.ascontiguousarray(raw.check(value)), True)
             except RequestError as error:
-                raise self._wrong(step, of, error) from None
+                raise self._wrong(step, of, at, error) from None
         try:
             value = _by_position(part.input, value) if of == "input" else value
             return Row(as_chunk(part.input, value), False)
         except RequestError as error:
-            raise self._wrong(step, of, error) from None
+            raise self._wrong(step, of, at, error) from None
 
-    def _wrong(self, step: ChainStep, of: str, error: RequestError) -> RequestError:
+    def _wrong(self, step: ChainStep, of: str, at: str, error: RequestError) -> RequestError:
         # The chain's own input is the client's; what a function gives is not.
-        return error if of == "input" and step is self.chain.steps[0] else self._failed(step, of, f"gives {error}")
+        if of == "input" and step is self.chain.steps[0]:
+            return error
+        return self._failed(step, of, f"gives no input of {step.part_name!r}{at}: {error}")
 
     def _checked(self, spec: ChunkSpec, value: Any, of: str) -> Array:
         try:
@@ -185,7 +187,8 @@ class ChainPlan:
             return function(results, given)
         except RequestError:
             raise
-        except Exception as error:
+        # Code of the application: its sys.exit must not end the server.
+        except (Exception, SystemExit) as error:
             raise self._failed(step, field, "failed on this input; the server's log says how") from error
 
     def _failed(self, step: ChainStep | None, field: str, problem: str) -> ComputeFailed:

@@ -1,5 +1,6 @@
 """Chains: what is refused when they are declared, and their answers in this process."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_chain_of_two_is_an_application() -> None:
             r"float32\[5\]; give the step a feed\.",
         ),
         ({"steps": ()}, "has no part; give 1 to 16 steps, one a part at least"),
-        ({"steps": [ChainStep(part=FIRST)]}, "give a tuple of Steps"),
+        ({"steps": [ChainStep(part=FIRST)]}, "give a tuple of ChainStep objects"),
         ({"steps": (ChainStep(run=nothing),), "input": tensor(1), "output": tensor(1)}, "has no part"),
         ({"name": "a b"}, "use letters, digits"),
         ({"name": "first"}, "has the name of one of its parts"),
@@ -167,7 +168,7 @@ def test_the_first_parts_raw_array_is_the_chains_input() -> None:
     assert isinstance(request, PartRows)
     assert request.rows[0].is_raw
     assert request.rows[0].array.shape == (2, 3, 4)
-    with pytest.raises(ComputeFailed, match="The feed of step 'second' of chain 'both' gives"):
+    with pytest.raises(ComputeFailed, match="'second' of chain 'both' gives no input of 'second': c holds"):
         progress.send([np.zeros(3, np.float32)])
     assert seen[0].shape == (2, 3, 4)
 
@@ -219,6 +220,13 @@ def test_a_function_that_raises_or_gives_another_thing_fails_with_its_name(chain
     steps = (ChainStep(part="marks"), ChainStep(part="weigh", each=lambda results, given: 3))
     with pytest.raises(ComputeFailed, match="The each of step 'weigh' of chain 'bad' gives a int, not a list"):
         load(steps=steps, join=nothing, output=spec).predict(picture())
+    patches = [np.zeros((2, 2), np.float32), np.zeros((1, 2), np.float32)]
+    steps = (ChainStep(part="marks"), ChainStep(part="weigh", each=lambda results, given: patches))
+    with pytest.raises(ComputeFailed, match="'weigh' of chain 'bad' gives no input of 'weigh' at index 1"):
+        load(steps=steps, join=nothing, output=spec).predict(picture())
+    with pytest.raises(ComputeFailed, match="The join of chain 'bad' failed on this input") as raised:
+        load(join=lambda results, given: sys.exit(3), output=spec).predict(picture())
+    assert isinstance(raised.value.__cause__, SystemExit)
 
     def refuse(results: Any, given: Any) -> Any:
         raise InvalidInput("There is nobody in the picture.")

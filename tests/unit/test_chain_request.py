@@ -17,7 +17,7 @@ from penstock.serve.frontend.function_pool import FunctionPool
 from penstock.serve.registry.chain_request import ChainRun, RequestTerms, StepReport
 from penstock.serve.registry.chain_steps import ChainSteps
 from penstock.serve.registry.served_model import status_error
-from penstock.serve.table.slots import ENGINE_LOST, OK
+from penstock.serve.table.slots import ENGINE_LOST, EXPIRED, OK
 
 MS = 1_000_000
 
@@ -149,8 +149,20 @@ def test_each_part_gets_the_deadline_that_leaves_time_for_the_rest() -> None:
 
 def test_where_it_is_tight_the_steps_share_what_is_left() -> None:
     scene = Scene()
+    first, second = scene.parts.values()
+    second.waiting = 1
     scene.start(1, budget_ms=15)
-    assert scene.parts["first"].rows[0].budget_ns == 5 * MS
+    assert first.rows[0].budget_ns == 5 * MS
+    first.answer(0, EXPIRED)
+    assert str(scene.ended[0][0]).endswith(
+        "It had 5.0 of the 15.0 ms that were left, since step 'second' is expected to take 20 ms."
+    )
+
+
+def test_an_idle_part_gets_all_of_a_tight_deadline() -> None:
+    scene = Scene(second_ms=1000)
+    scene.start(1, budget_ms=15)
+    assert scene.parts["first"].rows[0].budget_ns == 15 * MS
 
 
 def test_the_sum_of_all_steps_decides_on_admission() -> None:

@@ -109,7 +109,7 @@ class DecodePool:
             job.raw_shape = raw.shape
         except RequestError as error:
             found = error
-        except Exception:
+        except BaseException:  # sys.exit too: somebody waits for what it gives
             log.exception("the decode of %r raised; that request alone fails", self.name)
             found = ComputeFailed("The application's decode failed on this body; the server's log says how.")
         # The event loop may be closed by now.

@@ -18,6 +18,7 @@ THREADS = 2
 MAX_WAITING = 64
 # Weight of the newest call in the moving average of the time.
 FOLLOW = 0.1
+NO_LIMIT_NS = 1 << 62
 
 # `done(result, own_ns)`: the value or the error, and the time spent on it.
 FunctionDone = Callable[[Any, int], None]
@@ -31,11 +32,17 @@ class FunctionJob:
         kind: What it does; times are averaged by it.
         function: Without arguments.
         done: Called in the event loop; None once nobody waits.
+        limit_ns: A longer time counts as this one in the average.
+
+    Attributes:
+        begun: Whether the function was called.
     """
 
     kind: object
     function: Callable[[], Any]
     done: FunctionDone | None
+    limit_ns: int = NO_LIMIT_NS
+    begun: bool = field(init=False, default=False)
 
     def cancel(self) -> None:
         """Skip the job if it has not begun, and drop its result."""
@@ -62,7 +69,7 @@ class FunctionPool:
     _pool: ThreadPoolExecutor = field(init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "chain"))
 
     def usual_ns(self, kind: object) -> int:
-        """Usual time of a job of this kind; 0 before the first."""
+        """Usual time of a job of this kind; 0 before the second, since the first may load what the others use."""
         return int(self._usual_ns.get(kind, 0.0))
 
     def submit(self, job: FunctionJob) -> None:
@@ -86,11 +93,12 @@ class FunctionPool:
         found: Any = None
         try:
             if job.done is not None:
+                job.begun = True
                 found = job.function()
         except RequestError as error:
             log_cause(self.name, error)
             found = error
-        except Exception:
+        except BaseException:  # sys.exit too: somebody waits for what it gives
             log.exception("a function of %r raised; that request alone fails", self.name)
             found = ComputeFailed(f"A function of {self.name!r} failed on this input; the server's log says how.")
         # The event loop may be closed by now.
@@ -99,12 +107,17 @@ class FunctionPool:
 
     def _finished(self, job: FunctionJob, found: Any, own_ns: int) -> None:
         self.waiting -= 1
-        if job.done is None:
+        if job.begun and not isinstance(found, RequestError):
+            self._observe(job.kind, min(own_ns, job.limit_ns))
+        if job.done is not None:
+            job.done(found, own_ns)
+
+    def _observe(self, kind: object, own_ns: int) -> None:
+        if kind not in self._usual_ns:
+            self._usual_ns[kind] = 0.0
             return
-        if not isinstance(found, RequestError):
-            usual_ns = self._usual_ns.get(job.kind, float(own_ns))
-            self._usual_ns[job.kind] = usual_ns + FOLLOW * (own_ns - usual_ns)
-        job.done(found, own_ns)
+        usual_ns = self._usual_ns[kind] or float(own_ns)
+        self._usual_ns[kind] = usual_ns + FOLLOW * (own_ns - usual_ns)
 
 
 def log_cause(name: str, error: RequestError) -> None:

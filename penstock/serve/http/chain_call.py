@@ -111,7 +111,7 @@ class ChainCall:
         served = self._served
         try:
             return orjson.dumps(served.reply(served.unpacked(output)))
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("the reply of %r raised; that request alone fails", served.name)
             served.count_broken_reply()
             return ComputeFailed("The chain's reply failed on this output; the server's log says how.")

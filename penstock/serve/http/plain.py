@@ -151,7 +151,7 @@ def _reply(served: ServedModel, output: Array, raw_shape: tuple[int, ...]) -> Re
         if shows is not None and raw_shape:
             found = shows.in_picture(found, *raw_shape[:2])
         body = orjson.dumps(served.reply(found))
-    except Exception:
+    except (Exception, SystemExit):
         log.exception("the reply of %r raised; that request alone fails", served.name)
         served.counts[BROKEN] += 1
         return rejected(ComputeFailed("The application's reply failed on this output; the server's log says how."))
@@ -235,6 +235,6 @@ def _decoded(served: Served, body: bytes, content_type: str) -> Array:
         return application.input.check(application.decode(body, content_type))
     except RequestError:
         raise
-    except Exception:
+    except (Exception, SystemExit):
         log.exception("the decode of %r raised; that request alone fails", served.name)
         raise ComputeFailed("The application's decode failed on this body; the server's log says how.") from None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, final
 
 from penstock.core.chain_run import FunctionCall, PartRows, Progress, Row
-from penstock.core.errors import ComputeFailed, RequestError
+from penstock.core.errors import ComputeFailed, RequestError, TooLate
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionJob, log_cause
 from penstock.serve.frontend.table_writer import Done, SlotHandle
@@ -87,6 +87,8 @@ class ChainRun:
     _results: list[Array | None] = field(init=False, default_factory=list[Array | None])
     _left: int = field(init=False, default=0)
     _deadline_ns: int = field(init=False, default=0)
+    # Why its deadline is before the request's; empty where the rest fits.
+    _squeeze: str = field(init=False, default="")
 
     def start(self, chunk: Array) -> None:
         """Begin with the first step."""
@@ -162,11 +164,21 @@ class ChainRun:
         terms, now_ns = self.terms, self.steps.now_ns()
         deadline_ns = terms.arrival_ns + terms.budget_ns
         own_ns, rest_ns = self.steps.rest_ns(self._step, terms.low_priority)
-        left_ns = max(0, deadline_ns - now_ns)
+        left_ns, self._squeeze = max(0, deadline_ns - now_ns), ""
         if own_ns + rest_ns <= left_ns:
             return deadline_ns - rest_ns
+        if self.steps.is_idle(self._step, terms.low_priority):
+            # The later steps' times may be wrong, and only a request that reaches them can correct these.
+            return deadline_ns
         # It is tight: the steps share what is left by their predicted times.
-        return now_ns + left_ns * own_ns // max(1, own_ns + rest_ns)
+        share_ns = left_ns * own_ns // max(1, own_ns + rest_ns)
+        if self._step + 1 < self.steps.count:
+            slow, slow_ns = self.steps.slowest(self._step + 1, terms.low_priority)
+            self._squeeze = (
+                f" It had {share_ns / 1e6:.1f} of the {left_ns / 1e6:.1f} ms that were left, since step {slow!r} is "
+                f"expected to take {slow_ns / 1e6:.0f} ms."
+            )
+        return now_ns + share_ns
 
     def _submit_all(self, part: ServedModel, chunks: Any) -> None:
         if isinstance(chunks, RequestError):
@@ -254,6 +266,8 @@ class ChainRun:
 
     def _fail(self, error: RequestError) -> None:
         error = self.steps.of_step(error, self._step)
+        if isinstance(error, TooLate) and self._squeeze:
+            error = TooLate(f"{error}{self._squeeze}", error.retry_after_s)
         self._report(len(self._results), error)
         self._end(error, self._step)
 
@@ -284,7 +298,7 @@ def _prepared(part: ServedModel, rows: list[Row]) -> list[Array | RequestError]:
             found.append(pool.prepare(row.array) if pool is not None and row.is_raw else row.array)
         except RequestError as error:
             found.append(error)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("the prepare of %r raised; that row alone fails", part.name)
             found.append(ComputeFailed("The application's prepare failed on this input; the server's log says how."))
     return found

@@ -112,6 +112,16 @@ class ChainSteps:
         own, *rest = (self.predict(each, low_priority).ns for each in range(step, self.count))
         return own, sum(rest) + sum(self.further_ns(each) for each in range(step, self.count))
 
+    def is_idle(self, step: int, low_priority: bool) -> bool:
+        """True where nothing waits before a step and before those that follow it."""
+        return all(self.predict(each, low_priority).idle for each in range(step, self.count))
+
+    def slowest(self, first: int, low_priority: bool) -> tuple[str, int]:
+        """Return the name and the predicted time of the slowest step from one on."""
+        predicted = {step: self.predict(step, low_priority).ns for step in range(first, self.count)}
+        step = max(predicted, key=lambda each: predicted[each])
+        return self.name_of(step), predicted[step]
+
     def further_ns(self, step: int) -> int:
         """Predict the time from the first output of a step to its whole answer, if the next step waits for that.
 
