@@ -380,12 +380,12 @@ def given_by_name(names: Iterable[str], value: Any, optional: Collection[str] = 
     """
     names = list(names)
     if not isinstance(value, Mapping):
-        raise InvalidInput(f"The input is a {_kind(value)}; it must have {_listed(names)} by name.")
+        raise InvalidInput(f"The input is a {_kind(value)}; it must have {_wanted(names, optional)} by name.")
     given = cast(Mapping[str, Any], value)
     if unknown := [name for name in given if name not in names]:
         raise InvalidInput(f"There is no input {unknown[0]!r:.80}; there is {_listed(names)}.")
     if missing := [name for name in names if name not in given and name not in optional]:
-        raise InvalidInput(f"The input {missing[0]!r} is missing; send {_listed(names)}.")
+        raise InvalidInput(f"The input {missing[0]!r} is missing; send {_wanted(names, optional)}.")
     return {name: given[name] for name in names if name in given}
 
 
@@ -421,6 +421,12 @@ def _nested_shape(given: Any, spec: TensorSpec) -> tuple[int | None, ...]:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def _wanted(names: Iterable[str], optional: Collection[str]) -> str:
+    required = _listed(name for name in names if name not in optional)
+    options = _listed(name for name in names if name in optional)
+    return f"{required} and, optionally, {options}" if required and options else required or options
 
 
 def _kind(value: object) -> str:

@@ -417,6 +417,10 @@ class TensorSpec(Spec):
         if kinds & _LISTS:
             wrong = next(item for item in level if type(item) in _LISTS)
             raise self._not_nested(wrong, "a number belongs", shape)
+        if not shape and kinds == {dict}:
+            raise InvalidInput(
+                f"{self.title} is an object; send the value itself, {self.describe()}, not an object by name."
+            )
         if not kinds <= _NUMBERS:
             raise self._not_numbers(", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS)))
         return level

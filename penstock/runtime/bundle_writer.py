@@ -15,7 +15,7 @@ from torch import nn
 from penstock.core.agreement import check_threshold
 from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
-from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError, one_line
 from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
 from penstock.core.golden import Golden, default_tolerance
@@ -175,8 +175,8 @@ def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
         raws = tuple(np.array(raw.check(np.asarray(example)), order="C") for example in examples[:GOLDEN_EXAMPLES])
     except (TypeError, ValueError, RuntimeError, RequestError) as error:
         raise ApplicationError(
-            f"the examples of {application.name!r} are not raw arrays ({error}); give a list of {raw.describe()} of "
-            f"several sizes."
+            f"the examples of {application.name!r} are not raw arrays ({one_line(error)}); give a list of "
+            f"{raw.describe()} of several sizes."
         ) from None
     count = sum(array.nbytes for array in raws)
     if not raws or count > MAX_RAW_BYTES:
@@ -192,10 +192,13 @@ def _examples(application: Application, examples: Any) -> Array:
         return _records(application, application.input, examples)
     spec = application.input
     fix = f"{application.name!r} needs at least one, {spec.dtype}[N{''.join(f', {size}' for size in spec.shape)}]"
+    first = examples[0] if isinstance(examples, list | tuple) and examples else examples
+    if isinstance(first, Mapping):
+        raise ApplicationError(f"the examples are dictionaries; {fix}: give the values themselves, not by name.")
     try:
         given = np.asarray(examples[:GOLDEN_EXAMPLES])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ApplicationError(f"the examples are not an array ({error}); {fix}.") from None
+        raise ApplicationError(f"the examples are not an array ({one_line(error)}); {fix}.") from None
     if application.live is not None:
         fix += ", with any number of frames"
     if not spec.is_batch(given, any_frames=application.live is not None):
@@ -203,7 +206,9 @@ def _examples(application: Application, examples: Any) -> Array:
     try:
         return np.array(spec.cast(given), order="C")
     except InvalidInput as error:
-        raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)} ({error}); {fix}.") from None
+        raise ApplicationError(
+            f"the examples are {given.dtype}{list(given.shape)} ({one_line(error)}); {fix}."
+        ) from None
 
 
 def _records(application: Application, spec: RecordSpec, examples: Any) -> Array:
@@ -211,8 +216,8 @@ def _records(application: Application, spec: RecordSpec, examples: Any) -> Array
         records = spec.of_many(examples)[:GOLDEN_EXAMPLES]
     except (InvalidInput, TypeError, ValueError, RuntimeError) as error:
         raise ApplicationError(
-            f"the examples of {application.name!r} do not fit ({error}); give a list of dictionaries of arrays, or one "
-            f"dictionary of batches: {spec.describe()}."
+            f"the examples of {application.name!r} do not fit ({one_line(error)}); give a list of dictionaries of "
+            f"arrays, or one dictionary of batches: {spec.describe()}."
         ) from None
     if not len(records):
         raise ApplicationError(f"{application.name!r} needs at least one example, {spec.describe()}.")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.record import RecordSpec, chunk_spec
+from penstock.core.record import RecordSpec, chunk_spec, given_by_name
 from penstock.core.spec import Dim, TensorSpec
 
 TOKENS = Dim("tokens", max=9)
@@ -68,6 +68,19 @@ def test_poisoned_padding_does_not_show(seed: int, count: int) -> None:
     assert {name: array.tolist() for name, array in PAIRS.unpack(poisoned[one]).items()} == PAIRS.to_numbers(
         records[one]
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "The input 'ids' is missing; send 'ids', 'mask' and, optionally, 'seed', 'most'."),
+        ([], "The input is a list; it must have 'ids', 'mask' and, optionally, 'seed', 'most' by name."),
+    ],
+)
+def test_inputs_with_a_default_are_called_optional(given: Any, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        given_by_name(["ids", "seed", "mask", "most"], given, ["seed", "most"])
+    assert str(raised.value) == sentence
 
 
 def test_a_valid_number_that_is_not_finite_is_found() -> None:

@@ -147,6 +147,13 @@ def test_wide_whole_numbers_are_exact_beside_fractions_and_larger_ones() -> None
     assert spec("int64").from_numbers([2**53 + 1, 1.0]).tolist() == [2**53 + 1, 1]
 
 
+def test_an_object_is_no_scalar() -> None:
+    mode = TensorSpec(dtype="int64", shape=(), meaning="a mode", name="mode")
+    with pytest.raises(InvalidInput) as raised:
+        mode.from_numbers({"mode": 0})
+    assert str(raised.value) == "mode is an object; send the value itself, int64[], not an object by name."
+
+
 def test_a_scalar_is_a_number_without_lists() -> None:
     assert spec("int16", ()).from_numbers(-7).shape == ()
     with pytest.raises(InvalidInput, match="it must be one number"):

@@ -415,8 +415,11 @@ class TableWriter:
             )
         # An idle server always tries: only a batch that runs can correct a pessimistic prediction.
         if rows_ahead and (finish_ns := self._finish_ns(rows_ahead, length, low_priority)) > left_ns:
+            gone_ms = (budget_ns - left_ns) / 1e6
+            gone = f", {gone_ms:.0f} of them gone already" if gone_ms >= 1 else ""
             raise Overloaded(
-                f"The answer would come after {finish_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms.",
+                f"The answer would come after {finish_ns / 1e6 + gone_ms:.0f} ms{gone}, past the budget of "
+                f"{budget_ns / 1e6:g} ms.",
                 self._retry_after_s(),
             )
 

@@ -10,6 +10,7 @@ import orjson
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.serve.exchange.accept import accepts
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
@@ -39,10 +40,8 @@ class ChainCall:
         self._content_type = content_type_of(head)
         self._boundary = form_boundary(served.application, head)
         self._budget_ns, self._low_priority = options_of(head)
-        self._events = EVENTS in head.headers.get("accept", "") and served.can_stream
-        self._raw_reply = RAW in head.headers.get("accept", "") and not isinstance(
-            served.application.output, RecordSpec
-        )
+        self._events = served.can_stream and accepts(head, EVENTS)
+        self._raw_reply = accepts(head, RAW) and not isinstance(served.application.output, RecordSpec)
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, begin with the first step, and answer after the last; returns a function that cancels it.

@@ -10,6 +10,7 @@ from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.serve.exchange.accept import accepts
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.form import JSON, MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
 from penstock.serve.exchange.request import Head, Request
@@ -48,13 +49,11 @@ class PlainCall:
         self.budget_ns, self.low_priority = options_of(head)
         spec = served.application.input
         self._generates = served.application.generate is not None
-        self._events = generated_answer.EVENTS in head.headers.get("accept", "")
+        self._events = accepts(head, generated_answer.EVENTS)
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if self.content_type == RAW and spec.takes_any_bytes else -1
         # Several tensors have no raw form.
-        self._raw_reply = RAW in head.headers.get("accept", "") and not isinstance(
-            served.application.output, RecordSpec
-        )
+        self._raw_reply = accepts(head, RAW) and not isinstance(served.application.output, RecordSpec)
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, submit the chunk, and answer when its result comes; returns a function that cancels it.
