@@ -1,5 +1,7 @@
 """One request of a chain: admission, deadlines of its steps, rows at once, rejections and cancellation."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -280,3 +282,38 @@ def test_a_cancelled_request_cancels_its_rows_and_says_nothing() -> None:
     second.answer(1)
     assert scene.ended == []
     assert cast(Any, run)._waiting == []
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nobody_waits_for_a_function_past_the_deadline_or_once_the_client_is_gone(leaves: bool) -> None:
+    scene, gate = Scene(), threading.Event()
+    chain = Chain(
+        name="both",
+        steps=(ChainStep(part="first"), ChainStep(run=lambda results, given: gate.wait(5), name="look")),
+        output=TensorSpec(dtype="float32", shape=(1,), meaning="sum", name="sum"),
+    )
+    plan = ChainPlan(chain=chain, parts={"first": app("first")})
+    scene.steps = ChainSteps(plan, scene._find, scene.steps.pool, lambda: scene.now_ns)
+
+    async def ask() -> None:
+        run = scene.start(1, budget_ms=30)
+        scene.parts["first"].answer(0)
+        async with asyncio.timeout(4):
+            if leaves:
+                await asyncio.sleep(0.01)
+                run.cancel()
+            await asyncio.sleep(0.06)
+            # The thread is still at it.
+            assert (scene.steps.pool.waiting, len(scene.ended)) == (1, 0 if leaves else 1)
+            gate.set()
+            while scene.steps.pool.waiting:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(ask())
+    if leaves:
+        assert scene.ended == []
+        return
+    ((error, step),) = scene.ended
+    assert isinstance(error, TooLate)
+    assert (str(error), step) == ("Deadline of 30 ms exceeded in step 'look'; come back later.", 1)
+    assert scene.reports[-1].error is error

@@ -1,5 +1,6 @@
 """One request of a chain on its way through the steps."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ class ChainRun:
     _step: int = field(init=False, default=-1)
     _started_ns: int = field(init=False, default=0)
     _job: FunctionJob | None = field(init=False, default=None)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
     # Of the part that runs now: chunks that wait, slots, results.
     _waiting: list[tuple[int, Array]] = field(init=False, default_factory=list[tuple[int, Array]])
     _handles: dict[int, SlotHandle] = field(init=False, default_factory=dict[int, SlotHandle])
@@ -100,6 +102,7 @@ class ChainRun:
         self._over = True
         if self._job is not None:
             self._job.cancel()
+        self._stop_timer()
         for handle in list(self._handles.values()):
             handle.writer.cancel(handle)
         self._handles.clear()
@@ -124,13 +127,29 @@ class ChainRun:
     def _start_job(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
         def ended(found: Any, own_ns: int) -> None:
             self._job = None
+            self._stop_timer()
             done(found)
 
-        self._job = FunctionJob(self._step, function, ended)
+        left_ns = max(0, self.terms.arrival_ns + self.terms.budget_ns - self.steps.now_ns())
+        self._job = FunctionJob(self._step, function, ended, left_ns)
         try:
             self.steps.pool.submit(self._job)
         except RequestError as error:
             self._fail(error)
+            return
+        # A thread cannot be stopped, but nobody waits for it longer than the budget.
+        self._timer = asyncio.get_running_loop().call_later(left_ns / 1e9, self._expire)
+
+    def _expire(self) -> None:
+        budget_ms, name = self.terms.budget_ns / 1e6, self.steps.name_of(self._step)
+        error = TooLate(f"Deadline of {budget_ms:g} ms exceeded in step {name!r}; come back later.", 1.0)
+        self._report(0, error)
+        self._end(error, self._step)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _called(self, found: Any) -> None:
         if isinstance(found, RequestError):
