@@ -15,6 +15,7 @@ from penstock.core.spec import Array
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ONE_ENGINE_LOST, SlotTable, TableLayout
 from tests.support.clock import idle_loop
@@ -61,13 +62,19 @@ def attachments(engines: int = 2) -> tuple[ModelRegistry, Attachments]:
     return models, made
 
 
+def doubler(models: ModelRegistry) -> ServedModel:
+    served = models.named("doubler")
+    assert isinstance(served, ServedModel)
+    return served
+
+
 def test_an_engine_that_loaded_another_bundle_than_the_one_that_is_served_says_so(bundle: Path) -> None:
     models, attached = attachments()
     attached.attach(loaded(bundle), table(bundle))
     other = replace(loaded(bundle, engine=1, key=1), bundle_hash="another")
     with pytest.raises(BundleError, match="holds another bundle now than the one that is served; load the model again"):
         attached.attach(other, table(bundle))
-    assert [replica.engine for replica in models.named("doubler").replicas] == [0]
+    assert [replica.engine for replica in doubler(models).replicas] == [0]
     # Where nothing is served yet, it was replaced between two readings.
     _, anew = attachments()
     with pytest.raises(BundleError, match="was replaced while it was loaded"):
@@ -78,7 +85,7 @@ def test_who_waits_for_one_of_several_engines_is_told_to_ask_again(bundle: Path)
     models, attached = attachments()
     for engine in (0, 1):
         attached.attach(loaded(bundle, engine=engine, key=engine), table(bundle))
-    served, statuses = models.named("doubler"), list[int]()
+    served, statuses = doubler(models), list[int]()
 
     def done(status: int, output: Array, last: bool) -> None:
         statuses.append(status)
@@ -99,7 +106,7 @@ def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: P
     async def scene() -> None:
         models, attached = attachments(engines=1)
         attached.attach(loaded(bundle), table(bundle))
-        before = models.named("doubler")
+        before = doubler(models)
         attached.attach(loaded(bundle, key=1, model=1), table(bundle))
         # Somebody waits for the version before.
         before.submit(np.zeros(4, np.float32), lambda status, output, last: None, 1)
@@ -108,6 +115,6 @@ def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: P
         attached.lose_engine(0)
         assert list(attached._lost) == [1]
         await asyncio.wait_for(retiring, 5)
-        assert models.named("doubler").engine_lost
+        assert doubler(models).engine_lost
 
     asyncio.run(scene())
