@@ -181,3 +181,16 @@ def test_a_form_with_bytes_changed_is_a_record_or_one_sentence(data: st.DataObje
         said = ""
         RECORD.check_numbers(made[None])
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", ["", RAW])
+def test_a_tensor_with_a_default_may_be_left_out(kind: str) -> None:
+    with_default = RecordSpec(
+        (
+            TensorSpec(name="ids", dtype="int32", shape=(TOKENS,), meaning="ids"),
+            TensorSpec(name="seed", dtype="int32", shape=(), meaning="a seed", default=7),
+        )
+    )
+    content = np.arange(3, dtype=np.int32).tobytes() if kind == RAW else b"[0, 1, 2]"
+    parts = parts_of(form(("ids", kind, content)), "b", ("ids", "seed"), ("seed",))
+    assert chunk_of_parts(with_default, parts).tobytes() == with_default.from_numbers({"ids": [0, 1, 2]}).tobytes()

@@ -157,8 +157,8 @@ def _loosened(target: Target, precision: str) -> Target:
     record = target.record
     largest = max(float(abs(array).max()) for expected in record.expected for array in expected.values())
     allowed = TOLERANCES[precision] * largest
-    tolerances = {name: max(tolerance, allowed) for name, tolerance in record.tolerances.items()}
-    return replace(target, record=replace(record, tolerances=tolerances))
+    agreement = replace(record.agreement, tolerance=max(record.agreement.tolerance, allowed))
+    return replace(target, record=replace(record, agreement=agreement))
 
 
 def _loads(target: Target, machine: Machine) -> list[LoadResult]:

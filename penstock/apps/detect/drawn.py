@@ -77,7 +77,7 @@ def drawn_set(part: str, count: int, world: str = "default") -> LabelledPictures
         statuses = [process.wait() for process in running]
         if any(statuses):
             raise TrainError("the scenes could not be drawn; the reason is above.")
-        parts = [np.load(file) for file in files]
+        parts = [np.load(file, allow_pickle=False) for file in files]
         fields = {name: np.concatenate([part[name] for part in parts]) for name in ("pixels", "boxes", "classes")}
     return LabelledPictures(**fields)
 

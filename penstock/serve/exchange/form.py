@@ -1,6 +1,6 @@
 """Bodies of multipart/form-data (RFC 7578): one part for each tensor, by its name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +50,14 @@ def boundary_of(content_type: str) -> str:
     return boundary
 
 
-def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, FormPart]:
+def parts_of(body: bytes, boundary: str, names: tuple[str, ...], optional: Collection[str] = ()) -> dict[str, FormPart]:
     """Split a body into its parts by name.
 
     Args:
         body: The whole body; its size is bounded by the caller.
         boundary: Between the parts.
         names: The tensors; each has one part.
+        optional: Those that may be missing, because they have a default.
 
     Raises:
         InvalidInput: No form, or a part is missing, unknown, there twice or encoded.
@@ -80,7 +81,7 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...]) -> dict[str, Fo
         ) from None
     except MultipartError as error:
         raise InvalidInput(f"The body is not multipart/form-data that can be read ({error}).") from None
-    given_by_name(names, found)
+    given_by_name(names, found, optional)
     return found
 
 

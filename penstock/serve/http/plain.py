@@ -131,7 +131,8 @@ def form_boundary(application: Application, head: Head) -> str | None:
 
 def part_of(application: Application, body: bytes, boundary: str) -> tuple[str, bytes, Array | None]:
     """The content type and the bytes of the part that `decode` reads, or the chunk of a form's tensors."""
-    parts = parts_of(body, boundary, tuple(application.inputs))
+    optional = [name for name, spec in application.inputs.items() if spec.default is not None]
+    parts = parts_of(body, boundary, tuple(application.inputs), optional)
     file = None if application.decode is None else only_file(parts, application.accepts)
     if file is not None:
         return file.content_type or TEXT, file.content, None
