@@ -186,12 +186,16 @@ def chunk(data: bytes) -> None:
     spec, content_type = _chosen(line)
     takes_pictures = spec.dtype == "uint8"
     application = SimpleNamespace(
-        name="app", input=spec, accepts=("image/png",) if takes_pictures else (), decode=takes_pictures and _picture
+        name="app",
+        input=spec,
+        output=spec,
+        accepts=("image/png",) if takes_pictures else (),
+        decode=_picture if takes_pictures else None,
+        generate=None,
     )
-    application.decode = application.decode or None
     served = cast(ServedModel, SimpleNamespace(name="app", application=application))
-    call = plain.PlainCall(served, _post(b"", content_type=content_type.decode("latin-1")).head)
     try:
+        call = plain.PlainCall(served, _post(b"", content_type=content_type.decode("latin-1")).head)
         found = plain.chunk_of(served, call.content_type, body)
     except RequestError as error:
         _is_a_refusal(error)
