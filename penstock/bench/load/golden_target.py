@@ -66,10 +66,10 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
     Raises:
         BenchError: The server serves another bundle, or the body cannot carry the input.
     """
-    files = read_bundle(bundle)
+    app, files = served_application(url), read_bundle(bundle)
     manifest = files.manifest
     recorded = Recorded(manifest.content_hash, manifest.input, manifest.answer, files.golden)
-    return _target(url, served_application(url), recorded, body, str(bundle))
+    return _target(url, app, recorded, body, str(bundle))
 
 
 def chain_target(url: str, chain: str, bundles: Sequence[Path], body: str = "raw") -> Target:
