@@ -34,7 +34,7 @@ def dense_run(
     source: str,
     *,
     app: str | None,
-    accept_changed: bool,
+    accept_changed: bool = False,
     device: str,
     precision: str,
     threads: int | None,

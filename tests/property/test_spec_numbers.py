@@ -83,7 +83,7 @@ def test_anything_else_is_refused_in_a_sentence(junk: Any, dtype: str, shape: tu
         assert taken.shape == shape
         assert spec.check(taken) is taken
         return
-    assert said.startswith("input h")
+    assert said.startswith(("input h", "input is an object"))
     assert said.endswith(".")
     assert len(said) < 300
 

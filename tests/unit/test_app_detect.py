@@ -17,8 +17,8 @@ from penstock.apps.detect.loss import augment, detection_loss
 from penstock.apps.detect.precision import mean_average_precision
 from penstock.core.errors import ApplicationError, BadExample, TrainError
 from penstock.models.detector import CentreDetector
-from penstock.nn.boxes import PeakBoxes
 from penstock.nn.letterbox import Letterbox
+from penstock.nn.peak_boxes import PeakBoxes
 
 ROWS, COLUMNS = HEIGHT // STRIDE, WIDTH // STRIDE
 

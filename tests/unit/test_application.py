@@ -171,7 +171,7 @@ def test_the_applications_of_penstock_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("reference", "sentence"),
     [
-        ("digts", "no application 'digts'; use one of digits"),
+        ("digts", "no application 'digts'; use one of detect, digits"),
         ("", "'' is not an application's name"),
         ("..digits", "'..digits' is not an application's name"),
         ("penstock.nowhere:app", "There is no application 'penstock.nowhere'"),

@@ -25,7 +25,9 @@ def registry(refusals: list[RequestError]) -> ModelRegistry:
     """A live and two other models, one of which takes large bodies."""
     models = ModelRegistry(cast(Any, None), loading=False)
     for name, limit, streams in (("small", SMALL, None), ("large", LARGE, None), ("hark", SMALL, object())):
-        application = SimpleNamespace(max_body_bytes=limit, input=SPEC)
+        application = SimpleNamespace(
+            max_body_bytes=limit, input=SPEC, output=SPEC, accepts=(), decode=None, generate=None
+        )
         served = SimpleNamespace(
             name=name, version="1", application=application, streams=streams, count_rejection=refusals.append
         )

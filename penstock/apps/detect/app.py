@@ -39,7 +39,7 @@ def network() -> Any:
 
 def peaks() -> Any:
     """Make the module that finds the boxes in what the network gives."""
-    from penstock.nn.boxes import PeakBoxes
+    from penstock.nn.peak_boxes import PeakBoxes
 
     return PeakBoxes(stride=STRIDE, most=int(_objects), threshold=THRESHOLD)
 

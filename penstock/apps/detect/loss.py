@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.nn.boxes import cell_middles, sides_of
+from penstock.nn.peak_boxes import cell_middles, sides_of
 
 # B batch, M objects of a picture at most, K classes, H height and W width of the heat map
 
