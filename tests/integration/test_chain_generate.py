@@ -102,7 +102,9 @@ def test_a_rejection_before_the_first_output_is_a_response(server: RunningServer
     body = json.dumps(picture().tolist()).encode()
     status, _, reply = server.ask("POST", "/v1/apps/tell", body, JSON | {"Accept": "text/event-stream"})
     assert status == 500
-    assert reply["error"].startswith("The feed of step 'counter' of chain 'tell' gives no input of 'counter': digits has 0 length")
+    assert reply["error"].startswith(
+        "The feed of step 'counter' of chain 'tell' gives no input of 'counter': digits has 0 length"
+    )
 
 
 def test_the_whole_answer_feeds_another_step(server: RunningServer, arguments: list[Path]) -> None:
