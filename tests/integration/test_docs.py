@@ -171,7 +171,8 @@ def name_of(document: Path) -> str:
 def page(document: Path) -> ParameterSet:
     """A document as a parameter."""
     name = name_of(document)
-    slow = [pytest.mark.slow] if name in SLOW else []
+    # They start a dozen commands one after another.
+    slow = [pytest.mark.slow, pytest.mark.timeout(360)] if name in SLOW else []
     return pytest.param(document, id=name, marks=slow)
 
 
