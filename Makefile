@@ -24,7 +24,7 @@ OUT ?= .
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-slow browser lint types imports docs unit property integration drills gpu format serve-docs lock proto clean
+.PHONY: help setup demo test together test-all test-slow browser lint types imports docs unit property integration drills gpu format serve-docs lock image-locks proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,9 +37,13 @@ demo: setup ## Train, bundle, serve and measure the digits network; then keep se
 	@$(BIN)/penstock bench demo
 
 test: setup browser ## Run every check and every test but the slow ones
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types imports docs
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(ARGS) $(NONE_IS_FINE)
+	@$(MAKE) --no-print-directory --jobs=2 types together
 	$(PYTEST) $(ALONE_FILES) -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
+
+# The type checker takes one core for a minute, so the other checks and these tests run beside it. Without MAKEFLAGS, since
+# tests call make too.
+together: lint imports docs
+	MAKEFLAGS= OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(ARGS) $(NONE_IS_FINE)
 
 test-all: test test-slow ## Run the slow tests and drills too: all that continuous integration runs
 
@@ -85,9 +89,26 @@ serve-docs: setup ## Serve the documentation while it is written
 	$(BIN)/mkdocs serve
 
 # 3.11.5 is the oldest that mkdocs-material takes. Without --upgrade in ARGS, versions in the file stay where they can.
+# torch is the version of bootstrap.py: another one's packages for CUDA would be locked too.
 lock: setup ## Write requirements.lock, with hashes, from the bounds in pyproject.toml
+	$(BIN)/python -c "import bootstrap; print(bootstrap.TORCH)" > .venv/torch.txt
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11.5 --generate-hashes --no-annotate \
-		--no-emit-package torch --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
+		--constraint .venv/torch.txt --no-emit-package torch --no-emit-package penstock-nn-sounds --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
+
+# The versions are those of requirements.lock. What torch for CUDA brings is on PyPI alone; its CPU builds are not there.
+IMAGE_EXTRAS := --extra cpu --extra grpc --extra telemetry
+IMAGE_LOCK = $(BIN)/uv --no-config pip compile --default-index https://pypi.org/simple --generate-hashes --no-annotate --quiet \
+	--python-version 3.11 --custom-compile-command "make image-locks"
+
+image-locks: setup ## Write the locks of the container images into deploy/images
+	$(BIN)/python -c "import bootstrap; print(bootstrap.TORCH)" > .venv/torch.txt
+	$(IMAGE_LOCK) pyproject.toml $(IMAGE_EXTRAS) --extra gpu --constraint requirements.lock --constraint .venv/torch.txt \
+		--python-platform x86_64-manylinux_2_28 --output-file deploy/images/cuda.lock
+	$(IMAGE_LOCK) pyproject.toml $(IMAGE_EXTRAS) --universal --constraint requirements.lock --constraint .venv/torch.txt \
+		--no-emit-package torch $$(sed -n 's/^\(nvidia-[^=]*\|cuda-[^=]*\|triton\)==.*/--no-emit-package \1/p' deploy/images/cuda.lock) \
+		--output-file deploy/images/cpu.lock
+	cat deploy/images/torch-cpu.txt >> deploy/images/cpu.lock
+	$(IMAGE_LOCK) deploy/images/sbom.txt --universal --output-file deploy/images/sbom.lock
 
 # The messages get a descriptor pool of their own: the same names may be in the process already, from another package.
 proto: setup ## Generate the gRPC messages from their .proto

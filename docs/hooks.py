@@ -52,7 +52,7 @@ def _name(parameter: Any) -> str:
 
 
 def _row(parameter: Any) -> str:
-    words = " ".join((parameter.help or "").split()).replace("|", "\\|")
+    words = " ".join((parameter.help or "").split()).replace("\\[", "[").replace("|", "\\|")
     default = parameter.default
     shown = "" if default is None or parameter.required or callable(default) else f"`{default}`"
     return f"| `{_name(parameter)}` | {words} | {shown} |"

@@ -3,8 +3,13 @@
 The public names are imported when they are first used, so that `import penstock` alone loads neither torch nor NumPy.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from penstock.core.extras import missing_package
+from penstock.core.same_name import warn_of_same_name
+from penstock.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from penstock.client.client import AsyncClient as AsyncClient
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.core.chain import Chain as Chain
     from penstock.core.chain import ChainStep as ChainStep
     from penstock.core.dense import Dense as Dense
+    from penstock.core.dim import Dim as Dim
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.finish import Finish as Finish
     from penstock.core.generate import Generate as Generate
@@ -22,18 +28,22 @@ if TYPE_CHECKING:
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
     from penstock.core.recognition import Recognition as Recognition
-    from penstock.core.spec import Dim as Dim
     from penstock.core.spec import TensorSpec as TensorSpec
+    from penstock.core.subword_text import SubwordReply as SubwordReply
+    from penstock.core.subword_text import SubwordText as SubwordText
     from penstock.core.text import ByteText as ByteText
     from penstock.runtime.bundle_writer import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
     from penstock.runtime.load_chain import load_chain as load_chain
+    from penstock.train.callbacks.callback import Callback as Callback
+    from penstock.train.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from penstock.train.fit import Fitted as Fitted
     from penstock.train.fit import fit as fit
     from penstock.train.recipe import Recipe as Recipe
+    from penstock.train.step.declared_optimizer import Optimizer as Optimizer
+    from penstock.train.step.declared_schedule import Schedule as Schedule
 
-__version__ = "0.1.0.dev0"
 
 _HOME = {
     "Application": "penstock.core.application",
@@ -41,22 +51,28 @@ _HOME = {
     "Boxes": "penstock.core.boxes",
     "Bundle": "penstock.runtime.bundle_writer",
     "ByteText": "penstock.core.text",
+    "Callback": "penstock.train.callbacks.callback",
     "Chain": "penstock.core.chain",
     "ChainStep": "penstock.core.chain",
     "Client": "penstock.client.client",
     "Dense": "penstock.core.dense",
-    "Dim": "penstock.core.spec",
+    "Dim": "penstock.core.dim",
+    "EarlyStopping": "penstock.train.callbacks.early_stopping",
     "Finish": "penstock.core.finish",
     "Fitted": "penstock.train.fit",
     "Generate": "penstock.core.generate",
     "Initial": "penstock.core.initial",
     "Live": "penstock.core.live",
+    "Optimizer": "penstock.train.step.declared_optimizer",
     "PenstockError": "penstock.core.errors",
     "Predictor": "penstock.runtime.load",
     "Prepare": "penstock.core.prepare",
     "RawSpec": "penstock.core.prepare",
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
+    "Schedule": "penstock.train.step.declared_schedule",
+    "SubwordReply": "penstock.core.subword_text",
+    "SubwordText": "penstock.core.subword_text",
     "TensorSpec": "penstock.core.spec",
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
@@ -69,22 +85,28 @@ __all__ = [
     "Boxes",
     "Bundle",
     "ByteText",
+    "Callback",
     "Chain",
     "ChainStep",
     "Client",
     "Dense",
     "Dim",
+    "EarlyStopping",
     "Finish",
     "Fitted",
     "Generate",
     "Initial",
     "Live",
+    "Optimizer",
     "PenstockError",
     "Predictor",
     "Prepare",
     "RawSpec",
     "Recipe",
     "Recognition",
+    "Schedule",
+    "SubwordReply",
+    "SubwordText",
     "TensorSpec",
     "fit",
     "load",
@@ -95,8 +117,17 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        sentence = missing_package(f"penstock.{name}", error.name, name)
+        if sentence is None:
+            raise
+        raise ModuleNotFoundError(sentence, name=error.name) from None
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+warn_of_same_name(sys.path)

@@ -38,6 +38,10 @@ _add_area(
     "Measure accepted requests that are lost when the server drains. Peers: `python -m benchmarks.peers.run`.",
 )
 _add_area(
+    "install",
+    "Measure the size on disk of the extras client and cpu, which pip downloads, and the first hour of a newcomer.",
+)
+_add_area(
     "streams",
     "Measure word error, leaks between streams, and the tick on a GPU. Load: `penstock bench streams`.",
 )
@@ -56,7 +60,7 @@ def device(
         measure_figures("device", only or [], record=record, say=typer.echo)
         return
     if not (pack / "pack.json").is_file():
-        raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --to DIR' writes one.")
+        raise BenchError(f"{pack} is no pack; 'penstock export BUNDLE --out DIR' writes one.")
     measure_figures(
         "device",
         only or [],

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from benchmarks.acceptance.report.results import ROOT
+from benchmarks.peers.golden_requests import checked_target
+from benchmarks.peers.servers import PENSTOCK
 from penstock.bench.load.generator import Load, find_goodput, measure
-from penstock.bench.load.golden_target import golden_target
 from penstock.bench.server_process import cpu_seconds, model_stats, running_server
 from penstock.core.errors import BenchError
 
@@ -91,17 +93,19 @@ def compare_with_baseline(repeat: int, seconds: float, say: Say) -> list[tuple[S
         for repetition in range(repeat):
             # The order alternates too, so that a drift of the machine's speed meets both.
             trees = list(folders) if repetition % 2 == 0 else list(reversed(folders))
-            costs = {tree: _server_cost(tree, folders[tree], seconds, repetition) for tree in trees}
+            costs = {tree: _server_cost(tree, folders, seconds, repetition) for tree in trees}
             pairs.append((costs[ROOT], costs[old_tree]))
             say(f"{repetition + 1} of {repeat}: {_describe(*pairs[-1])}")
     return pairs
 
 
-def _server_cost(tree: Path, folder: Path, seconds: float, seed: int) -> ServerCost:
+def _server_cost(tree: Path, folders: dict[Path, Path], seconds: float, seed: int) -> ServerCost:
+    folder = folders[tree]
     options = ["--frontends", "0", "--latency-ms", f"{BUDGET_MS:g}", "--cache", str(folder / "cache")]
     bundle = folder / MODEL
     with running_server(bundle, options, cpus=frozenset({SERVER_CORE}), environment=_environment(tree)) as server:
-        target = golden_target(server.url, bundle)
+        # Both trees write the same network from the same seed, but only bundles of this tree can be read here.
+        target = checked_target(PENSTOCK, MODEL, folders[ROOT] / MODEL, urlsplit(server.url).port or 80)
         load = Load(
             rate=None, connections=CLOSED_CONNECTIONS, seconds=seconds, cpus=frozenset({LOAD_CORE}), seed=1000 * seed
         )

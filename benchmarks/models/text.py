@@ -1,6 +1,6 @@
 """A transformer encoder over tokens with random weights: 6 layers of width 384, texts of 16 to 512 tokens.
 
-The application `padded` is the same network behind inputs of 512 tokens, as a server takes them that knows no lengths.
+The application `padded` is the same network behind inputs of 512 tokens, for a server without varying lengths.
 `base` and `base_padded` are of the size of BERT-base: 12 layers of width 768.
 """
 

@@ -36,7 +36,6 @@ class ComparedServer:
         path: URL path of a request; `{model}` is replaced by the model's name.
         tuning: Settings by model; empty for Penstock, which needs none.
         headers: More lines of a request's head, each ended by CRLF.
-        program: The file in its folder that serves.
     """
 
     name: str
@@ -44,7 +43,6 @@ class ComparedServer:
     path: str
     tuning: Mapping[str, Tuning] = field(hash=False)
     headers: str = ""
-    program: str = "server.py"
 
     @property
     def folder(self) -> Path:
@@ -63,7 +61,7 @@ class ComparedServer:
         tuning = self.tuning[model]
         return [
             str(self.environment / "bin/python"),
-            str(self.folder / self.program),
+            str(self.folder / "server.py"),
             str(bundle),
             f"--port={port}",
             f"--max-batch={tuning.max_batch}",

@@ -1,7 +1,6 @@
 """A measurement as a line of JSON that says how to repeat it."""
 
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.core.cores import available_cores
 from penstock.core.versions import versions_of
 
 _SOURCE = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def hardware() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         platform.processor() or platform.machine(),
     )
-    return ", ".join([f"{model}, {len(os.sched_getaffinity(0))} cores", *_gpus()])
+    return ", ".join([f"{model}, {available_cores()} cores", *_gpus()])
 
 
 def _gpus() -> list[str]:

@@ -7,19 +7,25 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock import __version__
-from penstock.core.errors import PeersLost, PenstockError
+from penstock.core.errors import EngineLost, PeersLost, PenstockError
+from penstock.core.version import __version__
 
+# A process crashed or was killed: what runs the server may start it again.
+EXIT_CRASHED = 1
 EXIT_USER_ERROR = 2
 # The launcher of several training processes ignores this status and looks for the process that failed first.
 EXIT_PEERS_LOST = 3
 EXIT_INTERRUPTED = 130
+EXIT_STATUSES: dict[type[PenstockError], int] = {PeersLost: EXIT_PEERS_LOST, EngineLost: EXIT_CRASHED}
 # Functions by their modules, in the order of the help.
 COMMANDS = {
     "train": ("train", "runs"),
+    "sweep": ("sweep",),
     "shard": ("shard",),
-    "bundle": ("bundle", "inspect", "apps"),
+    "bundle": ("bundle",),
+    "inspect": ("inspect", "apps"),
     "export": ("export",),
+    "push": ("push", "pull"),
     "verify": ("verify",),
     "serve": ("serve",),
     "watch": ("watch",),
@@ -37,7 +43,6 @@ def build() -> typer.Typer:
         help="Declare a network once; train it, serve it, measure it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
 
     @app.callback(invoke_without_command=True)
@@ -61,6 +66,6 @@ def main() -> None:
     except PenstockError as error:
         sentence = Text.assemble(("penstock:", "bold red"), f" {error}")
         Console(stderr=True, soft_wrap=True, highlight=False).print(sentence)
-        sys.exit(EXIT_PEERS_LOST if isinstance(error, PeersLost) else EXIT_USER_ERROR)
+        sys.exit(EXIT_STATUSES.get(type(error), EXIT_USER_ERROR))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -1,12 +1,12 @@
 """`penstock bench feed`: the rate of reading examples."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli.documented import documented
+from penstock.core.cores import available_cores
 from penstock.core.errors import BenchError
 
 
@@ -38,7 +38,7 @@ def feed(
     if not (height.isdecimal() and width.isdecimal() and min(batch_size, batches, repeat, *(workers or [1])) > 0):
         raise BenchError(f"--size is {size!r}; give it as 224x224, and batches, repetitions and workers above 0.")
     examples = open_source(source, (int(height), int(width)))
-    for count in workers or sorted({1, len(os.sched_getaffinity(0))}):
+    for count in workers or sorted({1, available_cores()}):
         values = rates(examples, workers=count, batch_size=batch_size, batches=batches, repeat=repeat)
         line = read_measurement(values, source, examples, count, batch_size)
         typer.echo(f"{count} threads: {line.median:,.0f} examples/s ({line.p10:,.0f} to {line.p90:,.0f})")

@@ -1,20 +1,20 @@
-"""`penstock bundle`, `penstock inspect` and `penstock apps`."""
+"""`penstock bundle`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documented import documented
-from penstock.cli.printing import print_rows
+from penstock.cli.documented import documented_with_urls
+from penstock.cli.remote_arguments import cache_folder
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
-from penstock.core.spec import Dim, Spec
+from penstock.core.remote_folder import url_of
+from penstock.core.spec import Spec
 
 if TYPE_CHECKING:
-    from penstock.core.bundle import BundleFiles
     from penstock.core.find_application import FoundApplication
-    from penstock.core.prepare import RawSpec
-    from penstock.core.record import ChunkSpec, RecordSpec
+    from penstock.core.record import RecordSpec
     from penstock.core.spec import Array, TensorSpec
 
 EXAMPLES_SEED = 0
@@ -22,20 +22,24 @@ RANDOM_EXAMPLES = 32
 RANDOM_RAWS = 8
 
 
-@documented
+@documented_with_urls("out")
 def bundle(
-    application: Annotated[str, typer.Argument(metavar="APP")],
-    weights: Annotated[Path, typer.Option()],
-    to: Annotated[Path, typer.Option("--to", "--out")],
+    application: Annotated[str, typer.Argument(metavar="APP|RUN")],
+    out: Annotated[Path, typer.Option("--out", "--to")],
+    weights: Path | None = None,
+    checkpoint: int | None = None,
+    accept_changed_app: bool = False,
     examples: Path | None = None,
     metrics: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
 ) -> None:
-    """Make a bundle of a network that was trained by another program.
+    """Make a bundle of a network that another program trained, or of a checkpoint of a run.
 
     Args:
-        application: A name (digits), an import path, or your app.py.
-        weights: A safetensors file with the keys of the network's state_dict.
-        to: The bundle's folder; a bundle there is replaced.
+        application: A name (digits), an import path, your app.py, or the folder or URL of a run.
+        out: The bundle's folder or URL; a bundle there is replaced.
+        weights: Of an application: a safetensors file with the keys of the network's state_dict.
+        checkpoint: Of a run: the step of the checkpoint; the newest by default.
+        accept_changed_app: Of a run: accept changed sources of its application.
         examples: Raw inputs [N, ...] for golden examples, an .npy or .npz file; several inputs by name, and the length
             of each row under the name of its Dim.
         metrics: A validation metric to record; may be repeated.
@@ -43,76 +47,73 @@ def bundle(
     from penstock.core.find_application import find_application
 
     measured = dict(map(_metric, metrics or []))
-    _refuse_pickle(weights)
-    found = find_application(application)
+    run = _run_at(application, checkpoint)
+    if (weights is None) == (run is None) or (checkpoint is not None and run is None):
+        raise BundleError(
+            "give an application and its --weights FILE, or the folder of a run and, if you like, --checkpoint STEP."
+        )
+    if run is None:
+        found = find_application(application)
+    else:
+        from penstock.train.report.run_comparison import read_run
+        from penstock.train.same_run import check_sources
+
+        fields = read_run(run).fields
+        found = find_application(fields["application"])
+        if not accept_changed_app:
+            check_sources(fields, found, run, "; restore it")
+    if weights is not None:
+        _refuse_pickle(weights)
     inputs, origin = _examples(found, examples)
 
+    from penstock.core.remote_copy import BUNDLE, written_to
     from penstock.runtime.bundle_writer import Bundle
-    from penstock.runtime.load import load_weights, make_network
+
+    network = _of_file(found, weights) if weights is not None else _of_run(found, run or Path(), checkpoint)
+    with written_to(BUNDLE, out) as place:
+        written = Bundle.write(found, network, inputs, to=place, metrics=measured)
+    typer.echo(f"Golden examples: {len(written.files.golden.inputs)}, {origin}.")
+    typer.echo(f"Bundle: {url_of(out) or out}  Content: {written.manifest.content_hash}")
+
+
+def _run_at(place: str, checkpoint: int | None) -> Path | None:
+    """Return the folder of a run, with the checkpoint of one at a URL; None for an application."""
+    if url_of(place) is None:
+        return Path(place) if Path(place, "run.json").is_file() else None
+    from penstock.train.run_place import RunPlace
+
+    run = RunPlace.of(place, cache_folder())
+    run.fetch()
+    run.fetch_checkpoint(checkpoint)
+    return run.folder
+
+
+def _of_file(found: "FoundApplication", weights: Path) -> Any:
+    from penstock.runtime.load import make_network
+    from penstock.runtime.load_weights import load_weights
 
     network = make_network(found)
     load_weights(network, weights)
-    written = Bundle.write(found, network, inputs, to=to, metrics=measured)
-    typer.echo(f"Golden examples: {len(written.files.golden.inputs)}, {origin}.")
-    typer.echo(f"Bundle: {to}  Content: {written.manifest.content_hash}")
+    return network
 
 
-@documented
-def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="BUNDLE")],
-    app: str | None = None,
-    run: Annotated[bool, typer.Option("--run/--no-run")] = True,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-) -> None:
-    """Verify a bundle and show its content. Damage or a different answer exits with status 2.
+def _of_run(found: "FoundApplication", run: Path, step: int | None) -> Any:
+    from penstock.runtime.load import make_network
+    from penstock.train.checkpoint.weights import checkpoint_weights
 
-    Args:
-        folder: A bundle's folder, such as RUN/bundle.
-        app: The application, if it moved.
-        run: Run the network on its golden examples.
-        as_json: Print JSON, for programs.
-    """
-    import json
-
-    from penstock.core.bundle import bundle_application, read_bundle
-
-    files = read_bundle(folder)
-    report = _report(files)
-    problem: PenstockError | None = None
+    network, (weights, step) = make_network(found), checkpoint_weights(run, step)
     try:
-        found = bundle_application(files, app)
-        files.check_specs(found.application)
-        report["application"]["changed"] = files.changed_sources(found)
-        if run:
-            report["golden"]["difference"] = _largest_difference(files, found)
-    except BundleError as error:
-        problem = error
-        report["problem"] = str(error)
-    except ApplicationError as error:
-        # The bundle is intact, but its network cannot be made here.
-        report["application"]["missing"] = str(error)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        _show(files, report)
-    if problem is not None:
-        raise problem
-
-
-def apps() -> None:
-    """List the applications that come with penstock."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from penstock.core.find_application import application_names, find_application
-
-    table = Table("name", "what it does", "input", "output")
-    for name in application_names():
-        application = find_application(name).application
-        cells = (name, application.description, _described(application.input), _described(application.output))
-        table.add_row(*map(Text, cells))
-    Console().print(table)
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise BundleError(
+            f"the checkpoint of step {step:,} does not fit the network of {found.application.name!r} ({said}); restore "
+            f"the sources that the run began with."
+        ) from None
+    typer.echo(f"Weights: checkpoint of step {step:,}.")
+    if found.application.recipe is not None and found.recipe().calibrate is not None:
+        typer.echo("The recipe's calibrate was not run: buffers that it fits are as in the checkpoint.")
+    return network
 
 
 def _metric(text: str) -> tuple[str, float]:
@@ -241,8 +242,8 @@ def _is_rows(arrays: "dict[str, Array]", spec: "RecordSpec") -> bool:
 def _random(found: "FoundApplication") -> Any:
     import numpy as np
 
+    from penstock.core.random_arrays import random_chunks
     from penstock.core.record import RecordSpec
-    from penstock.core.spec import random_chunks
 
     spec, prepare = found.application.input, found.application.prepare
     if prepare is not None:
@@ -253,77 +254,3 @@ def _random(found: "FoundApplication") -> Any:
     if isinstance(spec, RecordSpec):
         return spec.random(rng, RANDOM_EXAMPLES)
     return random_chunks(spec, RANDOM_EXAMPLES, rng)
-
-
-def _report(files: "BundleFiles") -> dict[str, Any]:
-    manifest = files.manifest
-    fields = manifest.to_json()
-    sha256 = fields.pop("files")
-    return {
-        "name": fields.pop("name"),
-        "content_hash": manifest.content_hash,
-        "application": {"reference": fields.pop("reference"), "sources": fields.pop("sources"), "changed": None},
-        **fields,
-        "files": {
-            file.name: {"bytes": file.stat().st_size, "sha256": sha256.get(file.name)}
-            for file in sorted(files.folder.iterdir())
-        },
-        "golden": {"examples": len(files.golden.inputs), "difference": None},
-    }
-
-
-def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
-    from penstock.runtime.load import make_predictor
-    from penstock.runtime.prepare_session import open_prepare
-
-    open_prepare(files)
-    return make_predictor(files, found).difference
-
-
-def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
-    manifest, application = files.manifest, report["application"]
-    rows = {
-        "content hash": manifest.content_hash,
-        "application": application["reference"] or "none (made of an object)",
-        "its sources": _sources_in_words(files, application),
-        **({} if manifest.raw is None else {"prepared of": _described(manifest.raw)}),
-        "input": _described(manifest.input),
-        "output": _described(manifest.output),
-        "metrics": "\n".join(f"{name} {value:g}" for name, value in sorted(manifest.metrics.items()))
-        or "none recorded",
-        "parameters": f"{manifest.parameters:,}",
-        "golden examples": _golden_in_words(report),
-        "files": "\n".join(f"{name}  {entry['bytes']:,} bytes" for name, entry in report["files"].items()),
-        "written with": ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
-    }
-    print_rows(rows, title=f"Bundle {manifest.name}")
-
-
-def _sources_in_words(files: "BundleFiles", application: dict[str, Any]) -> str:
-    if "missing" in application:
-        return f"not compared: {application['missing']}"
-    if application["changed"] is None:
-        return "not compared"
-    if not files.manifest.sources:
-        return "none were recorded"
-    changed = application["changed"]
-    return f"changed since: {', '.join(changed)}" if changed else f"unchanged ({', '.join(files.manifest.sources)})"
-
-
-def _golden_in_words(report: dict[str, Any]) -> str:
-    golden = report["golden"]
-    count = f"{golden['examples']:,}"
-    if golden["difference"] is not None:
-        allowed = f"{report['tolerance']:.3g} is allowed"
-        return f"{count}, all answers as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
-    return f"{count}, answers differ from the recorded ones" if "problem" in report else f"{count}, not run"
-
-
-def _described(spec: "ChunkSpec | RawSpec") -> str:
-    tensors = (spec,) if isinstance(spec, Spec) else spec.tensors
-    return "\n".join(map(_of_tensor, tensors))
-
-
-def _of_tensor(spec: "TensorSpec | RawSpec") -> str:
-    units = f", {spec.units}" if spec.units else ""
-    return f"{getattr(spec, 'name', 'raw')}: {spec.describe()}, {spec.meaning}{units}"

@@ -3,14 +3,16 @@
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documented import documented
+from penstock.cli.documented import documented_with_urls
+from penstock.cli.remote_arguments import bundle_at, pack_at
 from penstock.core.errors import PackError
+from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.core.find_application import FoundApplication
@@ -20,24 +22,24 @@ if TYPE_CHECKING:
 MAX_VALIDATED = 1000
 
 
-@documented
+@documented_with_urls("bundle", "out")
 def export(
     bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]")] = None,
-    to: Annotated[Path | None, typer.Option("--to")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "--to")] = None,
     app: str | None = None,
-    accept_changed_app: Annotated[bool, typer.Option("--accept-changed-app")] = False,
+    accept_changed_app: bool = False,
     licence: str = "",
-    int8: Annotated[bool, typer.Option("--int8")] = False,
+    int8: bool = False,
     sign: Annotated[Path | None, typer.Option(metavar="KEY.pem")] = None,
     new_key: Annotated[Path | None, typer.Option(metavar="KEY.pem")] = None,
-    serve: Annotated[bool, typer.Option("--serve")] = False,
+    serve: bool = False,
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8300,
 ) -> None:
-    """Make a pack of a bundle: one graph, checked against the bundle, and the files for devices and browsers.
+    """Make a pack of a bundle: its graph, checked against the bundle, and the files for devices and browsers.
 
     Args:
-        bundle: A bundle's folder, such as RUN/bundle.
-        to: The pack's folder; a pack there is replaced.
+        bundle: A bundle's folder, such as RUN/bundle, or its URL.
+        out: The pack's folder or URL; a pack there is replaced.
         app: The application, if it moved.
         accept_changed_app: Accept changed sources of the application.
         licence: Licence of the network, such as CC-BY-4.0.
@@ -50,15 +52,18 @@ def export(
     if new_key is not None:
         _make_key(new_key)
         return
-    if to is None or (bundle is None and not serve):
-        raise PackError("name the bundle and where its pack goes: penstock export RUN/bundle --to DIR.")
+    if out is None or (bundle is None and not serve):
+        raise PackError("name the bundle and where its pack goes: penstock export RUN/bundle --out DIR.")
     if bundle is not None:
+        from penstock.core.remote_copy import PACK, written_to
         from penstock.export.pack_writer import export_pack
 
-        with _sigterm_exits():
+        with _sigterm_exits(), ExitStack() as stack:
+            local = bundle_at(bundle)
+            place = stack.enter_context(written_to(PACK, out))
             exported = export_pack(
-                bundle,
-                to,
+                local,
+                place,
                 app=app,
                 accept_changed=accept_changed_app,
                 licence=licence,
@@ -66,16 +71,19 @@ def export(
                 int8=int8,
                 validation=_validation,
             )
-        pack = exported.pack
+            pack = exported.pack
+            size = sum(graph.stat().st_size for graph in pack.graphs())
         allowed = f"{pack.tolerance:.3g} is allowed"
+        if pack.generate is not None:
+            allowed += ", and none of whole numbers"
         typer.echo(f"Checked against the bundle: the largest difference is {exported.difference:.3g} ({allowed}).")
         if exported.int8:
             typer.echo(exported.int8)
-        typer.echo(f"Pack: {to}  Model: {pack.model().stat().st_size:,} bytes")
+        typer.echo(f"Pack: {url_of(out) or out}  Model: {size:,} bytes")
     if serve:
         from penstock.core.pack import read_pack
 
-        _serve(read_pack(to), port)
+        _serve(read_pack(pack_at(out)), port)
 
 
 @contextmanager

@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documented import documented
-from penstock.cli.printing import print_left_out
-from penstock.core.errors import RequestError
+from penstock.cli.documented import documented_with_urls
+from penstock.cli.printing import Format, print_left_out
+from penstock.core.errors import PackError, RequestError
+from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.core.picture_index import SearchResult
     from penstock.device.pack_engine import PackEngine
 
 
-@documented
+@documented_with_urls("pack")
 def index(
     pack: Annotated[Path, typer.Argument(metavar="PACK")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    to: Path | None = None,
+    out: Annotated[Path | None, typer.Option("--out", "--to")] = None,
     key: str | None = None,
     precision: str = "fp32",
     threads: Annotated[int, typer.Option(min=1)] = 1,
@@ -29,7 +30,7 @@ def index(
     Args:
         pack: A pack whose network has an embedding.
         folder: Pictures, including those in subfolders.
-        to: The index's folder; PACK/index by default.
+        out: The index's folder; PACK/index by default.
         key: Required signer of the pack.
         precision: fp32, or int8 where the pack has it.
         threads: CPU threads for the network.
@@ -39,12 +40,14 @@ def index(
 
     from penstock.device.index import index_folder
 
+    if out is None and url_of(pack) is not None:
+        raise PackError(f"the pack is at {url_of(pack)}; say where its index goes with --out DIR.")
     engine = _engine(pack, key, precision, threads)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("Pictures", total=None)
         report = index_folder(
-            engine, folder, to, lambda done, total: progress.update(task, completed=done, total=total)
+            engine, folder, out, lambda done, total: progress.update(task, completed=done, total=total)
         )
     print_left_out(report.failures)
     typer.echo(
@@ -53,13 +56,13 @@ def index(
     )
 
 
-@documented
+@documented_with_urls("pack")
 def search(
     pack: Annotated[Path, typer.Argument(metavar="PACK")],
     picture: Annotated[Path, typer.Argument(metavar="PICTURE")],
     index: Path | None = None,
     count: Annotated[int, typer.Option(min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    format: Format = Format.TEXT,
     key: str | None = None,
     precision: str = "fp32",
     threads: Annotated[int, typer.Option(min=1)] = 1,
@@ -71,7 +74,7 @@ def search(
         picture: The picture to search for.
         index: The index's folder; PACK/index by default.
         count: Number of results.
-        as_json: Print JSON, for programs.
+        format: A table, or JSON for programs.
         key: Required signer of the pack.
         precision: fp32, or int8 where the pack has it.
         threads: CPU threads for the network.
@@ -81,13 +84,15 @@ def search(
     from penstock.device.picture_folder import read_picture, unusable
     from penstock.device.search import search as nearest
 
+    if index is None and url_of(pack) is not None:
+        raise PackError(f"the pack is at {url_of(pack)}; name its index with --index DIR.")
     engine = _engine(pack, key, precision, threads)
     known = read_index(index or pack / INDEX)
     try:
         found = nearest(engine, known, read_picture(picture), count)
     except RequestError as error:
         raise unusable(picture, error) from None
-    typer.echo(_json(found) if as_json else _lines(found))
+    typer.echo(_json(found) if format is Format.JSON else _lines(found))
 
 
 def _engine(pack: Path, key: str | None, precision: str, threads: int) -> "PackEngine":

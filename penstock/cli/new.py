@@ -65,6 +65,35 @@ def text(
     _say_what_comes_next(file)
 
 
+@commands.command()
+@documented
+def detector(
+    file: Annotated[Path, typer.Argument(metavar="FILE.py")],
+    data: Annotated[Path | None, typer.Option()] = None,
+    pictures: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Declare a detector of objects in pictures; without --data the file draws a few itself, so that all commands work.
+
+    Args:
+        file: The file to write; it names the application.
+        data: Boxes in COCO's format, such as instances_train2017.json; its categories become the labels.
+        pictures: The folder of its pictures; by default that of the file.
+    """
+    from penstock.apps.detect.template import application_file
+
+    _check_file(file)
+    text, found = application_file(file.stem, file=file.name, annotations=data, pictures=pictures)
+    _write(file, text)
+    if found:
+        boxes = sum(len(each.boxes) for each in found)
+        missing = [each.file for each in found if not each.file.is_file()]
+        typer.echo(f"{data} has {boxes:,} boxes in {len(found):,} pictures.")
+        if missing:
+            named = ", ".join(map(str, missing[:MAX_LISTED])) + (", ..." if len(missing) > MAX_LISTED else "")
+            typer.echo(f"{len(missing):,} of them are not there: {named}. Copy them, or name another folder.")
+    _say_what_comes_next(file)
+
+
 def _check_file(file: Path) -> None:
     if file.suffix != ".py":
         raise ApplicationError(f"{file} is not a Python file; choose a name that ends in .py.")

@@ -1,6 +1,7 @@
 """Tables of names and values, and lists of items left out, as several commands print them."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
 # Items left out that are listed.
 MAX_LISTED = 20
+
+
+class Format(StrEnum):
+    """`--format` of every command with a result that programs read."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def print_rows(rows: Mapping[str, str], *, title: str | None = None, console: "Console | None" = None) -> None:

@@ -1,21 +1,26 @@
 """`penstock serve`."""
 
 import os
+import sys
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from penstock.cli.documented import documented
+from penstock.cli.documented import documented_with_urls
+from penstock.cli.remote_arguments import bundle_at
+from penstock.core.errors import ServeError
+from penstock.core.remote_folder import url_of
 
 LIMITS = "Limits and operation"
 
 
-@documented
+@documented_with_urls("directory")
 def serve(
     bundles: Annotated[list[str] | None, typer.Argument(metavar="BUNDLE|CHAIN.py...")] = None,
     directory: Annotated[Path | None, typer.Option("--models", metavar="DIR")] = None,
+    versions: Annotated[list[str] | None, typer.Option(metavar="[NAME=]VERSIONS")] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     grpc_port: int | None = None,
@@ -33,6 +38,7 @@ def serve(
     drain_timeout_s: float = 10.0,
     api_keys: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN")] = None,
+    examples: bool = True,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
@@ -41,16 +47,17 @@ def serve(
     request_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 20.0,
     watchdog_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
     log_format: Annotated[str, typer.Option(rich_help_panel=LIMITS)] = "text",
-    log_requests: Annotated[bool, typer.Option(rich_help_panel=LIMITS)] = False,
+    log_requests: Annotated[bool, typer.Option("--log-requests", rich_help_panel=LIMITS)] = False,
     otlp_endpoint: Annotated[str | None, typer.Option(metavar="URL", rich_help_panel=LIMITS)] = None,
     trace_share: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 0.01,
-    verbose: Annotated[bool, typer.Option(rich_help_panel=LIMITS)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", rich_help_panel=LIMITS)] = False,
 ) -> None:
     """Serve bundles over HTTP, batched under a latency budget. Nothing must be tuned.
 
     Args:
-        bundles: Bundle folders, RUN/bundle; files that declare a chain of them, chain.py.
+        bundles: Bundle folders, RUN/bundle, or URLs (s3://, hf://); files that declare a chain of them, chain.py.
         directory: Serve all models of this directory; load and unload them by request.
+        versions: Versions of its models: newest, all, or numbers such as 2,3; for one model NAME=2. May be repeated.
         host: The address to listen on; 0.0.0.0 for all.
         port: The port; 0 takes a free one.
         grpc_port: Serve the Open Inference Protocol by gRPC on this port too; 0: a free one.
@@ -61,13 +68,14 @@ def serve(
         precision: fp32; on a GPU also bf16 or fp16.
         exact: Pad all batches to one size: an answer does not depend, bitwise, on its batch.
         graph_memory: Share of a GPU's free memory for CUDA graphs where lengths vary.
-        cache: The folder of exported networks.
+        cache: The folder of exported networks and of downloads.
         app: The application's new place, if it moved.
         accept_changed_app: Accept an application whose sources changed.
         frontends: Front-end processes; 0: one in the only engine's process. Default: by the number of cores.
         drain_timeout_s: Time for accepted requests after SIGTERM.
         api_keys: Admit only clients with a key: lines 'NAME KEY [admin]'.
         cors: A site whose pages may send requests, or *; may be repeated.
+        examples: Offer golden examples, which are validation data, to the page and other clients.
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
         max_connections: Connections of one front-end.
@@ -81,9 +89,15 @@ def serve(
         trace_share: Traced share of the requests whose caller does not decide.
         verbose: Log measurements and choices.
     """
+    if sys.platform != "linux":
+        raise ServeError(
+            f"penstock serve needs Linux, and this is {sys.platform}; run it in a container or a virtual machine."
+        )
     named = bundles or []
     chains = [each for each in named if is_chain(each)]
-    folders = [Path(each) for each in named if not is_chain(each)]
+    folders = [bundle_at(each, cache.expanduser()) for each in named if not is_chain(each)]
+    if url_of(directory) is not None:
+        raise ServeError(f"--models is {url_of(directory)}; name the bundles by their URLs, or give a local folder.")
     options = locals() | {"cache": cache.expanduser(), "bundles": folders or None, "chains": chains}
     if exact:
         # Set before torch is loaded, here or in a child: matrix products must not depend on memory alignment.

@@ -17,13 +17,13 @@ MAX_LISTED = 20
 @documented
 def shard(
     source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]")] = None,
-    out: Annotated[Path | None, typer.Argument(metavar="[OUT]")] = None,
+    out: Path | None = None,
     size: Annotated[str, typer.Option(metavar="HxW")] = "256x256",
-    grey: Annotated[bool, typer.Option("--grey")] = False,
+    grey: bool = False,
     app: Annotated[str | None, typer.Option(metavar="APP")] = None,
     shard_mb: int = 512,
     workers: int | None = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad")] = False,
+    skip_bad: bool = False,
     check: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
     """Decode a folder of pictures into shards, which training reads without decoding.
@@ -45,7 +45,7 @@ def shard(
         _check(check)
         return
     if source is None or out is None:
-        raise TrainError("SOURCE or OUT is missing; give 'penstock shard SOURCE OUT', or '--check FOLDER'.")
+        raise TrainError("SOURCE or --out is missing; give 'penstock shard SOURCE --out FOLDER', or '--check FOLDER'.")
     if shard_mb < 1 or (workers is not None and workers < 1):
         raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
     _write(_pictures(source, size, grey, app), out, shard_mb, workers, skip_bad)

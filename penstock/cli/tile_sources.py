@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.cli.remote_arguments import pack_at
 from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError, PackError
 from penstock.core.record import ChunkSpec
@@ -108,7 +109,7 @@ def _pack(folder: Path, threads: int) -> DenseRun:
     from penstock.core.pack import read_pack
     from penstock.device.pack_engine import PackEngine
 
-    pack = read_pack(folder)
+    pack = read_pack(pack_at(folder))
     dense, tile = _dense_of(pack.name, pack.dense, pack.input)
     engine = PackEngine(pack)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documented import documented
+from penstock.core.cores import available_cores
 from penstock.core.errors import SourceError
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def tiles(
         threads: Threads that read tiles and run them.
         cache: The folder of exported networks.
     """
-    import os
 
     from rich.console import Console
     from rich.progress import Progress
@@ -56,7 +56,7 @@ def tiles(
     from penstock.cli.tile_sources import dense_run
     from penstock.device.slides import open_slide
 
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     console = Console(stderr=True)
     with open_slide(slide) as opened:
         _check_written(slide, out, overview)

@@ -2,56 +2,50 @@
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.documented import documented
+from penstock.cli.documented import documented_with_urls
+from penstock.cli.launch_options import LaunchOptions, launch_options
+from penstock.cli.printing import Format
+from penstock.cli.remote_arguments import cache_folder
+from penstock.core.cores import available_cores
 from penstock.core.errors import PeersLost, TrainError
+from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.core.find_application import FoundApplication
-    from penstock.train.parallel.world import RankAssignment
     from penstock.train.recipe import Recipe
+    from penstock.train.report.run_comparison import Run
     from penstock.train.run import RunResult
+    from penstock.train.run_place import RunPlace
 
 
 # Width of a table that is not printed to a terminal.
 WIDE = 200
-TIMEOUT_S = 600.0
-# Each process loads torch and waits in memory for the others.
-MAX_PROCESSES_PER_CORE = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchOptions:
-    """Number of processes, and their device.
+class Accepted(NamedTuple):
+    """Changes since the beginning of a run that the user accepts: of the application's sources, of the examples."""
 
-    Args:
-        device: Device of each process.
-        count: Requested number of processes on this machine; None if not given.
-        assignment: Ranks of this process; None if no launcher started it.
-        timeout_s: Seconds to wait for other processes.
-    """
-
-    device: Literal["cpu", "cuda"]
-    count: int | None
-    assignment: "RankAssignment | None"
-    timeout_s: float
-
-    @property
-    def is_launcher(self) -> bool:
-        """True if this process starts the training processes and is none of them."""
-        return self.assignment is None and (self.count or 1) > 1
+    app: bool
+    data: bool
 
 
-@documented
+@documented_with_urls("out", "resume")
 def train(
     application: Annotated[str | None, typer.Argument(metavar="[APP]")] = None,
     out: Path | None = None,
     resume: Path | None = None,
+    fresh: bool = False,
+    accept_changed_app: bool = False,
+    accept_changed_data: bool = False,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
+    config: Path | None = None,
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -64,19 +58,27 @@ def train(
     deterministic: bool | None = None,
     peer_memory: bool | None = None,
     workers: int | None = None,
+    threads: int | None = None,
     bad_examples: str | None = None,
     checkpoint_every_steps: int | None = None,
+    device: str | None = None,
     gpus: int | None = None,
     processes: int | None = None,
     timeout_s: float | None = None,
+    callbacks: Annotated[list[str] | None, typer.Option("--callback", metavar="NAME")] = None,
     profile: int | None = None,
 ) -> None:
     """Train an application and write its bundle to OUT/bundle.
 
     Args:
         application: A name (digits), an import path, or your own app.py.
-        out: Folder of the run; it must not hold a run yet.
-        resume: Resume the run in this folder, exactly.
+        out: Folder or URL of the run. If it holds one already, the same command goes on with it.
+        resume: Resume the run in this folder or at this URL, exactly.
+        fresh: Begin a new run beside the one in --out, in OUT-2, OUT-3 and so on.
+        accept_changed_app: Go on with a run although the sources of its application changed.
+        accept_changed_data: Go on with a run although its examples changed.
+        settings: A setting of the recipe, such as optimizer.lr=0.01; may be repeated.
+        config: A TOML file of settings; --set and the options below come before it.
         epochs: Passes over the training examples.
         steps: Training steps, instead of epochs.
         batch_size: Examples a step, over all devices together.
@@ -89,11 +91,14 @@ def train(
         deterministic: Use deterministic algorithms, or the fastest.
         peer_memory: Let GPUs of one host access each other's memory, or use NCCL.
         workers: Threads that read examples ahead of the steps.
+        threads: CPU threads of a step; measured at the start of a run by default.
         bad_examples: 'stop' at a damaged example, or 'skip' it and train on another one.
         checkpoint_every_steps: Steps between checkpoints.
-        gpus: Number of GPUs of this machine, one process each.
+        device: cpu or cuda; by default all GPUs of this machine, where it has some.
+        gpus: Number of GPUs of this machine, one process each; all by default.
         processes: Number of processes on the CPU.
         timeout_s: Seconds to wait for other processes; 600 by default.
+        callbacks: A logger beside those of the recipe: wandb, mlflow or trackio; may be repeated.
         profile: Steps to profile after a warm-up, into step-time.json, timeline.svg and trace.json.
     """
     from penstock.core.find_application import find_application
@@ -101,7 +106,8 @@ def train(
     if profile is not None:
         # Silences the messages of torch's profiler on standard error; it reads this before its first use.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    options = _launch_options(gpus, processes, timeout_s)
+    options = launch_options(device, gpus, processes, timeout_s, os.environ, _visible_gpus)
+    accepted = Accepted(app=accept_changed_app, data=accept_changed_data)
     given = {
         "epochs": epochs,
         "steps": steps,
@@ -112,63 +118,93 @@ def train(
         "checkpoints.every_steps": checkpoint_every_steps,
         "loading.workers": workers,
         "loading.bad_examples": bad_examples,
+        "execution.threads": threads,
         "execution.accumulation_steps": gradient_accumulation,
         "execution.compile": compile,
         "execution.graph": graph,
         "execution.deterministic": deterministic,
         "parallel.peer_memory": peer_memory,
+        "callbacks": callbacks or None,
     }
-    overrides = {name: value for name, value in given.items() if value is not None}
+    overrides = _settings(config, settings) | {name: value for name, value in given.items() if value is not None}
     if resume is not None:
-        if out is not None or overrides:
+        if out is not None or fresh or overrides:
             raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
-        _resume(resume, application, options, profile)
+        _resume(_place(resume), application, options, profile, accepted)
         return
     if application is None or out is None:
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
-    if (out / "run.json").exists():
-        raise TrainError(f"{out} already holds a run; continue it with '--resume {out}', or choose another folder.")
+    place = _place(out)
+    if (place.folder / "run.json").exists():
+        if not fresh:
+            _go_on(place, application, overrides, options, profile, accepted)
+            return
+        from penstock.train.same_run import next_folder
+
+        local = place.remote is None
+        place = _place(next_folder(place.folder)) if local else place.beside(cache_folder())
     if options.is_launcher:
-        _launch(out, options)
+        _launch(place, options)
         return
-    from penstock.train.recipe import with_overrides
+    from penstock.train.overrides import with_overrides
 
     found = find_application(application)
-    _run(found, out, with_overrides(found.recipe(), overrides), overrides, options, profile)
+    _run(found, place, with_overrides(found.recipe(), overrides), overrides, options, profile, accepted)
 
 
-@documented
+@documented_with_urls("folder")
 def runs(
     folder: Path,
     reach: float | None = None,
     metric: str = "accuracy",
     picture: Path | None = None,
+    format: Format = Format.TEXT,
 ) -> None:
     """List and compare training runs: a table, and one picture of their curves.
 
     Args:
-        folder: The runs in this folder or below it.
+        folder: The runs in this folder or below it, or at a URL.
         reach: Show the time until each run reached this value.
         metric: The metric of --reach.
-        picture: File for the curves; FOLDER/runs.png by default.
+        picture: File for the curves; FOLDER/runs.png by default, or ./runs.png of a URL.
+        format: A table and the picture, or JSON for programs.
     """
+    if url_of(folder) is None:
+        _print_runs(folder, reach, metric, picture or folder / "runs.png", format)
+        return
+    from tempfile import TemporaryDirectory
+
+    from penstock.core.remote_folder import RemoteFolder
+    from penstock.train.run_place import fetch_records
+
+    with TemporaryDirectory(prefix="penstock-") as copies:
+        fetch_records(RemoteFolder(str(url_of(folder))), Path(copies))
+        _print_runs(Path(copies), reach, metric, picture or Path("runs.png"), format)
+
+
+def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, format: Format) -> None:
+    import json
+
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.train.report.run_comparison import find_runs
+    from penstock.train.report.run_comparison import differing_settings, find_runs
     from penstock.train.report.run_log import draw_runs
 
     found = find_runs(folder)
+    differing = {run.folder: settings for run, settings in zip(found, differing_settings(found), strict=True)}
     names = list(
         dict.fromkeys(name for run in found for line in run.lines for name in line if name[:10] == "validation")
     )
-    table = Table("run", "application", "state", "seed", "batch", "seconds", *[name[11:] for name in names])
+    if format is Format.JSON:
+        typer.echo(json.dumps([_summary(run, folder, names) for run in found]))
+        return
+    table = Table("run", "application", "state", "settings", "seconds", *[name[11:] for name in names])
     if reach is not None:
         table.add_column(f"seconds to {metric} {reach:g}", justify="right")
     for run in found:
-        recipe = run.fields.get("recipe", {})
         cells: list[Any] = [run.folder.relative_to(folder), run.fields.get("name"), run.fields.get("state")]
-        cells += [recipe.get("seed"), recipe.get("batch_size"), _short(run.seconds, 1)]
+        cells += [differing[run.folder], _short(run.seconds, 1)]
         cells += [_short(run.best(name), 4) for name in names]
         if reach is not None:
             cells.append(_short(run.seconds_to(f"validation_{metric}", reach), 1))
@@ -177,42 +213,116 @@ def runs(
     if not console.is_terminal:
         console.width = WIDE
     console.print(table)
-    file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture or folder / "runs.png")
+    if find_spec("matplotlib") is None:
+        console.print("Curves: none without matplotlib; pip install 'penstock-nn\\[train]'.", soft_wrap=True)
+        return
+    file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture)
     console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
 
 
-def _resume(folder: Path, application: str | None, options: LaunchOptions, profile: int | None) -> None:
-    from penstock.core.find_application import find_application
-    from penstock.train.recipe import with_overrides
-    from penstock.train.report.run_comparison import read_run
+def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]:
+    if config is None and not settings:
+        return {}
+    from penstock.train.overrides import parse_settings, read_settings
 
-    run = read_run(folder)
-    if run.fields.get("state") == "finished":
-        typer.echo(f"The run in {folder} is finished; its bundle is {folder / 'bundle'}.")
+    return ({} if config is None else read_settings(config)) | parse_settings(settings or [])
+
+
+def _place(at: Path) -> "RunPlace":
+    """Return the place of a run, with the records of one at a URL."""
+    from penstock.train.run_place import RunPlace
+
+    place = RunPlace.of(at, cache_folder())
+    place.fetch()
+    return place
+
+
+def _go_on(
+    place: "RunPlace",
+    application: str,
+    overrides: dict[str, Any],
+    options: LaunchOptions,
+    profile: int | None,
+    accepted: Accepted,
+) -> None:
+    """Go on with the run in a folder, if the command asks for that run."""
+    from penstock.core.find_application import find_application
+    from penstock.train.report.run_comparison import read_run
+    from penstock.train.same_run import FREE, differences, is_longer
+
+    fields = read_run(place.folder).fields
+    if found := differences(fields, find_application(application), overrides):
+        raise TrainError(
+            f"{place} holds a run that this command does not go on with: {'; '.join(found)}. Give the same options, "
+            f"another --out, or --fresh to begin a new run beside it."
+        )
+    more = {name: value for name, value in overrides.items() if name in FREE}
+    longer = is_longer(fields, overrides)
+    _resume(
+        place,
+        application,
+        options,
+        profile,
+        accepted,
+        longer=longer,
+        more=overrides if longer else more,
+    )
+
+
+def _resume(
+    place: "RunPlace",
+    application: str | None,
+    options: LaunchOptions,
+    profile: int | None,
+    accepted: Accepted,
+    *,
+    longer: bool = False,
+    more: dict[str, Any] | None = None,
+) -> None:
+    from penstock.core.find_application import find_application, refuse_downloaded
+    from penstock.train.overrides import with_overrides
+    from penstock.train.report.run_comparison import read_run
+    from penstock.train.same_run import LENGTHS, check_sources
+
+    run = read_run(place.folder)
+    if run.fields.get("state") == "finished" and not longer:
+        if options.assignment is None or options.assignment.rank == 0:
+            _upload_rest(place)
+        typer.echo(f"The run in {place} is finished; its bundle is {place.bundle}.")
         return
-    if options.count is None:
+    if not options.chosen:
         # The number and device of the interrupted run.
         device = "cuda" if run.fields.get("device") == "cuda" else "cpu"
         count = run.fields.get("processes", 1) if options.assignment is None else None
         options = replace(options, device=device, count=count)
     if options.is_launcher:
-        _launch(folder, options)
+        _launch(place, options)
         return
+    if application is None and place.remote is not None:
+        refuse_downloaded(run.fields["application"], place.folder)
     found = find_application(application or run.fields["application"])
-    if found.source_sha256() != run.fields["sources"]:
-        raise TrainError(
-            f"the sources of {found.application.name!r} changed since the run in {folder} began, so it cannot be "
-            f"resumed exactly; restore them, or start a new run."
-        )
+    if not accepted.app:
+        remedy = ", so it cannot be resumed exactly; restore it, begin a new run"
+        check_sources(run.fields, found, str(place), remedy)
     overrides = run.fields["overrides"]
+    if longer:
+        overrides = {name: value for name, value in overrides.items() if name not in LENGTHS}
+    overrides = overrides | (more or {})
     recipe = with_overrides(found.recipe(), overrides)
     if (options.assignment.size if options.assignment else 1) == run.fields.get("processes", 1):
         # The last bits of a sum depend on the number of threads, and that on the number of processes.
         recipe = with_overrides(recipe, {"execution.threads": run.fields["threads"]})
-    _run(found, folder, recipe, overrides, options, profile)
+    _run(found, place, recipe, overrides, options, profile, accepted)
 
 
-def _launch(folder: Path, options: LaunchOptions) -> None:
+def _upload_rest(place: "RunPlace") -> None:
+    if place.remote is not None:
+        from penstock.train.run_uploads import upload_rest
+
+        upload_rest(place)
+
+
+def _launch(place: "RunPlace", options: LaunchOptions) -> None:
     """Run the same command in the requested number of processes; this process does not import torch."""
     from penstock.train.parallel.launch import launch
 
@@ -220,34 +330,32 @@ def _launch(folder: Path, options: LaunchOptions) -> None:
     try:
         launch([sys.executable, "-m", "penstock", *sys.argv[1:]], options.count, os.environ)
     except TrainError as error:
-        raise TrainError(f"{error}{_resume_hint(folder)}") from None
+        raise TrainError(f"{error}{_resume_hint(place)}") from None
 
 
 def _run(
     found: "FoundApplication",
-    folder: Path,
+    place: "RunPlace",
     recipe: "Recipe",
     overrides: dict[str, Any],
     options: LaunchOptions,
     profile: int | None,
+    accepted: Accepted,
 ) -> None:
+    from penstock.train.overrides import with_overrides
     from penstock.train.parallel.launch import PARENT_VARIABLE
     from penstock.train.parallel.world import device_of, join_world
-    from penstock.train.recipe import with_overrides
     from penstock.train.run import train
 
     assignment = options.assignment
     device = device_of(
         assignment, cuda=options.device == "cuda", wanted=1 if assignment is None else assignment.local_size
     )
-    notice = unused_gpus(options)
-    if notice is not None:
-        typer.echo(notice, err=True)
     if device.type == "cuda":
         # cuBLAS is deterministic only with this workspace, and reads the variable before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if assignment is not None and recipe.execution.threads is None:
-        threads = max(1, len(os.sched_getaffinity(0)) // assignment.local_size)
+        threads = max(1, available_cores() // assignment.local_size)
         recipe = with_overrides(recipe, {"execution.threads": threads})
     if assignment is not None and assignment.size > assignment.local_size and device.type == "cpu":
         from penstock.train.parallel.network_interfaces import interface_towards
@@ -256,96 +364,57 @@ def _run(
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(assignment.address, assignment.port)
     parent = os.environ.get(PARENT_VARIABLE)
+    place.fetch_checkpoint()
     try:
         with join_world(assignment, device, options.timeout_s) as world:
             result = train(
                 found,
-                folder,
+                place.folder,
                 recipe,
                 overrides=overrides,
                 world=world,
                 parent=int(parent) if parent else None,
                 profiled_steps=profile,
+                accept_changed_data=accepted.data,
+                place=place,
             )
             if world.is_rank_zero:
-                _say(result)
+                _say(result, place)
     except PeersLost as error:
         # Penstock's own launcher prints the hint itself.
-        raise PeersLost(f"{error}{'' if parent else _resume_hint(folder)}") from None
+        raise PeersLost(f"{error}{'' if parent else _resume_hint(place)}") from None
 
 
-def unused_gpus(options: LaunchOptions) -> str | None:
-    """Return a notice if the CPU was chosen by no option on a machine with GPUs."""
+def _visible_gpus() -> int:
     import torch
 
-    count = torch.cuda.device_count()
-    if options.device == "cuda" or options.count is not None or options.assignment is not None or count == 0:
-        return None
-    return f"Training on the CPU; the GPUs of this machine are used with --gpus 1 to --gpus {count}."
+    return torch.cuda.device_count()
 
 
-def _launch_options(gpus: int | None, processes: int | None, timeout_s: float | None) -> LaunchOptions:
-    if gpus is not None and processes is not None:
-        raise TrainError(f"--gpus {gpus} and --processes {processes} contradict each other; give one of them.")
-    count = gpus if gpus is not None else processes
-    if count is not None and count < 1:
-        raise TrainError(f"{count} processes are requested; give at least 1.")
-    max_count = MAX_PROCESSES_PER_CORE * (os.cpu_count() or 1)
-    if count is not None and count > max_count:
-        raise TrainError(
-            f"{count:,} processes are requested, too many for the {os.cpu_count()} cores of this machine; give at most "
-            f"{max_count}."
-        )
-    if timeout_s is not None and not timeout_s > 0:
-        raise TrainError(f"--timeout-s is {timeout_s:g}; it must be above 0.")
-    assignment = _rank_assignment()
-    if assignment is not None and count is not None and count != assignment.local_size:
-        raise TrainError(
-            f"{count} processes are requested, but the launcher of this one started {assignment.local_size} on this "
-            f"machine (LOCAL_WORLD_SIZE); omit the option, or make the numbers equal."
-        )
-    return LaunchOptions(
-        device="cuda" if gpus is not None else "cpu",
-        count=count,
-        assignment=assignment,
-        timeout_s=timeout_s or TIMEOUT_S,
-    )
-
-
-def _rank_assignment() -> "RankAssignment | None":
-    """Read the ranks that torchrun or Penstock's own launcher set."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return None
-    from penstock.train.parallel.world import RankAssignment
-
-    def number(name: str, default: str) -> int:
-        text = os.environ.get(name, default)
-        try:
-            return int(text)
-        except ValueError:
-            raise TrainError(f"the environment has {name}={text!r}; it must be a whole number.") from None
-
-    rank, size = number("RANK", "0"), number("WORLD_SIZE", "1")
-    return RankAssignment(
-        rank=rank,
-        size=size,
-        local_rank=number("LOCAL_RANK", str(rank)),
-        local_size=number("LOCAL_WORLD_SIZE", str(size)),
-        address=os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        port=number("MASTER_PORT", "29500"),
-    )
-
-
-def _resume_hint(folder: Path) -> str:
-    if not list(folder.glob("checkpoints/step-*")):
+def _resume_hint(place: "RunPlace") -> str:
+    if not list(place.folder.glob("checkpoints/step-*")):
         return ""
-    return f" Go on with: penstock train --resume {folder}"
+    return f" Go on with: penstock train --resume {place}"
 
 
-def _say(result: "RunResult") -> None:
+def _say(result: "RunResult", place: "RunPlace") -> None:
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     typer.echo(f"Best after step {result.best_step:,}: {metrics}. {result.seconds:.1f} s of training.")
-    typer.echo(f"Bundle: {result.folder / 'bundle'}  Curves: {result.folder / 'curves.png'}")
+    curves = result.folder / "curves.png"
+    typer.echo(f"Bundle: {place.bundle}" + f"  Curves: {place}/{curves.name}" * curves.exists())
+
+
+def _summary(run: "Run", folder: Path, names: list[str]) -> dict[str, Any]:
+    """The row of a run as JSON."""
+    fields = run.fields
+    return {
+        "run": str(run.folder.relative_to(folder)),
+        "application": fields.get("name"),
+        "state": fields.get("state"),
+        "settings": fields.get("overrides", {}),
+        "seconds": run.seconds,
+        "best": {name.removeprefix("validation_"): run.best(name) for name in names},
+    }
 
 
 def _short(value: float | None, digits: int) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documented import documented
+from penstock.cli.documented import documented_with_urls
+from penstock.cli.remote_arguments import bundle_at, pack_at
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
@@ -19,14 +20,14 @@ EXIT_DIFFERENT = 1
 TOLERANCE = 1e-5
 
 
-@documented
+@documented_with_urls("bundle", "pack")
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILES]...")] = None,
     pack: Path | None = None,
     server: Annotated[str | None, typer.Option(metavar="URL")] = None,
     app: str | None = None,
-    accept_changed_app: Annotated[bool, typer.Option("--accept-changed-app")] = False,
+    accept_changed_app: bool = False,
     browser: Annotated[bool | None, typer.Option("--browser/--no-browser")] = None,
     tolerance: Annotated[float | None, typer.Option(min=0)] = None,
 ) -> None:
@@ -35,9 +36,9 @@ def verify(
     Exits with status 1 if a difference exceeds the tolerance or another answer is the likeliest.
 
     Args:
-        bundle: A bundle's folder, such as RUN/bundle.
+        bundle: A bundle's folder, such as RUN/bundle, or its URL.
         files: Further inputs: files or folders.
-        pack: The bundle's pack.
+        pack: The bundle's pack, a folder or a URL.
         server: A server of the bundle.
         app: The application, if it moved.
         accept_changed_app: Accept changed sources of the application.
@@ -53,8 +54,8 @@ def verify(
     from penstock.verify.verify_inputs import Example, examples_of, golden_examples
 
     if pack is None:
-        raise PackError("name the bundle's pack with --pack DIR; 'penstock export BUNDLE --to DIR' writes one.")
-    ready, predictor = read_pack(pack), load(bundle, app=app, accept_changed=accept_changed_app)
+        raise PackError("name the bundle's pack with --pack DIR; 'penstock export BUNDLE --out DIR' writes one.")
+    ready, predictor = read_pack(pack_at(pack)), load(bundle_at(bundle), app=app, accept_changed=accept_changed_app)
     application = predictor.application
     if ready.made["bundle"] != predictor.files.manifest.content_hash:
         raise PackError(f"the pack {pack} was made of another bundle than {bundle}; export it again.")

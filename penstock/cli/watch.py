@@ -1,36 +1,40 @@
-"""`penstock watch`: run a pack on a camera, a video, pictures, a microphone or a sound file."""
+"""`penstock watch`: run a pack on a camera, a video, pictures, sound, or rows of a table or a sensor."""
 
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.documented import documented
+from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import print_left_out, print_rows
+from penstock.cli.remote_arguments import pack_at
 from penstock.core.errors import PackError, SourceError
 
 if TYPE_CHECKING:
     from penstock.core.pack import Pack
     from penstock.device.device_run import DeviceRun
+    from penstock.device.pack_engine import LivePackEngine
     from penstock.device.source import DecodeFailures
 
 VIEWS = ("auto", "terminal", "lines", "none")
 ALSA_CONFIGURATION = Path("/usr/share/alsa/alsa.conf")
 
 Sink = Callable[[Any], None]
+_NO_VIDEO = object()
 
 
-@documented
+@documented_with_urls("pack")
 def watch(
     pack: Annotated[Path, typer.Argument(metavar="PACK")],
     source: str = "0",
     view: str = "auto",
     out: Path | None = None,
     json_lines: Annotated[str | None, typer.Option("--json", metavar="FILE")] = None,
-    every_frame: Annotated[bool, typer.Option("--every-frame")] = False,
+    every_frame: bool = False,
     key: str | None = None,
     precision: str = "fp32",
     threads: Annotated[int, typer.Option(min=1)] = 1,
@@ -39,11 +43,12 @@ def watch(
     seconds: Annotated[float | None, typer.Option(min=0)] = None,
     stall_timeout_s: Annotated[float, typer.Option(min=0.1)] = 10.0,
 ) -> None:
-    """Run a pack on a camera, a video, pictures or sound; a report is printed at the end.
+    """Run a pack on a camera, a video, pictures, sound, a table or a sensor; a report is printed at the end.
 
     Args:
-        pack: A pack's folder, as 'penstock export' writes it.
-        source: A camera (0), a video, rtsp://..., a folder of pictures; for a live pack a WAV file, - or mic.
+        pack: A pack's folder, as 'penstock export' writes it, or its URL.
+        source: A camera (0), a video, rtsp://..., a folder of pictures; for sound a WAV file, - or mic; for other packs
+            a .csv, .txt, .npy or .npz file, or - for lines of numbers.
         view: terminal, lines, none, or auto: terminal in a terminal, lines elsewhere.
         out: Write an annotated video: .mp4, .mkv or .webm.
         json_lines: Write one line of JSON per answer; - for stdout.
@@ -56,8 +61,6 @@ def watch(
         seconds: Stop after so many seconds.
         stall_timeout_s: Give a source up after so many seconds without a frame.
     """
-    from penstock.device.sources import names_sound
-
     if view not in VIEWS:
         raise SourceError(f"--view is {view!r}; choose one of {', '.join(VIEWS)}.")
     _refuse_source("--out", source, out)
@@ -65,43 +68,131 @@ def watch(
     if json_lines == "-" and view in ("auto", "lines"):
         view = "none"
     ready = pack_of(pack, key)
+    how = _How(precision, threads, stall_timeout_s, every_frame, size, fps)
     with ExitStack() as stack:
+        opened = _open(ready, source, how)
+        if out is not None and opened.rate is _NO_VIDEO:
+            raise SourceError(f"--out is {out}, a video; of {opened.unit}, write --json FILE.")
         sinks: list[Sink] = []
-        if names_sound(source):
-            if out is not None:
-                raise SourceError(f"--out is {out}, a video; for sound, write --json FILE.")
-            from penstock.device.captions import chunk_json, chunk_line
-            from penstock.device.listen import ListenRun
-
-            engine, sound = _open_sound(ready, source, precision, threads)
-            # The standard input is read at the pace of the program that writes it; nothing of it is dropped.
-            real_time = not every_frame and source != "-"
-            run = ListenRun(engine, sound, real_time=real_time, stall_timeout_s=stall_timeout_s)
-            unit, failures, to_json = "chunks", sound.failures, chunk_json
-            if view != "none":
-                sinks.append(lambda result: typer.echo(chunk_line(result)) if result.labels else None)
-        else:
-            from penstock.device.captions import frame_json
-            from penstock.device.pack_engine import PackEngine
-            from penstock.device.sources import open_frames
-            from penstock.device.watch import WatchRun, check_pictures
-
-            classifier = PackEngine(ready, precision=precision, threads=threads)
-            # Before a camera is opened.
-            check_pictures(ready)
-            frames = open_frames(source, size=size, rate=fps, read_timeout_s=stall_timeout_s)
-            run = WatchRun(classifier, frames, every_frame=every_frame, stall_timeout_s=stall_timeout_s)
-            unit, failures, to_json = "pictures" if frames.independent else "frames", frames.failures, frame_json
+        if opened.line is None:
             sinks += _view(view, stack)
-            if out is not None:
-                from penstock.device.annotate import VideoWriter
+        elif view != "none":
+            sinks.append(_lines(opened.line))
+        if out is not None:
+            from penstock.device.annotate import VideoWriter
 
-                sinks.append(stack.enter_context(VideoWriter(out, frames.rate)).add)
+            sinks.append(stack.enter_context(VideoWriter(out, opened.rate)).add)
         if json_lines is not None:
-            sinks.append(stack.enter_context(_json_file(json_lines, to_json)))
-        stack.callback(_report, run, unit, failures)
-        stack.enter_context(run)
-        _pump(run, sinks, seconds)
+            sinks.append(stack.enter_context(_json_file(json_lines, opened.to_json)))
+        stack.callback(_report, opened.run, opened.unit, opened.failures)
+        stack.enter_context(opened.run)
+        _pump(opened.run, sinks, seconds)
+
+
+class _How(NamedTuple):
+    """The options that sources and engines are opened with."""
+
+    precision: str
+    threads: int
+    stall_timeout_s: float
+    every_frame: bool
+    size: str | None
+    fps: float | None
+
+
+class _Opened(NamedTuple):
+    """A run over a source, and how its results are written."""
+
+    run: "DeviceRun[Any, Any]"
+    unit: str
+    failures: "DecodeFailures"
+    to_json: Callable[[Any], str]
+    # None where there are pictures to show.
+    line: Callable[[Any], str] | None
+    rate: Any
+
+
+def _open(pack: "Pack", source: str, how: _How) -> _Opened:
+    from penstock.device.sources import names_sound
+    from penstock.device.table_source import names_rows
+
+    if names_rows(source, pack):
+        return _open_rows(pack, source, how) if pack.live is None else _open_signal(pack, source, how)
+    return _open_sound(pack, source, how) if names_sound(source) else _open_frames(pack, source, how)
+
+
+def _open_rows(pack: "Pack", source: str, how: _How) -> _Opened:
+    from penstock.device.pack_engine import PackEngine
+    from penstock.device.row_captions import row_json, row_line
+    from penstock.device.row_run import RowRun
+    from penstock.device.table_source import TableSource, check_rows
+
+    check_rows(pack)
+    engine = PackEngine(pack, precision=how.precision, threads=how.threads)
+    rows = TableSource(source, pack)
+    return _Opened(
+        RowRun(engine, rows), "rows", rows.failures, partial(row_json, pack), partial(row_line, pack), _NO_VIDEO
+    )
+
+
+def _open_signal(pack: "Pack", source: str, how: _How) -> _Opened:
+    from penstock.device.pack_engine import LivePackEngine
+    from penstock.device.table_source import SignalSource
+
+    engine = LivePackEngine(pack, precision=how.precision, threads=how.threads)
+    # The lines of a sensor come in their own time; a file is read as fast as it goes.
+    return _heard(engine, SignalSource(source, pack), real_time=False, how=how)
+
+
+def _open_sound(pack: "Pack", source: str, how: _How) -> _Opened:
+    from penstock.core.live import is_sound
+    from penstock.device.pack_engine import LivePackEngine
+    from penstock.device.sources import open_sound
+
+    engine = LivePackEngine(pack, precision=how.precision, threads=how.threads)
+    if not is_sound(pack.input):
+        raise PackError(
+            f"the pack {pack.name!r} takes {pack.input.describe()}, not 16-bit sound of one channel; name a .csv or "
+            f".npy file, or - for lines of numbers."
+        )
+    if ALSA_CONFIGURATION.exists():
+        # PyAV's ALSA looks for its configuration where it was built.
+        os.environ.setdefault("ALSA_CONFIG_PATH", str(ALSA_CONFIGURATION))
+    # The standard input is read at the pace of the program that writes it; nothing of it is dropped.
+    real_time = not how.every_frame and source != "-"
+    return _heard(engine, open_sound(source, engine.live.rate_hz, engine.live.chunk), real_time=real_time, how=how)
+
+
+def _heard(engine: "LivePackEngine", source: Any, *, real_time: bool, how: _How) -> _Opened:
+    from penstock.device.captions import chunk_json, chunk_line
+    from penstock.device.listen import ListenRun
+
+    run = ListenRun(engine, source, real_time=real_time, stall_timeout_s=how.stall_timeout_s)
+    line = partial(chunk_line, engine.pack.outputs[0])
+    return _Opened(run, "chunks", source.failures, chunk_json, line, _NO_VIDEO)
+
+
+def _open_frames(pack: "Pack", source: str, how: _How) -> _Opened:
+    from penstock.device.captions import frame_json
+    from penstock.device.pack_engine import PackEngine
+    from penstock.device.sources import open_frames
+    from penstock.device.watch import WatchRun, check_pictures
+
+    engine = PackEngine(pack, precision=how.precision, threads=how.threads)
+    # Before a camera is opened.
+    check_pictures(pack)
+    frames = open_frames(source, size=how.size, rate=how.fps, read_timeout_s=how.stall_timeout_s)
+    run = WatchRun(engine, frames, every_frame=how.every_frame, stall_timeout_s=how.stall_timeout_s)
+    unit = "pictures" if frames.independent else "frames"
+    return _Opened(run, unit, frames.failures, frame_json, None, frames.rate)
+
+
+def _lines(line: Callable[[Any], str]) -> Sink:
+    def show(result: Any) -> None:
+        if text := line(result):
+            typer.echo(text)
+
+    return show
 
 
 def _refuse_source(option: str, source: str, written: Path | None) -> None:
@@ -112,7 +203,7 @@ def _refuse_source(option: str, source: str, written: Path | None) -> None:
 
 
 def pack_of(folder: Path, key: str | None) -> "Pack":
-    """Read a pack, verified, and signed by the key if one is given.
+    """Read a pack, from a folder or a URL, verified, and signed by the key if one is given.
 
     Raises:
         PackError: It is no pack, is altered, or is not signed by the key.
@@ -120,21 +211,7 @@ def pack_of(folder: Path, key: str | None) -> "Pack":
     from penstock.core.pack import read_pack
     from penstock.core.signature import read_public_key
 
-    return read_pack(folder, None if key is None else read_public_key(key))
-
-
-def _open_sound(pack: "Pack", source: str, precision: str, threads: int) -> Any:
-    from penstock.core.live import is_sound
-    from penstock.device.pack_engine import LivePackEngine
-    from penstock.device.sources import open_sound
-
-    engine = LivePackEngine(pack, precision=precision, threads=threads)
-    if not is_sound(pack.input):
-        raise PackError(f"the pack {pack.name!r} takes {pack.input.describe()}, not 16-bit sound of one channel.")
-    if ALSA_CONFIGURATION.exists():
-        # PyAV's ALSA looks for its configuration where it was built.
-        os.environ.setdefault("ALSA_CONFIG_PATH", str(ALSA_CONFIGURATION))
-    return engine, open_sound(source, engine.live.rate_hz, engine.live.chunk)
+    return read_pack(pack_at(folder), None if key is None else read_public_key(key))
 
 
 def _pump(run: "DeviceRun[Any, Any]", sinks: list[Sink], seconds: float | None) -> None:

@@ -1,13 +1,8 @@
 """httpx2, and its responses as those of `retry`."""
 
-from penstock.client.retry import Answer, NoAnswer
+import httpx2
 
-try:
-    import httpx2
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "penstock.Client needs httpx2: pip install 'penstock[client]'", name=error.name
-    ) from error
+from penstock.client.retry import Answer, NoAnswer
 
 
 def answer_of(response: httpx2.Response, body: bytes) -> Answer:

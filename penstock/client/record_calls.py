@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from penstock.client.binary_tensors import tensors_of
+from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 
 # n rows of one request
 

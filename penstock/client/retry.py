@@ -136,7 +136,7 @@ def exchange(
         RequestError: The server refused.
         ClientError: No answer came.
     """
-    error: PenstockError = TimedOut(f"{config.url} was not asked: the {config.timeout_s:g} s of this call are over.")
+    error: PenstockError = TimedOut(f"{config.url} got no request: the {config.timeout_s:g} s of this call are over.")
     wait_s = 0.0
     compute_failed = False
     for number in range(config.retries + 1):

@@ -4,6 +4,7 @@ Numbers are compared by a tolerance, relative to the scale of their tensor. The 
 as a set: matched one to one, in any order; a row whose score is within the tolerance of the cut-off may be missing.
 """
 
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -46,22 +47,39 @@ class Worst:
 
     Args:
         difference: Absolute, of the tensor with the largest numbers; that of other tensors is scaled accordingly. NaN
-            if a number is, infinite if a row has no partner.
+            if a number is, infinite if a row has no partner or a whole number that must be equal is not.
         example: Index of the answer.
         tensor: The output; empty if there is one tensor.
+        is_whole: Whether it is of whole numbers that must be equal.
+        element: Index of the number in the answer; None for sets of rows.
+        found: The number there.
+        expected: The one that was expected.
     """
 
     difference: float = 0.0
     example: int = 0
     tensor: str = ""
+    is_whole: bool = False
+    element: tuple[int, ...] | None = None
+    found: float = 0.0
+    expected: float = 0.0
+
+    def numbers(self) -> str:
+        """`, element [2, 0]: 0.51 instead of 0.5`, for messages; empty where no element is known."""
+        if self.element is None:
+            return ""
+        return f", element {list(self.element)}: {self.found:.6g} instead of {self.expected:.6g}"
 
     def place(self) -> str:
         """`in 'boxes' of example 3`, for messages."""
         return f"in {self.tensor!r} of example {self.example}" if self.tensor else f"in example {self.example}"
 
-    def by(self) -> str:
-        """`by 0.01`, or what is wrong where there is no number, for messages."""
-        return "by a row that only one of them has" if self.difference == inf else f"by {self.difference:.3g}"
+    def beyond(self, allowed: float) -> str:
+        """`by 0.01 where 0.001 is allowed`, or the kind of mismatch where there is no number, for messages."""
+        if self.is_whole:
+            return "in whole numbers, which must be equal"
+        found = "by a row that only one of them has" if self.difference == inf else f"by {self.difference:.3g}"
+        return f"{found} where {allowed:.3g} is allowed"
 
 
 @final
@@ -74,18 +92,31 @@ class Agreement:
         sets: Rows that are compared as sets; None if there are none.
         tolerance: Largest allowed difference of the tensor with the largest numbers.
         scales: Largest absolute number of each tensor by name, at least 1; of a single tensor under the empty name.
+        exact_whole: Whole numbers must be equal: the steps and tokens of answers that take steps.
     """
 
     output: ChunkSpec | None
     sets: RowSets | None
     tolerance: float
     scales: dict[str, float]
+    exact_whole: bool = False
 
     @property
     def tolerances(self) -> dict[str, float]:
         """Largest allowed absolute difference of each tensor."""
         whole = max(self.scales.values())
-        return {name: self.tolerance * scale / whole for name, scale in self.scales.items()}
+        output = self.output if self.exact_whole and isinstance(self.output, RecordSpec) else RecordSpec(())
+        exact = {*output.dims, *(spec.name for spec in output.tensors if spec.numpy_dtype.kind in "biu")}
+        return {name: 0.0 if name in exact else self.tolerance * scale / whole for name, scale in self.scales.items()}
+
+    def unequal(self, answers: Array, expected: Array) -> Worst | None:
+        """Return the first tensor of whole numbers that must be equal and are not; None if there is none."""
+        for name in (expected.dtype.names or ()) if self.exact_whole else ():
+            differs = answers[name] != expected[name]
+            if expected[name].dtype.kind in "biu" and differs.any():
+                at = np.unravel_index(int(differs.argmax()), differs.shape)
+                return _worst_at(at, inf, name, answers[name], expected[name], is_whole=True)
+        return None
 
     def worst(self, answers: Array, expected: Array) -> Worst:
         """Return the largest difference of answers `[N, ...]` from the expected ones, of the same shape."""
@@ -94,6 +125,8 @@ class Agreement:
         names, whole = expected.dtype.names, max(self.scales.values())
         if names is None:
             return _largest("", answers, expected, 1.0)
+        if (unequal := self.unequal(answers, expected)) is not None:
+            return unequal
         each = [_largest(name, answers[name], expected[name], whole / self.scales[name]) for name in names]
         return max(each, key=lambda one: inf if np.isnan(one.difference) else one.difference)
 
@@ -136,6 +169,36 @@ def scales_of(outputs: Array) -> dict[str, float]:
     return {name: _scale(outputs[name]) for name in names}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedAnswers(ABC):
+    """The recorded answers of a bundle or a pack.
+
+    Args:
+        outputs: The answers, `[N, ...]`; records where there are several outputs or lengths vary.
+        tolerance: Largest allowed absolute difference from `outputs`.
+        output: One answer; needed for `sets` and `exact_whole` only.
+        sets: Rows of the outputs that are compared as sets; None without a `finish`.
+        exact_whole: Whole numbers must be equal: the steps and tokens of answers that take steps.
+    """
+
+    outputs: Array
+    tolerance: float
+    output: ChunkSpec | None = None
+    sets: RowSets | None = None
+    exact_whole: bool = False
+
+    @property
+    def agreement(self) -> Agreement:
+        """The rule by which answers agree with `outputs`."""
+        return Agreement(
+            output=self.output,
+            sets=self.sets,
+            tolerance=self.tolerance,
+            scales=scales_of(self.outputs),
+            exact_whole=self.exact_whole,
+        )
+
+
 def _scale(array: Array) -> float:
     return max(1.0, float(np.abs(array.astype(np.longdouble)).max(initial=0.0)))
 
@@ -149,10 +212,25 @@ def _difference(found: Array, expected: Array) -> float:
 
 def _largest(tensor: str, answers: Array, expected: Array, factor: float) -> Worst:
     errors = np.abs(answers.astype(np.longdouble) - expected.astype(np.longdouble)) * factor
-    each = errors.reshape(len(errors), -1).max(1, initial=0.0) if errors.size else np.zeros(1)
+    if not errors.size:
+        return Worst(tensor=tensor)
     # argmax finds NaN first.
-    example = int(each.argmax())
-    return Worst(difference=float(each[example]), example=example, tensor=tensor)
+    at = np.unravel_index(int(errors.argmax()), errors.shape)
+    return _worst_at(at, float(errors[at]), tensor, answers, expected)
+
+
+def _worst_at(
+    at: tuple[Any, ...], difference: float, tensor: str, answers: Array, expected: Array, *, is_whole: bool = False
+) -> Worst:
+    return Worst(
+        difference=difference,
+        example=int(at[0]),
+        tensor=tensor,
+        is_whole=is_whole,
+        element=tuple(int(each) for each in at[1:]),
+        found=float(answers[at]),
+        expected=float(expected[at]),
+    )
 
 
 def _set_differences(

@@ -16,7 +16,7 @@ from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec, dims_of
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.text import ByteText, fits_text
+from penstock.core.subword_text import DECLARED_TEXT, SubwordReply
 
 Decode = Callable[[bytes, str], Any]
 Reply = Callable[[Any], Any]
@@ -50,7 +50,7 @@ class Application:
         prepare: For raw arrays of varying size (photos): makes one chunk of `input` of what `decode` returned. It is
             exported with the bundle, and the same graph runs everywhere.
         finish: For outputs that are not numerically stable (the largest scores, boxes without those that overlap):
-            makes `outputs` of what the network gives. Training calls the network alone; it runs everywhere else.
+            makes `outputs` of the network's own outputs. Training calls the network alone; it runs everywhere else.
         recognition: Turns a classifier's probabilities into an answer, and smooths it over a video; its labels are
             those of `output`.
         dense: For a network that is applied to every place of a large picture: the geometry of its tiles and maps.
@@ -117,10 +117,15 @@ class Application:
             raise ApplicationError(
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
             )
-        if isinstance(self.decode, ByteText) and not fits_text(self.input, self.decode):
+        if isinstance(self.decode, DECLARED_TEXT) and not self.decode.fits(self.input):
             raise ApplicationError(
                 f"Application {self.name!r} has decode={self.decode!r} and inputs {self.input.describe()}; it needs "
-                f"one input, uint8 of a Dim with max={self.decode.max_bytes}, named {self.decode.tensor!r}."
+                f"{self.decode.needs}."
+            )
+        if isinstance(self.reply, SubwordReply) and not self.reply.fits(self.answer):
+            raise ApplicationError(
+                f"Application {self.name!r} has reply={self.reply!r} and gives {self.answer.describe()}; it needs a "
+                f"list of whole numbers, a token each, named {self.reply.tensor!r}."
             )
         if self.prepare is not None and (self.decode is None or self.live is not None):
             wrong = "no decode, which would give the raw arrays" if self.decode is None else "a live signal as well"

@@ -1,22 +1,66 @@
-"""The declaration of outputs that are boxes in a picture, so that they are given and drawn in its pixels."""
+"""The declaration of outputs that are boxes in a picture, so that they are given and drawn in its pixels.
 
-from collections.abc import Mapping
+`device/web/boxes.js` computes the same; `tests/data/boxes.json` tests both.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
+import numpy as np
+
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.json_record import JsonRecord
 from penstock.core.spec import Array, TensorSpec
 
 # N boxes
 
+NOTHING_FOUND = "nothing found"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundBox:
+    """A thing that was found in a picture.
+
+    Args:
+        label: Name of its class; the number of a class without a name.
+        kind: Number of its class.
+        score: 0 to 1.
+        box: Left, top, right and bottom in the pixels of the picture.
+    """
+
+    label: str
+    kind: int
+    score: float
+    box: tuple[float, float, float, float]
+
+
+def found_line(found: Sequence[FoundBox]) -> str:
+    """The found things in words, in the order of the classes: `2 cars, 1 person`, or `nothing found`."""
+    counts = Counter((each.kind, each.label) for each in found)
+    parts = [f"{count} {label if count == 1 else plural(label)}" for (_, label), count in sorted(counts.items())]
+    return ", ".join(parts) or NOTHING_FOUND
+
+
+def plural(label: str) -> str:
+    """The regular English plural of a label: `cars`, `buses`, `lorries`."""
+    if label.endswith(("s", "x", "z", "ch", "sh")):
+        return f"{label}es"
+    if label.endswith("y") and label[-2:-1] not in tuple("aeiou"):
+        return f"{label[:-1]}ies"
+    return f"{label}s"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boxes(JsonRecord):
     """Three outputs that are boxes with classes and scores.
 
-    The server answers a picture with boxes in the picture's own pixels, and its page draws them over it. Arrays are
-    answered with boxes in the pixels of the frame, as networks, packs and the Open Inference Protocol give them.
+    The server answers a picture with the boxes of a score of `least` or more, in the picture's own pixels. Its page,
+    `penstock watch` and the web app draw the same boxes over the picture. Arrays are answered with all boxes, in the
+    pixels of the frame, as networks, packs and the Open Inference Protocol give them.
 
     Args:
         labels: Names of the classes, in their order.
@@ -25,7 +69,7 @@ class Boxes(JsonRecord):
         boxes: The output `[N, 4]`: left, top, right and bottom.
         classes: The output `[N]` of whole numbers.
         scores: The output `[N]`, 0 to 1.
-        least: Boxes with a smaller score are not drawn.
+        least: Boxes with a smaller score are no part of the answer to a picture.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -71,13 +115,49 @@ class Boxes(JsonRecord):
                     f"one N, and {name!r} is {found}; give the names of such outputs."
                 )
 
-    def in_picture(self, named: Mapping[str, Array], height: int, width: int) -> dict[str, Any]:
-        """An answer with its boxes in the pixels of a picture.
+    def in_picture(
+        self, named: Mapping[str, Array], height: int, width: int, outputs: Mapping[str, TensorSpec]
+    ) -> dict[str, Any]:
+        """The answer to a picture: boxes with a score of `least` or more, in the picture's own pixels.
+
+        Args:
+            named: The outputs by name.
+            height: Of the picture, in pixels.
+            width: Of the picture.
+            outputs: The application's outputs by name; those with the same `Dim` as the boxes lose the same rows.
+        """
+        kept = self.kept(named, outputs)
+        return {**kept, self.boxes: kept[self.boxes] * kept[self.boxes].dtype.type(self.share(height, width))}
+
+    def share(self, height: int, width: int) -> float:
+        """Pixels of a picture of this size for each pixel of the frame."""
+        return max(height / self.frame[0], width / self.frame[1])
+
+    def kept(self, named: Mapping[str, Array], outputs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+        """The outputs without the boxes whose score is smaller than `least`."""
+        keep_N = named[self.scores] >= self.least
+        axes = dict.fromkeys((self.boxes, self.classes, self.scores), 0)
+        rows = outputs[self.boxes].shape[0]
+        if isinstance(rows, Dim):
+            # A Dim also equals the number that is its largest length.
+            dims = {name: [getattr(size, "name", "") for size in spec.shape] for name, spec in outputs.items()}
+            axes |= {name: names.index(rows.name) for name, names in dims.items() if rows.name in names}
+        return {name: np.compress(keep_N, each, axes[name]) if name in axes else each for name, each in named.items()}
+
+    def found(self, named: Mapping[str, Array], height: int, width: int) -> tuple[FoundBox, ...]:
+        """The boxes of a picture with a score of `least` or more, the largest score first.
 
         Args:
             named: The outputs by name.
             height: Of the picture, in pixels.
             width: Of the picture.
         """
-        share = max(height / self.frame[0], width / self.frame[1])
-        return {**named, self.boxes: named[self.boxes] * named[self.boxes].dtype.type(share)}
+        scores_N, share = named[self.scores], self.share(height, width)
+        order = np.argsort(-scores_N, kind="stable")
+        made: list[FoundBox] = []
+        for row in order[scores_N[order] >= self.least].tolist():
+            kind = int(named[self.classes][row])
+            left, top, right, bottom = (share * float(side) for side in named[self.boxes][row])
+            label = self.labels[kind] if 0 <= kind < len(self.labels) else str(kind)
+            made.append(FoundBox(label=label, kind=kind, score=float(scores_N[row]), box=(left, top, right, bottom)))
+        return tuple(made)

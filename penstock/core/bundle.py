@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,13 +30,14 @@ from penstock.core.errors import (
     SourcesChanged,
 )
 from penstock.core.example_arrays import example_arrays, read_examples
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.find_application import FoundApplication, find_application, refuse_downloaded
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.golden import Golden, raw_names
 from penstock.core.initial import StartedFrom
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
+from penstock.core.remote_folder import url_of
 from penstock.core.spec import TensorSpec
 from penstock.core.verified_folder import FolderFiles
 
@@ -45,7 +46,7 @@ WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 PREPARE = "prepare.onnx"
 MANIFEST = "manifest.json"
-# What the network gives to `finish`, in golden.safetensors.
+# The inputs of `finish`, in golden.safetensors.
 NETWORK = "network"
 _FILES = FolderFiles(BundleCorrupt, "bundle", "write the bundle again", SCHEMA_VERSION)
 _SELF = "sha256"
@@ -152,8 +153,9 @@ class BundleFiles:
     """
 
     folder: Path
-    manifest: Manifest
-    golden: Golden
+    # Left out of what a notebook prints: thousands of numbers.
+    manifest: Manifest = field(repr=False)
+    golden: Golden = field(repr=False)
 
     @property
     def weights(self) -> Path:
@@ -297,20 +299,37 @@ def read_prepare(folder: Path, manifest: Manifest) -> bytes:
 
 
 def bundle_application(files: BundleFiles, app: str | None = None) -> FoundApplication:
-    """Find the application of a bundle by the reference in its manifest, or by `app`.
+    """Find the application of a bundle by `app`, or by the reference in its manifest.
+
+    A file that is not at its recorded place any more is looked for beside the bundle's folder, by its name.
 
     Raises:
-        ApplicationError: It is not there, or the manifest has no reference, because it was made in a notebook.
+        ApplicationError: It is not there, or the manifest has no reference, because it was made in a notebook, or the
+            reference is of a file in the bundle.
     """
     reference = app or files.manifest.reference
     if not reference:
         raise ApplicationError("the bundle has no reference to its application; name it with --app (app=...).")
+    if not app:
+        refuse_downloaded(reference, files.folder)
     try:
-        return find_application(reference)
+        return find_application(app or _moved_beside(files.folder, reference) or reference)
     except ApplicationError as error:
         if app:
             raise
-        raise ApplicationError(f"{error} If the application is elsewhere now, name it with --app (app=...).") from error
+        raise ApplicationError(
+            f"{error} If the application is elsewhere now, put its file beside the bundle's folder, or name it with "
+            f"--app (app=...)."
+        ) from error
+
+
+def _moved_beside(folder: Path, reference: str) -> str | None:
+    path, colon, name = reference.rpartition(":")
+    if not colon or name.endswith(".py"):
+        path, colon, name = reference, "", ""
+    file = folder.absolute().parent / Path(path).name
+    moved = path.endswith(".py") and not Path(path).is_file() and file.is_file()
+    return f"{file}{colon}{name}" if moved else None
 
 
 def write_bundle(
@@ -333,6 +352,8 @@ def write_bundle(
     Raises:
         BundleError: The place is taken by something that is not a bundle, or cannot be written.
     """
+    if url_of(folder) is not None:
+        raise BundleError(f"{url_of(folder)} is a URL; write to a folder, and 'penstock push FOLDER {url_of(folder)}'.")
     # A link to a bundle stays; its target is replaced.
     place = Path(os.path.realpath(folder))
     arrays = example_arrays("inputs", manifest.input, golden.inputs)
@@ -391,6 +412,16 @@ def _verify(file: Path, manifest: Manifest) -> None:
     if sha256 is None:
         raise BundleCorrupt(f"{file.parent / MANIFEST} does not name {file.name}; write the bundle again.")
     _FILES.verify(file, sha256)
+
+
+def read_golden(folder: Path, manifest: Manifest) -> Golden:
+    """Read the golden examples of a bundle alone.
+
+    Raises:
+        BundleError: They are missing, damaged or not those of the manifest.
+    """
+    _verify(folder / GOLDEN, manifest)
+    return _golden(folder / GOLDEN, manifest)
 
 
 def _golden(file: Path, manifest: Manifest) -> Golden:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+from penstock.core.dim import Dim
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 T = TypeVar("T")
 
@@ -17,8 +18,8 @@ def misfit(before: ChunkSpec, after: ChunkSpec) -> str:
     length that varies must stay within the lengths that are taken.
 
     Args:
-        before: What is given.
-        after: What is taken.
+        before: The spec of the value before the step.
+        after: The spec that the step takes.
     """
     given = renamed({spec.name: spec for spec in before.tensors}, after)
     taken = {spec.name: spec for spec in after.tensors if spec.name in given or spec.default is None}
@@ -32,7 +33,7 @@ def misfit(before: ChunkSpec, after: ChunkSpec) -> str:
 
 
 def renamed(given: Mapping[str, T], after: ChunkSpec) -> dict[str, T]:
-    """Return what is given under the names of an input that takes it, without the rest.
+    """Return the given tensors under the names of an input that takes them, without the others.
 
     One tensor feeds the one that must be given, whatever its name; of several, each feeds the one of its name.
     """

@@ -1,4 +1,4 @@
-"""The steps of a chain as a generator: it says what is to be run next, and takes the results. No threads, no clocks.
+"""The steps of a chain as a generator: it yields the next work to run, and takes the results. No threads, no clocks.
 
 The server and `penstock.load_chain` drive the same generator, so that both give the same answer.
 """
@@ -93,7 +93,7 @@ class ChainPlan:
             chunk: One chunk of `application.input`, checked. Its memory must not change meanwhile.
 
         Returns:
-            A generator of what is to be run next, which returns one chunk of `application.output`.
+            A generator of the work to run next, which returns one chunk of `application.output`.
 
         Raises:
             RequestError: A function of the chain failed, or gave something else than what fits.
@@ -118,7 +118,7 @@ class ChainPlan:
 
     @property
     def generates(self) -> bool:
-        """True where the answer is that of a last part whose answers take steps."""
+        """True if the last part generates and its answer is the chain's."""
         last = self._last_part
         return last is not None and last.generate is not None
 
@@ -162,7 +162,7 @@ class ChainPlan:
             raise self._wrong(step, of, at, error) from None
 
     def _wrong(self, step: ChainStep, of: str, at: str, error: RequestError) -> RequestError:
-        # The chain's own input is the client's; what a function gives is not.
+        # The chain's own input comes from the client; a function's result does not.
         if of == "input" and step is self.chain.steps[0]:
             return error
         return self._failed(step, of, f"gives no input of {step.part_name!r}{at}: {error}")
@@ -197,7 +197,7 @@ class ChainPlan:
 
 
 def as_chunk(spec: ChunkSpec, value: Any) -> Array:
-    """Make one chunk of what a function gave: numbers of any dtype that fit the spec; several tensors by name.
+    """Make one chunk of a function's result: numbers of any dtype that fit the spec; several tensors by name.
 
     Raises:
         InvalidInput: It does not fit.

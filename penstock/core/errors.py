@@ -11,6 +11,7 @@ PenstockError                 states what is wrong, the value received, and the 
 ├── TrainError                a recipe, a run or a checkpoint is wrong
 │   ├── PeersLost             the other training processes ended, or did not start
 │   └── BadExample            an example is damaged or missing
+├── StorageError              a folder at a URL cannot be read or written
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── SourceError               a camera, microphone, video, sound or picture cannot be read
 ├── ServeError                the server cannot start
@@ -90,6 +91,10 @@ class BadExample(TrainError):
         super().__init__(message)
         self.index = index
         self.name = name
+
+
+class StorageError(PenstockError):
+    """A folder at a URL cannot be read or written."""
 
 
 class BenchError(PenstockError):

@@ -1,5 +1,6 @@
 """Find an application by its name, import path or file, with the hashes of its sources."""
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -13,6 +14,9 @@ from penstock.core.app_sources import check_loaded_modules, local_modules
 from penstock.core.application import Application
 from penstock.core.chain import Chain
 from penstock.core.errors import ApplicationError
+from penstock.core.extras import missing_package
+from penstock.core.subword_text import SubwordReply, SubwordText
+from penstock.core.subwords import read_subwords
 
 T = TypeVar("T", Application, Chain)
 
@@ -25,31 +29,40 @@ class FoundApplication:
         application: The record.
         module: The declaring module, in which `":Net"` is looked up.
         reference: Finds it again: `"digits"`, `"pkg.mod:attr"` or `"/path/app.py:attr"`.
+
+    Raises:
+        ApplicationError: A declared text has a file that is no vocabulary.
     """
 
     application: Application
     module: ModuleType
     reference: str
     _modules: dict[str, Path] = field(init=False, repr=False, compare=False)
-    _sha256: dict[str, str] = field(init=False, repr=False, compare=False)
+    _sources: dict[str, bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         file = getattr(self.module, "__file__", None)
         modules: dict[str, Path] = {}
-        sha256: dict[str, str] = {}
+        sources: dict[str, bytes] = {}
+        application = self.application
+        declared = (application.decode, application.reply)
+        texts = [text for text in declared if isinstance(text, SubwordText | SubwordReply)]
+        for text in texts:
+            # Before a training or a server starts, not at the first request; at import it would cost each command.
+            read_subwords(text.vocabulary)
         if file is not None:
             home = Path(file).resolve()
-            application = self.application
             parts = [part.module for part in (application.prepare, application.finish) if part is not None]
             paths = (application.model, application.recipe, *parts)
             roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
             modules = local_modules(home, self.module.__package__ or "", roots)
-            # Hashed now, because a file edited during a long training is not the one that trained.
-            for source in sorted({home, *modules.values()}):
+            # Read now, because a file edited during a long training is not the one that trained.
+            read = {text.vocabulary.resolve() for text in texts}
+            for source in sorted({home, *modules.values(), *read}):
                 if source.is_relative_to(home.parent):
-                    sha256[source.relative_to(home.parent).as_posix()] = _digest(source)
+                    sources[source.relative_to(home.parent).as_posix()] = source.read_bytes()
         object.__setattr__(self, "_modules", modules)
-        object.__setattr__(self, "_sha256", sha256)
+        object.__setattr__(self, "_sources", sources)
 
     def model(self) -> Any:
         """Make a network (a `torch.nn.Module`) with untrained weights."""
@@ -76,7 +89,7 @@ class FoundApplication:
         return self._make(self.application.prepare.module, "prepare")
 
     def finish(self) -> Any:
-        """Make the module (a `torch.nn.Module`) that turns what the network gives into the outputs.
+        """Make the module (a `torch.nn.Module`) that turns the network's own outputs into the declared ones.
 
         Raises:
             ApplicationError: The application has none.
@@ -89,9 +102,13 @@ class FoundApplication:
         """The SHA-256 of each source file when the application was found, by its path relative to the declaring file.
 
         Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
-        `model`, `recipe`, `prepare` or `finish` name.
+        `model`, `recipe`, `prepare` or `finish` name, and the vocabulary of a declared text.
         """
-        return dict(self._sha256)
+        return {name: _digest(text) for name, text in self._sources.items()}
+
+    def code_sha256(self) -> dict[str, str]:
+        """The SHA-256 of the syntax tree of each source file: comments and line breaks do not change it."""
+        return {name: _digest(_code(text)) for name, text in self._sources.items()}
 
     def _make(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
@@ -123,8 +140,15 @@ class FoundApplication:
         return made
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _code(text: bytes) -> bytes:
+    try:
+        return ast.dump(ast.parse(text)).encode()
+    except (SyntaxError, ValueError):
+        return text
 
 
 def find_application(reference: str) -> FoundApplication:
@@ -168,14 +192,12 @@ def find_chain(reference: str) -> FoundChain:
     """
     module, found, short = _find(reference, Chain, "chain")
     file = getattr(module, "__file__", None)
-    return FoundChain(chain=found, reference=short, sha256="" if file is None else _digest(Path(file)))
+    return FoundChain(chain=found, reference=short, sha256="" if file is None else _digest(Path(file).read_bytes()))
 
 
 def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, str]:
     """Find a module's record of a kind; returns the module, the record, and the shortest reference."""
-    path, colon, attribute = reference.rpartition(":")
-    if not colon or "/" in attribute or attribute.endswith(".py"):
-        path, attribute = reference, ""
+    path, attribute = _parts(reference)
     attribute = attribute or default
     if path.endswith(".py") or "/" in path:
         module = _module_from_file(Path(path).expanduser())
@@ -188,6 +210,32 @@ def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, s
         fix = f"it has {', '.join(others)}: write '{path}:{others[0]}'" if others else f"declare it as {default!r}"
         raise ApplicationError(f"{path} has no {kind.__name__} called {attribute!r}; {fix}.")
     return module, found, path if attribute == default else f"{path}:{attribute}"
+
+
+def refuse_downloaded(reference: str, folder: Path) -> None:
+    """Refuse to run a file of a folder that may have been downloaded, and names its own application.
+
+    Args:
+        reference: The application, as the folder names it.
+        folder: A bundle or a run, which hold no code.
+
+    Raises:
+        ApplicationError: The application's file is in the folder.
+    """
+    file = Path(_parts(reference)[0]).expanduser().resolve()
+    if file.is_relative_to(folder.resolve()):
+        raise ApplicationError(
+            f"{folder} names a file of its own, {file.name!r}, as its application, which would run what was "
+            f"downloaded; if you trust it, name the file with --app (app=...)."
+        )
+
+
+def _parts(reference: str) -> tuple[str, str]:
+    """Split a reference into a module or a file, and the name of the record."""
+    path, colon, attribute = reference.rpartition(":")
+    if not colon or "/" in attribute or attribute.endswith(".py"):
+        return reference, ""
+    return path, attribute
 
 
 def application_names() -> list[str]:
@@ -242,6 +290,8 @@ def _module_from_file(file: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, ApplicationError):
             raise
+        if isinstance(error, ModuleNotFoundError) and (sentence := missing_package(str(file), error.name, "")):
+            raise ApplicationError(sentence) from error
         raise ApplicationError(f"{file} does not import: {_cause(error)}.") from error
     return module
 

@@ -1,14 +1,15 @@
-"""The declaration of `finish`: what comes after the network and is not numerically stable, such as sorting."""
+"""The declaration of `finish`: numerically unstable operations after the network, such as sorting."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.agreement import RowSets
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.prepare import is_factory
 from penstock.core.record import RecordSpec, chunk_spec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,5 +91,5 @@ class Finish:
 
 
 def network_output(finish: Finish) -> TensorSpec | RecordSpec:
-    """The spec of what the network gives to a finish."""
+    """The spec of the network's own outputs, the inputs of a finish."""
     return chunk_spec(finish.tensors)

@@ -5,16 +5,19 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, final
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.json_record import JsonRecord
 from penstock.core.record import ChunkSpec, RecordSpec, dims_of
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 DEFAULT_MAX_STEPS = 256
 # The dimension of a whole answer: its steps.
 STEPS = "steps"
+# The name of a partial reply beside the outputs of a step.
+REPLY = "reply"
 
-# Reasons why an answer ended: the network said so, or its maximum of steps or of a growing dimension is reached.
+# Reasons why an answer ended: `done` of the network, or its maximum of steps or of a growing dimension is reached.
 END, MAX_STEPS = "end", "max_steps"
 
 
@@ -29,15 +32,17 @@ class Generate(JsonRecord):
 
     A `Dim` of the state is one of the inputs' (a padded encoder output, say), or one that grows, such as the entries of
     an attention cache. The lengths of both are in the state as int64 `[B]` under the name of the `Dim`. `begin` gives
-    those that grow, and each `step` returns the new ones. A step is given room for one more entry than the longest row
-    has; the network writes at the row's length, and ignores what is beyond.
+    those that grow, and each `step` returns the new ones. A step gets room for one more entry than the longest row
+    has; the network writes at the row's length, and ignores later entries.
 
     Args:
         state: The tensors of one row's state by name.
-        max_steps: Steps after which an answer ends, whatever the network says.
+        max_steps: Steps after which an answer ends even if `done` is false.
         first_ms: Budget from the request to its first output, in milliseconds; None for the server's latency budget.
         step_ms: Budget of each further output, in milliseconds; None for the server's latency budget.
         max_steps_input: Name of an input, one whole number, by which a request lowers its own maximum of steps.
+        partial_replies: Send the application's `reply` to all outputs so far with each step, such as the text of the
+            tokens, to clients that read step by step. It is called at each step, so it must be fast.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -49,6 +54,7 @@ class Generate(JsonRecord):
     first_ms: float | None = None
     step_ms: float | None = None
     max_steps_input: str | None = None
+    partial_replies: bool = False
 
     def __post_init__(self) -> None:
         state: Any = self.state
@@ -67,6 +73,9 @@ class Generate(JsonRecord):
                 raise ApplicationError(
                     f"Generate has {name}={value!r}; it must be a number of milliseconds above 0, or None."
                 )
+
+        if type(self.partial_replies) is not bool:
+            raise ApplicationError(f"Generate has partial_replies={self.partial_replies!r}; it must be True or False.")
 
     @property
     def dims(self) -> dict[str, Dim]:
@@ -111,6 +120,11 @@ class Generate(JsonRecord):
             raise ApplicationError(
                 f"Application {name!r} generates and has a tensor or Dim with the name 'steps', which is the length of "
                 f"its answers; choose another."
+            )
+        if self.partial_replies and REPLY in outputs:
+            raise ApplicationError(
+                f"Application {name!r} generates with partial_replies and has an output {REPLY!r}, the name that these "
+                f"are sent under; give the output another."
             )
         limit = self.max_steps_input
         spec = inputs.get(limit or "")

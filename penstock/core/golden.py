@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.core.agreement import Agreement, RowSets, Worst, scales_of
+from penstock.core.agreement import Agreement, RecordedAnswers, Worst, scales_of
 from penstock.core.errors import GoldenMismatch
-from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 
 # N examples, then the shape of one chunk
@@ -24,33 +23,18 @@ def raw_names(count: int) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Golden:
-    """Examples recorded when the bundle was written.
+class Golden(RecordedAnswers):
+    """Examples recorded when the bundle was written; for the answers see `RecordedAnswers`.
 
     Args:
         inputs: Raw inputs, `[N, *input.shape]`; several tensors as records, see `RecordSpec`.
-        outputs: The network's answers, `[N, *output.shape]`.
-        tolerance: Largest allowed absolute difference from `outputs`.
         raws: The N raw arrays that `inputs` were prepared from; empty without a `prepare`.
-        exact_whole: Whole numbers must be equal: the steps and tokens of answers that take steps.
-        output: One answer; needed for `sets` only.
-        sets: Rows of the outputs that are compared as sets; None without a `finish`.
-        network: With a `finish`, what the network gives for the first M inputs, `[M, ...]`, M up to N.
+        network: With a `finish`, the network's own outputs for the first M inputs, `[M, ...]`, M up to N.
     """
 
     inputs: Array
-    outputs: Array
-    tolerance: float
     raws: tuple[Array, ...] = ()
-    exact_whole: bool = False
-    output: ChunkSpec | None = None
-    sets: RowSets | None = None
     network: Array | None = None
-
-    @property
-    def agreement(self) -> Agreement:
-        """The rule by which answers agree with `outputs`."""
-        return Agreement(output=self.output, sets=self.sets, tolerance=self.tolerance, scales=scales_of(self.outputs))
 
     @property
     def prepared_tolerance(self) -> float:
@@ -82,21 +66,15 @@ class Golden:
         # A copy, because a network may modify its input in place.
         answers = predict(self.inputs.copy())
         _check_shape("the network answers with", answers, self.outputs)
-        if self.exact_whole:
-            self._check_whole(answers)
+        rule = self.agreement
+        if (unequal := rule.unequal(answers, self.outputs)) is not None:
+            raise GoldenMismatch(
+                f"{unequal.tensor!r} of golden example {unequal.example} is not the recorded one{unequal.numbers()}: "
+                f"the application or a library changed, or the network depends on padding or on the other rows. Train "
+                f"again, or go back to those versions."
+            )
         _check_finite(answers)
-        return _checked("network's answers", self.agreement.worst(answers, self.outputs), self.tolerance)
-
-    def _check_whole(self, answers: Array) -> None:
-        for name in answers.dtype.names or ():
-            differs = answers[name] != self.outputs[name]
-            if answers[name].dtype.kind in "biu" and differs.any():
-                row = int(differs.reshape(len(answers), -1).any(1).argmax())
-                raise GoldenMismatch(
-                    f"{name!r} of golden example {row} is not the recorded one: the application or a library changed, "
-                    f"or the network depends on padding or on the other rows. Train again, or go back to those "
-                    f"versions."
-                )
+        return _checked("network's answers", rule.worst(answers, self.outputs), self.tolerance)
 
     def check_network(self, predict: Callable[[Array], Array]) -> float:
         """Run the examples through the network without its `finish`; returns the largest absolute difference.
@@ -127,8 +105,9 @@ def _checked(what: str, worst: Worst, tolerance: float) -> float:
     # Written so that NaN fails.
     if not worst.difference <= tolerance:
         raise GoldenMismatch(
-            f"the {what} differ from the recorded ones {worst.by()} where {tolerance:.3g} is allowed, most "
-            f"{worst.place()}; the application or a library changed. Train again, or go back to those versions."
+            f"the {what} differ from the recorded ones {worst.beyond(tolerance)}, most "
+            f"{worst.place()}{worst.numbers()}; the application or a library changed. Train again, or go back to those "
+            f"versions."
         )
     return worst.difference
 

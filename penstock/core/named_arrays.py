@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 
 # B rows of a batch
 

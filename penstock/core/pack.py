@@ -3,6 +3,8 @@
     pack.json            description, the SHA-256 of every other file and of itself
     model.onnx           the network with its numeric preparation, float32
     model-int8.onnx      the same in 8 bits, if that was smaller and as accurate
+    begin.onnx           instead of model.onnx where answers take steps, with
+    step.onnx            the network's step
     golden.safetensors   recorded inputs and outputs
     pack.sig             the signature, if the pack is signed
     web/                 the app that runs it in a browser
@@ -14,38 +16,38 @@ This module handles files and arrays; `penstock.export` makes packs and `penstoc
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
-import numpy as np
-
-from penstock.core.agreement import Agreement, RowSets, scales_of
+from penstock.core.agreement import RowSets
+from penstock.core.boxes import Boxes
 from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError, BundleCorrupt, PackCorrupt, PackError
 from penstock.core.example_arrays import read_examples
+from penstock.core.generate import Generate, whole_answer
 from penstock.core.golden import raw_names
 from penstock.core.json_record import json_bytes, read_record, record_json
+from penstock.core.pack_golden import PackGolden
+from penstock.core.pack_live import PackLive, check_live
 from penstock.core.pack_tensors import PackTensors, rows_of
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.signature import key_text, verify_signature
-from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
-from penstock.core.text import ByteText, fits_text
+from penstock.core.spec import TensorSpec
+from penstock.core.subword_text import DeclaredText, SubwordReply
+from penstock.core.text import ByteText
 from penstock.core.verified_folder import FolderFiles
 
 SCHEMA_VERSION = 2
 DESCRIPTION = "pack.json"
 SIGNATURE = "pack.sig"
 GOLDEN = "golden.safetensors"
-MODEL = "model.onnx"
-MODEL_INT8 = "model-int8.onnx"
-INDEX = "index"
-WEB = "web"
-# Inputs of a golden example as JSON by name.
-EXAMPLE = "web/example.json"
+MODEL, MODEL_INT8 = "model.onnx", "model-int8.onnx"
+# Of a network whose answer takes steps.
+BEGIN, STEP = "begin.onnx", "step.onnx"
+INDEX, WEB = "index", "web"
 FP32, INT8 = "fp32", "int8"
 # The name of an input of any size.
 RAW = "raw"
@@ -64,115 +66,43 @@ _SAME = (
     "live",
     "models",
 )
+VOCABULARY = "vocabulary"
+# Left out of pack.json where they are None.
+_OPTIONAL = ("generate", "sets", "shows", "text", "reply")
+# Fields with the name of a file.
+_WITH_FILES = ("text", "reply")
 # pack.json's own hash is computed over its bytes with these zeros in place of the hash.
 _NO_HASH = "0" * 64
 _MALFORMED = (ApplicationError, AttributeError, BundleCorrupt, KeyError, OverflowError, TypeError, ValueError)
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-Kind = Literal["oneshot", "live"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackState:
-    """One tensor of a stream's state: an input of a step, and the output that feeds the next step.
-
-    Args:
-        input: Its name among the graph's inputs.
-        output: Its name among the graph's outputs.
-        dtype: A NumPy dtype name.
-        shape: Including the batch dimension of one.
-        initial: Value of every element before a stream's first chunk.
-    """
-
-    input: str
-    output: str
-    dtype: str
-    shape: tuple[int, ...]
-    initial: bool | float = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackLive:
-    """Inputs and outputs of a live graph.
-
-    Args:
-        rate_hz: Frames of the signal per second.
-        chunk: Frames of a chunk.
-        states: State from one chunk to the next.
-        length: Input for the number of valid frames of the chunk, int64 `[1]`.
-        last: Input for whether the stream ends with this chunk, bool `[1]`.
-        output_length: Output for the number of valid output frames, int64 `[1]`.
-    """
-
-    rate_hz: float
-    chunk: int
-    states: tuple[PackState, ...]
-    length: str
-    last: str
-    output_length: str
-
-    def initial_states(self) -> dict[str, Array]:
-        """The state of a stream before its first chunk, by the graph's inputs."""
-        return {state.input: np.full(state.shape, state.initial, state.dtype) for state in self.states}
-
-    def feeds(self, input_name: str, chunk_T: Array, states: Mapping[str, Array], *, last: bool) -> dict[str, Array]:
-        """The graph's inputs for one step.
-
-        Args:
-            input_name: Name of the chunk's input.
-            chunk_T: Up to `chunk` frames; fewer are padded with zeros.
-            states: By the graph's inputs.
-            last: Whether the stream ends with this chunk.
-        """
-        padded_T = np.zeros((self.chunk, *chunk_T.shape[1:]), chunk_T.dtype)
-        padded_T[: len(chunk_T)] = chunk_T
-        length, ends = np.array([len(chunk_T)], np.int64), np.array([last])
-        return {input_name: padded_T[None], self.length: length, self.last: ends, **states}
-
-    def next_states(self, outputs: Sequence[Array]) -> dict[str, Array]:
-        """The states for the next step, from the graph's outputs behind the first two."""
-        return dict(zip((state.input for state in self.states), outputs, strict=True))
+Kind = Literal["oneshot", "live", "generate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackModel:
-    """One graph of the network.
+    """The network in one precision.
 
     Args:
-        file: Its name in the pack.
-        ms: Milliseconds for one input on one thread of the exporting machine.
+        file: Name of its graph in the pack; where answers take steps, of the graph of `begin`.
+        ms: Milliseconds for one input on one thread of the exporting machine; where answers take steps, of `begin`.
         agreement: Share of golden answers with the bundle's likeliest entry; None if the output has no labels.
         accuracy: Share of validation examples answered correctly; None without validation examples.
+        step: Name of the graph of `step`; None where answers take one step.
+        step_ms: Milliseconds for the first step of an answer, as `ms`.
     """
 
     file: str
     ms: float
     agreement: float | None = None
     accuracy: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackGolden:
-    """Recorded inputs and outputs.
-
-    Args:
-        inputs: The inputs without a batch dimension, one array or record each; for a live pack, whole signals.
-        outputs: The bundle's answers, `[N, ...]`; records where there are several outputs or lengths vary.
-        tolerance: Largest allowed absolute difference from `outputs`.
-        output: One answer; needed for `sets` only.
-        sets: Rows of the outputs that are compared as sets; None without a `finish`.
-    """
-
-    inputs: tuple[Array, ...]
-    outputs: Array
-    tolerance: float
-    output: ChunkSpec | None = None
-    sets: RowSets | None = None
+    step: str | None = None
+    step_ms: float | None = None
 
     @property
-    def agreement(self) -> Agreement:
-        """The rule by which answers agree with `outputs`."""
-        return Agreement(output=self.output, sets=self.sets, tolerance=self.tolerance, scales=scales_of(self.outputs))
+    def files(self) -> list[str]:
+        """Names of the graphs in the pack."""
+        return [self.file, *([] if self.step is None else [self.step])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,21 +115,25 @@ class Pack:
         description: One sentence for people.
         licence: Licence of the network; empty if not stated.
         made: Versions of the packages that made it, the content hash of its bundle, and the time.
-        kind: `"oneshot"`, or `"live"` for streams.
+        kind: `"oneshot"`, `"live"` for streams, or `"generate"` for answers that take steps.
         raw: The graph's input where the application has a `prepare`: an array of any size, without a batch dimension;
             None otherwise.
         inputs: The graph's inputs without a batch dimension; empty with a `raw`.
-        outputs: The graph's outputs without batch dimension: the answers, then the embedding if there is one.
+        outputs: The graph's outputs without batch dimension: the answers, then the embedding if there is one; where
+            answers take steps, the outputs of one step.
         answers: The number of outputs that are the application's.
         recognition: Turns the answer into a label; None if the application has none.
         dense: The geometry of its tiles and maps, for a network that is applied to large pictures; None for others.
+        shows: Outputs that are boxes in the picture; None for others.
         live: Inputs and outputs of a live graph; None for one-shot packs.
+        generate: The state of an answer that takes steps; None for answers of one step.
         sets: Rows of the outputs that are compared as sets; None without a `finish`.
         tolerance: Largest difference allowed on the golden examples.
         golden_count: Number of golden examples.
         models: Graphs by precision, `"fp32"` and maybe `"int8"`.
         files: SHA-256 and size in bytes of each file, by its path in the folder.
         text: How a text becomes the input; None where the application takes no text.
+        reply: How the answer becomes a text; None where it is none.
         signed_by: The public key, 32 bytes, that signed it; None if it is not signed.
     """
 
@@ -220,7 +154,10 @@ class Pack:
     inputs: tuple[TensorSpec, ...] = ()
     answers: int = 1
     dense: Dense | None = None
-    text: ByteText | None = None
+    generate: Generate | None = None
+    shows: Boxes | None = None
+    text: DeclaredText | None = None
+    reply: SubwordReply | None = None
     sets: RowSets | None = None
     signed_by: bytes | None = None
 
@@ -236,18 +173,34 @@ class Pack:
 
     @property
     def output(self) -> ChunkSpec:
-        """One answer: one tensor of fixed size, or a record of several or varying ones."""
+        """One whole answer: one tensor of fixed size, or a record of several or varying ones."""
+        if self.generate is not None:
+            return whole_answer(self.outputs, self.generate.max_steps)
         return chunk_spec(self.outputs[: self.answers])
 
     def model(self, precision: str = FP32) -> Path:
-        """The file of the graph in a precision.
+        """The file of the graph in a precision; where answers take steps, of `begin`.
+
+        Raises:
+            PackError: The pack does not have it.
+        """
+        return self.graphs(precision)[0]
+
+    def graphs(self, precision: str = FP32) -> list[Path]:
+        """The files of the graphs in a precision: one, or those of `begin` and `step`.
 
         Raises:
             PackError: The pack does not have it.
         """
         if precision not in self.models:
             raise PackError(f"the pack {self.folder} has no {precision} model; it has {', '.join(self.models)}.")
-        return self.folder / self.models[precision].file
+        return [self.folder / name for name in self.models[precision].files]
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of the files that a pack cannot be without: graphs, golden examples, vocabularies."""
+        texts = [text.vocabulary.name for text in (self.text, self.reply) if not isinstance(text, ByteText | None)]
+        return [GOLDEN, *(name for model in self.models.values() for name in model.files), *texts]
 
     def golden(self) -> PackGolden:
         """Read the recorded examples.
@@ -263,18 +216,26 @@ class Pack:
         outputs = read_examples(_FILES, file, "outputs", self.output)
         if not len(inputs) == len(outputs) == self.golden_count:
             raise PackCorrupt(f"{file} does not hold {self.golden_count} examples; export the bundle again.")
-        return PackGolden(inputs=inputs, outputs=outputs, tolerance=self.tolerance, output=self.output, sets=self.sets)
+        return PackGolden(
+            inputs=inputs,
+            outputs=outputs,
+            tolerance=self.tolerance,
+            output=self.output,
+            sets=self.sets,
+            exact_whole=self.generate is not None,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The content of pack.json without its own hash."""
         fields = record_json(self)
-        # Left out where there is none, as in packs of earlier versions.
-        text = {} if self.text is None else {"text": fields["text"]}
-        sets = {} if self.sets is None else {"sets": fields["sets"]}
+        optional = {name: fields[name] for name in _OPTIONAL if fields[name] is not None}
+        for name in _WITH_FILES:
+            if VOCABULARY in optional.get(name, {}):
+                optional[name][VOCABULARY] = optional[name][VOCABULARY].name
+                optional[name] = {key: value for key, value in optional[name].items() if value is not None}
         return (
             {name: fields[name] for name in _SAME}
-            | text
-            | sets
+            | optional
             | {
                 "schema_version": SCHEMA_VERSION,
                 "inputs": fields["inputs"] if self.raw is None else [{"name": self.raw.name, **fields["raw"]}],
@@ -300,10 +261,9 @@ class Pack:
             others = {
                 "folder": folder,
                 **_given_inputs(given["inputs"]),
-                "sets": given.get("sets"),
+                **{name: _with_file(folder, given.get(name)) for name in _OPTIONAL},
                 "tolerance": float(golden["tolerance"]),
                 "golden_count": int(golden["count"]),
-                "text": given.get("text"),
                 "files": {path: (file["sha256"], file["bytes"]) for path, file in given["files"].items()},
             }
             pack = read_record(cls, others | {name: given[name] for name in _SAME})
@@ -322,10 +282,14 @@ def _given_inputs(inputs: Any) -> dict[str, Any]:
     return {"raw": raw}
 
 
-def chunks_of(signal_T: Array, chunk: int) -> Iterator[tuple[Array, bool]]:
-    """The chunks of a signal and whether each is the last; one of no frames for a signal of none."""
-    for start in range(0, max(len(signal_T), 1), chunk):
-        yield signal_T[start : start + chunk], start + chunk >= len(signal_T)
+def _with_file(folder: Path, given: Any) -> Any:
+    """Return a field with the path of the file that it names."""
+    if not isinstance(given, dict) or VOCABULARY not in given:
+        return given
+    name = given[VOCABULARY]
+    if not isinstance(name, str) or PurePosixPath(name).name != name:
+        raise ValueError(f"{name!r} is no name of a vocabulary")
+    return {**given, VOCABULARY: folder / name}
 
 
 def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
@@ -342,7 +306,7 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
     """
     folder = Path(folder)
     if not os.path.isfile(folder / DESCRIPTION):
-        raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --to DIR' writes one.")
+        raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --out DIR' writes one.")
     data = _FILES.read(folder / DESCRIPTION)
     signed_by = _signed_by(folder, data, key)
     pack = Pack.from_json(folder, _parse(folder / DESCRIPTION, data))
@@ -391,35 +355,43 @@ def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:
 
 def _check(pack: Pack) -> None:
     """Raise ValueError unless the fields are consistent."""
-    if (pack.kind == "live") != (pack.live is not None):
+    kinds = {"live": pack.live is not None, "generate": pack.generate is not None}
+    if any((pack.kind == kind) != is_one for kind, is_one in kinds.items()):
         raise ValueError(f"kind is {pack.kind!r}")
+    if pack.generate is not None:
+        _check_generate(pack, pack.generate)
     if pack.live is not None:
-        _check_live(pack.live)
+        check_live(pack.live)
         if not isinstance(pack.input, TensorSpec) or not isinstance(pack.output, TensorSpec):
             raise ValueError("a live pack has one input and one output of fixed size")
     if not 1 <= pack.answers <= len(pack.outputs) or not (pack.inputs or pack.raw):
         raise ValueError("no input or no output")
     # Raises where a name or a dimension is given twice.
     RecordSpec((*pack.inputs, *pack.outputs))
-    if pack.text is not None and not fits_text(pack.input, pack.text):
+    if pack.text is not None and not pack.text.fits(pack.input):
         raise ValueError("the text has another input")
+    if pack.reply is not None and not pack.reply.fits(pack.output):
+        raise ValueError("the text has another output")
     if FP32 not in pack.models or pack.golden_count < 1:
         raise ValueError("no fp32 model or no golden example")
     if pack.recognition is not None and pack.outputs[0].shape != (len(pack.recognition.labels),):
         raise ValueError("the recognition has other labels than the first output")
     if pack.dense is not None:
         pack.dense.check(chunk_spec(pack.inputs), pack.output)
+    if pack.shows is not None:
+        pack.shows.check({spec.name: spec for spec in pack.outputs})
     for path in pack.files:
         parts = PurePosixPath(path)
         foreign = parts.is_absolute() or ".." in parts.parts or "\\" in path or not path.isprintable()
         if foreign or path in (DESCRIPTION, SIGNATURE):
             raise ValueError(f"the file {path!r} cannot be in a pack")
-    for name in (GOLDEN, *(model.file for model in pack.models.values())):
+    for name in pack.needed:
         if name not in pack.files:
             raise ValueError(f"the file {name!r} is not named")
 
 
-def _check_live(live: PackLive) -> None:
-    states = all(min(state.shape, default=0) >= 0 and state.dtype in PROTOCOL_DATATYPES for state in live.states)
-    if not states or live.chunk < 1 or not live.rate_hz > 0:
-        raise ValueError("a field of live is missing or out of range")
+def _check_generate(pack: Pack, generate: Generate) -> None:
+    by_name = ({spec.name: spec for spec in side} for side in (pack.inputs, pack.outputs))
+    generate.check(pack.name, *by_name)
+    if pack.answers != len(pack.outputs) or any(model.step is None for model in pack.models.values()):
+        raise ValueError("an answer takes steps and has an embedding or no graph of a step")

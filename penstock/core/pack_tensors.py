@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from penstock.core.dim import Dim
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec, chunk_spec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 
 # N examples
 

@@ -8,6 +8,9 @@ from penstock.core.chain import Chain, ChainStep
 from penstock.core.picture_index import TOP, read_index, unit_vector
 from penstock.core.spec import TensorSpec
 
+# Of a similarity: fp32 has no more.
+DIGITS = 6
+
 
 def search_chain(
     index: str | Path, *, part: str, name: str = "search", count: int = TOP, description: str = ""
@@ -37,7 +40,9 @@ def search_chain(
 
     def reply(found: Mapping[str, Any]) -> dict[str, Any]:
         pairs = zip(found["rows"].tolist(), found["similarities"].tolist(), strict=True)
-        return {"results": [{"file": known.items[row].file, "similarity": cosine} for row, cosine in pairs]}
+        return {
+            "results": [{"file": known.items[row].file, "similarity": round(cosine, DIGITS)} for row, cosine in pairs]
+        }
 
     return Chain(
         name=name,

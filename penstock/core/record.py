@@ -15,8 +15,10 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.spec import Array, Dim, TensorSpec, random_chunks
+from penstock.core.random_arrays import random_chunks
+from penstock.core.spec import Array, TensorSpec
 
 # n records, B rows of a batch
 

@@ -161,5 +161,5 @@ def _cryptography() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise PackError("signatures need the package cryptography; pip install 'penstock[device]'.") from None
+        raise PackError("signatures need the package cryptography; pip install 'penstock-nn[device]'.") from None
     return ed25519, serialization

@@ -4,20 +4,17 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from itertools import chain
-from keyword import iskeyword
-from math import ceil, floor, isfinite, prod
-from typing import Any, Self, SupportsIndex, final
+from math import isfinite, prod
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.json_record import JsonRecord
 
 Array = npt.NDArray[Any]
-
-# Random integers of more than 16 bits stay below this, because they are often indices into a vocabulary.
-RANDOM_WHOLE_BELOW = 128
 
 _NUMBERS = {bool, int, float}
 _LISTS = {list, tuple}
@@ -98,74 +95,6 @@ class Spec(JsonRecord):
         """Raise `InvalidInput` if a float of the array is NaN or infinite."""
         if self.takes_nan and not np.isfinite(array).all():
             raise InvalidInput(f"{self.title} holds NaN or infinity; every number must be finite.")
-
-
-@final
-class Dim(int):
-    """A dimension whose length varies; the same name in several specs is the same length.
-
-    As a number it is its largest length, so that a shape with a `Dim` is the room that a tensor needs.
-
-    Args:
-        name: Its name, a Python identifier: `"tokens"`.
-        max: The largest length.
-        min: The smallest length.
-
-    Raises:
-        ApplicationError: The name is no identifier or a keyword, or the lengths are not whole numbers, 0 <= min <= max,
-            max >= 1.
-    """
-
-    name: str
-    min: int
-
-    def __new__(cls, name: str, max: int, min: int = 1) -> Self:  # noqa: D102
-        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
-            raise ApplicationError(f"Dim has name {name!r}; give it a Python identifier, such as 'tokens'.")
-        if not (type(min) is int and isinstance(max, int) and 0 <= min <= max and max > 0):
-            raise ApplicationError(
-                f"Dim {name!r} has min={min!r} and max={max!r}; give whole numbers, 0 <= min <= max, max at least 1."
-            )
-        dim = super().__new__(cls, max)
-        dim.name, dim.min = name, min
-        return dim
-
-    @property
-    def max(self) -> int:
-        """The largest length."""
-        return int(self)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Dim):
-            return (self.name, self.min, int(self)) == (other.name, other.min, int(other))
-        return int(self) == other
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(int(self))
-
-    def __repr__(self) -> str:
-        return f"{self.name}<={int(self)}"
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        return Dim, (self.name, int(self), self.min)
-
-    def to_json(self) -> dict[str, Any]:
-        """The dimension as JSON values."""
-        return {"name": self.name, "max": int(self), "min": self.min}
-
-    @classmethod
-    def from_json(cls, fields: Any) -> "Dim":
-        """Read what `to_json` wrote.
-
-        Raises:
-            TypeError: It is no such object.
-        """
-        if not isinstance(fields, Mapping):
-            raise TypeError(f"{fields!r:.80} is no dimension")
-        return Dim(**fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -449,28 +378,3 @@ class TensorSpec(Spec):
         found = f"a list of {len(item):,}" if type(item) in _LISTS else f"a {type(item).__name__}"
         wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
         return InvalidInput(f"{self.title} has {found} where {belongs}; it must be {wanted}.")
-
-
-def random_chunks(spec: TensorSpec, count: int, rng: np.random.Generator) -> Array:
-    """Random chunks `[count, *shape]` within the limits of a spec."""
-    numbers = random_numbers(spec.dtype, (count, *spec.shape), rng)
-    if spec.limits is None:
-        return numbers
-    low, high = spec.limits
-    if spec.numpy_dtype.kind in "iu":
-        numpy_limits = np.iinfo(spec.numpy_dtype)
-        low, high = max(ceil(low), numpy_limits.min), min(floor(high), numpy_limits.max)
-    wide = numbers.astype(np.int8) if spec.dtype == "bool" else numbers
-    return np.clip(wide, low, high).astype(spec.numpy_dtype)
-
-
-def random_numbers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Random numbers of any dtype of a spec, over its whole range up to 16 bits."""
-    if dtype == "bool":
-        return rng.random(shape) < 0.5
-    if dtype.startswith("float"):
-        return rng.standard_normal(shape).astype(dtype)
-    limits = np.iinfo(dtype)
-    if limits.bits <= 16:
-        return rng.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
-    return rng.integers(0, RANDOM_WHOLE_BELOW, shape, dtype=dtype)

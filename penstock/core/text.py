@@ -9,10 +9,11 @@ from typing import final
 
 import numpy as np
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
-from penstock.core.spec import Array, Dim
+from penstock.core.spec import Array
 
 # First byte of a character, in UTF-8: all others are 0b10xxxxxx.
 _CONTINUES, _CONTINUES_MASK = 0x80, 0xC0
@@ -81,19 +82,23 @@ class ByteText:
             data = data[: _whole(data, self.max_bytes)]
         return np.frombuffer(data, np.uint8)
 
+    @property
+    def needs(self) -> str:
+        """The inputs that it fills, for messages."""
+        return f"one input, uint8 of a Dim with max={self.max_bytes}, named {self.tensor!r}"
 
-def fits_text(input: ChunkSpec | RawSpec, text: ByteText) -> bool:
-    """Check that an input is one tensor of bytes, of the length that a text gives."""
-    if not isinstance(input, RecordSpec) or len(input.tensors) != 1:
-        return False
-    (tensor,) = input.tensors
-    return (
-        tensor.name == text.tensor
-        and tensor.dtype == "uint8"
-        and len(tensor.shape) == 1
-        and isinstance(tensor.shape[0], Dim)
-        and tensor.shape[0].max == text.max_bytes
-    )
+    def fits(self, input: ChunkSpec | RawSpec) -> bool:
+        """Check that an input is one tensor of bytes, of the length that a text gives."""
+        if not isinstance(input, RecordSpec) or len(input.tensors) != 1:
+            return False
+        (tensor,) = input.tensors
+        return (
+            tensor.name == self.tensor
+            and tensor.dtype == "uint8"
+            and len(tensor.shape) == 1
+            and isinstance(tensor.shape[0], Dim)
+            and tensor.shape[0].max == self.max_bytes
+        )
 
 
 def _whole(data: bytes, size: int) -> int:

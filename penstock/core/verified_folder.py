@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, final
 
 from safetensors import SafetensorError
@@ -90,9 +91,10 @@ class FolderFiles:
         """
         found = ""
         try:
-            found_size = file.stat().st_size
-            # Not read if the size differs: a link to a device has no end.
-            if size is None or found_size == size:
+            status = file.stat()
+            found_size = status.st_size
+            # Not read if it cannot be the file: a link to a device has no end.
+            if S_ISREG(status.st_mode) and size in (None, found_size):
                 with file.open("rb") as source:
                     found = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:

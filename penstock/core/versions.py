@@ -2,13 +2,16 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from penstock.core.version import __version__
+
 
 def versions_of(*packages: str, missing: str = "from source") -> dict[str, str]:
     """Versions of some packages by their names; `missing` for one that is not installed."""
     found: dict[str, str] = {}
     for package in packages:
         try:
-            found[package] = version(package)
+            # The distribution of that name is another project's.
+            found[package] = __version__ if package == "penstock" else version(package)
         except PackageNotFoundError:
             found[package] = missing
     return found

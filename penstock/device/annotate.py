@@ -1,5 +1,6 @@
 """Answers drawn into the pictures, and a video of them."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
@@ -10,9 +11,11 @@ import numpy as np
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from penstock.core.boxes import FoundBox
 from penstock.core.errors import SourceError
 from penstock.core.spec import Array
 from penstock.device.captions import answer_line
+from penstock.device.drawn_boxes import draw_boxes
 from penstock.device.watch import FrameResult
 
 CODECS = {".mp4": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}
@@ -21,19 +24,21 @@ TICKS_PER_SECOND = 1_000
 _BT709 = 1
 
 
-def annotated(pixels: Array, text: str, size: tuple[int, int] | None = None) -> Array:
-    """Draw a line of text on a dark strip at the bottom of a picture.
+def annotated(pixels: Array, text: str, size: tuple[int, int] | None = None, found: Sequence[FoundBox] = ()) -> Array:
+    """Draw a line of text on a dark strip at the bottom of a picture, and boxes over the picture.
 
     Args:
         pixels: RGBA `[H, W, 4]`.
         text: The line.
         size: Height and width of the result; the picture is scaled to fit, the rest is black.
+        found: The boxes, in the pixels of the picture.
 
     Returns:
         RGB, uint8 `[H, W, 3]`, with an even height and width.
     """
     height, width = size or (max(pixels.shape[0] // 2, 1) * 2, max(pixels.shape[1] // 2, 1) * 2)
     picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+    draw_boxes(picture, found)
     canvas = ImageOps.pad(picture, (width, height))
     draw = ImageDraw.Draw(canvas, "RGBA")
     letter = max(height // 18, 10)
@@ -100,7 +105,9 @@ class VideoWriter:
             raise self._unwritable(error) from None
 
     def _write(self, result: FrameResult) -> None:
-        picture = annotated(result.pixels, answer_line(result.answer), self._size if self._stream is not None else None)
+        size, answer = self._size if self._stream is not None else None, result.answer
+        found = answer if isinstance(answer, tuple) else ()
+        picture = annotated(result.pixels, answer_line(answer), size, found)
         stream = self._begin(picture) if self._stream is None else self._stream
         frame = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(picture, format="rgb24"),

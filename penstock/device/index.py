@@ -111,7 +111,7 @@ def index_folder(
     folder = to or engine.pack.folder / INDEX
     place = Path(os.path.realpath(folder))
     if place.exists() and not (place / DESCRIPTION).exists():
-        raise PackError(f"{place} is there and is no index; name another folder with --to, or remove it.")
+        raise PackError(f"{place} is there and is no index; name another folder with --out, or remove it.")
     beside = place.with_name(f"{place.name}-part")
     files = _files_outside(pictures, place, beside)
     try:
@@ -128,7 +128,7 @@ def index_folder(
     except OSError as error:
         raise PackError(
             f"the index {place} cannot be written ({error.strerror or error}); mend that and index again, or name "
-            f"another folder with --to."
+            f"another folder with --out."
         ) from error
     return IndexReport(folder=folder, count=len(items), computed=computed, failures=failures)
 

@@ -1,16 +1,17 @@
-"""Run a live pack over sound: chunks in order, the stream's state carried from each to the next."""
+"""Run a live pack over a signal: chunks in order, the stream's state carried from each to the next."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from penstock.core.errors import PackError
+from penstock.core.scores import are_scores
 from penstock.core.spec import Array
 from penstock.device.device_run import STALL_TIMEOUT_S, DeviceRun
 from penstock.device.inbox import Inbox
 from penstock.device.pack_engine import LivePackEngine
-from penstock.device.sound_source import SoundChunk, SoundSource, max_waiting_chunks
+from penstock.device.sound_source import SoundChunk, max_waiting_chunks
+from penstock.device.source import Source
 
 # U frames of an output, L labels
 
@@ -20,19 +21,19 @@ BLANK = "-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkResult:
-    """A chunk of sound and its answer.
+    """A chunk of a signal and its answer.
 
     Args:
         chunk: The chunk.
         output_U: The network's output frames, `[U, L]`, U from 0.
-        labels: Labels that begin in these frames.
+        labels: Labels that begin in these frames; None where the network does not answer with labels.
         age_s: Time from when the last sample was heard or due until the answer; None outside real time.
         model_s: Time of the network alone.
     """
 
     chunk: SoundChunk
     output_U: Array
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] | None
     age_s: float | None
     model_s: float
 
@@ -60,7 +61,7 @@ def new_labels(labels: Sequence[str], output_U: Array, before: str | None) -> tu
 
 @final
 class ListenRun(DeviceRun[SoundChunk, ChunkResult]):
-    """Run a live pack over sound.
+    """Run a live pack over sound, or over the frames of a sensor.
 
     Args:
         engine: The pack.
@@ -68,27 +69,19 @@ class ListenRun(DeviceRun[SoundChunk, ChunkResult]):
         real_time: Play a recording in real time, instead of as fast as it goes.
         stall_timeout_s: The source is given up after so many seconds without a chunk.
         clock: Monotonic seconds.
-
-    Raises:
-        PackError: The pack does not take 16-bit sound of one channel, or does not answer with labels.
     """
 
     def __init__(
         self,
         engine: LivePackEngine,
-        source: SoundSource,
+        source: Source[SoundChunk],
         *,
         real_time: bool = True,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         output = engine.pack.outputs[0]
-        if not output.labels or len(output.shape) != 2:
-            raise PackError(
-                f"the pack {engine.pack.name!r} answers with {output.describe()} ({output.meaning}); watch shows "
-                f"labels: give the application's output some."
-            )
-        self._labels = output.labels
+        self._labels = output.labels if are_scores(output) and len(output.shape) == 2 else None
         self._engine = engine
         super().__init__(
             source,
@@ -106,6 +99,8 @@ class ListenRun(DeviceRun[SoundChunk, ChunkResult]):
             start_s = self._clock()
             output_U, states = self._engine.step(chunk.samples_T, states, last=chunk.last)
             model_s, age_s = self._clock() - start_s, self._age_s(chunk)
-            labels, before = new_labels(self._labels, output_U, before)
+            labels: tuple[str, ...] | None = None
+            if self._labels is not None:
+                labels, before = new_labels(self._labels, output_U, before)
             self._count(age_s=age_s, model_s=model_s)
             yield ChunkResult(chunk=chunk, output_U=output_U, labels=labels, age_s=age_s, model_s=model_s)

@@ -1,6 +1,7 @@
-"""Run a pack's graph by ONNX Runtime: arrays in, arrays out; the state of a stream is an explicit value."""
+"""Run a pack by ONNX Runtime: arrays in, arrays out, whole or step by step; the state of a stream is a value."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -8,11 +9,14 @@ import onnxruntime
 
 from penstock.core.errors import ApplicationError, InvalidInput, PackCorrupt, PackError, RequestError, one_line
 from penstock.core.onnx_session import onnx_errors, onnx_session
-from penstock.core.pack import FP32, Pack, PackLive, chunks_of
+from penstock.core.pack import FP32, Pack
+from penstock.core.pack_live import PackLive, chunks_of
+from penstock.core.pack_loop import PackLoop
 from penstock.core.pack_tensors import by_name
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec, given_by_name
 from penstock.core.spec import Array
+from penstock.core.subword_text import SubwordReply
 
 # T frames of a chunk, U output frames of a chunk
 
@@ -22,7 +26,7 @@ States = dict[str, Array]
 
 @final
 class PackEngine:
-    """A one-shot pack, ready to run.
+    """A pack of whole inputs, ready to run; the answers may take steps.
 
     Args:
         pack: From `read_pack`.
@@ -39,9 +43,14 @@ class PackEngine:
             raise PackError(f"the pack {pack.name!r} takes live signals; give it a sound or a microphone.")
         self.pack = pack
         self.precision = precision
-        self.session = _session(pack, precision, threads)
+        self.session, *steps = _sessions(pack, precision, threads)
         self._tensors = pack.tensors
         self._input = self._tensors.input
+        self._loop: PackLoop | None = None
+        if pack.generate is not None:
+            self._loop = PackLoop(
+                begin_session=self.session, step_session=steps[0], tensors=self._tensors, generate=pack.generate
+            )
         if precision == FP32:
             _check_golden(pack, (self._chunk(example)[0] for example in pack.golden().inputs))
 
@@ -63,7 +72,7 @@ class PackEngine:
                 f"the pack {self.pack.name!r} takes {self._input.describe()}; give them to predict() by name."
             )
         self._input.check(raw)
-        if not self._tensors.is_plain:
+        if self._loop is not None or not self._tensors.is_plain:
             return list(self._named(self._chunk(raw)).values())
         feeds = {self._input.name: raw if self.pack.raw else raw[None]}
         outputs = self.session.run(self._tensors.names, feeds)
@@ -76,7 +85,8 @@ class PackEngine:
             inputs: One array for each input, without a batch dimension; or nested lists of numbers, as in JSON.
 
         Returns:
-            One array for each output, without a batch dimension or padding.
+            One array for each output, without a batch dimension or padding; where answers take steps, the outputs of
+            all steps, `[steps, ...]`.
 
         Raises:
             InvalidInput: A tensor is missing, unknown or not of its spec, or lengths disagree.
@@ -84,16 +94,50 @@ class PackEngine:
         """
         return self._named(self._chunk(self._input_of(inputs)))
 
+    def generate(self, inputs: Mapping[str, Any]) -> "PackSteps":
+        """Get the outputs of an answer that takes steps, each as soon as it is computed.
+
+        Args:
+            inputs: As for `predict`.
+
+        Returns:
+            An iterator over the outputs of the steps, as that of `penstock.load(...).generate`.
+
+        Raises:
+            InvalidInput: As `predict`, or the pack answers in one step.
+            TooLarge: A dimension is larger than the pack takes.
+        """
+        if self._loop is None:
+            raise InvalidInput(f"the pack {self.pack.name!r} answers in one step; use predict().")
+        return PackSteps(self._loop, self._input_of(inputs))
+
     def predict_text(self, text: str) -> dict[str, Array]:
-        """Run the network on a text, for a pack of an application that takes text.
+        """Run the network on a text, for a pack of an application that takes text; returns the outputs by name.
 
         Raises:
             InvalidInput: No text, or the pack takes none.
             TooLarge: More bytes than the pack takes.
         """
+        return self.predict(self._text_input(text))
+
+    def generate_text(self, text: str) -> "PackTextSteps":
+        """Get the text of an answer to a text, a part with each step as soon as it is computed.
+
+        Returns:
+            An iterator over the parts, which together are the text of the server's reply.
+
+        Raises:
+            InvalidInput: No text, or the pack takes or gives none, or answers in one step.
+        """
+        reply = self.pack.reply
+        if reply is None:
+            raise InvalidInput(f"the pack {self.pack.name!r} gives no text; use generate() or predict_text().")
+        return PackTextSteps(self.generate(self._text_input(text)), reply)
+
+    def _text_input(self, text: str) -> dict[str, Array]:
         if self.pack.text is None:
             raise InvalidInput(f"the pack {self.pack.name!r} takes no text; give its inputs to predict() by name.")
-        return self.predict({self.pack.text.tensor: self.pack.text.of_text(text)})
+        return {self.pack.text.tensor: self.pack.text.of_text(text)}
 
     def _input_of(self, inputs: Mapping[str, Any]) -> Array:
         spec = self._input
@@ -109,13 +153,62 @@ class PackEngine:
 
     def _chunk(self, given: Array) -> list[Array]:
         """Run one input that was checked; returns the answer, and the embedding if there is one."""
+        if self._loop is not None:
+            return [self._loop.answer(given)]
         feeds, lengths = self._tensors.feeds(given)
         return self._tensors.answer(self.session.run(self._tensors.names, feeds), lengths)
 
     def _named(self, outputs: list[Array]) -> dict[str, Array]:
         answer, *others = outputs
         embedding = dict(zip((spec.name for spec in self.pack.outputs[self.pack.answers :]), others, strict=True))
-        return by_name(self._tensors.output, answer) | embedding
+        return by_name(self.pack.output, answer) | embedding
+
+
+@final
+class PackSteps(Iterator[Any]):
+    """The steps of one answer, each computed when it is asked for.
+
+    Each is the output of one step, `[*output.shape]`, or several outputs as a dictionary of arrays by name.
+
+    Args:
+        loop: The pack's graphs.
+        given: One input.
+
+    Attributes:
+        ended: Reason why the answer ended, `"end"` or `"max_steps"`; None until then.
+    """
+
+    def __init__(self, loop: PackLoop, given: Array) -> None:
+        self.ended: str | None = None
+        self._output = loop.tensors.output
+        self._steps = loop.steps(given)
+
+    def __next__(self) -> Any:
+        step = next(self._steps)
+        self.ended = step.ended
+        return self._output.unpack(step.output) if isinstance(self._output, RecordSpec) else step.output
+
+
+@final
+class PackTextSteps(Iterator[str]):
+    """The parts of an answer's text, each computed when it is asked for.
+
+    Args:
+        steps: The steps of the answer.
+        reply: How the tokens become a text.
+    """
+
+    def __init__(self, steps: PackSteps, reply: SubwordReply) -> None:
+        self._steps = steps
+        self._parts = reply.parts(steps)
+
+    def __next__(self) -> str:
+        return next(self._parts)
+
+    @property
+    def ended(self) -> str | None:
+        """Reason why the answer ended, `"end"` or `"max_steps"`; None until then."""
+        return self._steps.ended
 
 
 @final
@@ -138,7 +231,7 @@ class LivePackEngine:
         self.pack = pack
         self.live: PackLive = pack.live
         (self._input,) = pack.inputs
-        self.session = _session(pack, precision, threads)
+        (self.session,) = _sessions(pack, precision, threads)
         states = (state.output for state in self.live.states)
         self._output_names = [pack.outputs[0].name, self.live.output_length, *states]
         if precision == FP32:
@@ -181,10 +274,14 @@ class LivePackEngine:
         return np.concatenate(outputs)
 
 
-def _session(pack: Pack, precision: str, threads: int) -> Any:
-    file = pack.model(precision)
+def _sessions(pack: Pack, precision: str, threads: int) -> list[Any]:
+    any_size = pack.generate is not None or pack.tensors.any_size
+    return [_session(file, threads, any_size=any_size) for file in pack.graphs(precision)]
+
+
+def _session(file: Path, threads: int, *, any_size: bool) -> Any:
     try:
-        return onnx_session(file, threads=threads, any_size=pack.tensors.any_size)
+        return onnx_session(file, threads=threads, any_size=any_size)
     except onnx_errors() as error:
         raise PackError(
             f"ONNX Runtime {onnxruntime.__version__} cannot run {file} ({one_line(error, 200)}); export the bundle "
@@ -212,8 +309,8 @@ def _check_golden(pack: Pack, answers: Iterator[Array]) -> None:
         if not worst.difference <= golden.tolerance:
             tensor = f", most in {worst.tensor!r}" if worst.tensor else ""
             raise PackCorrupt(
-                f"the pack {pack.name!r} differs on its example {number} from the recorded answer {worst.by()} where "
-                f"{golden.tolerance:.3g} is allowed{tensor}; export the bundle again."
+                f"the pack {pack.name!r} differs on its example {number} from the recorded answer "
+                f"{worst.beyond(golden.tolerance)}{tensor}; export the bundle again."
             )
 
 

@@ -165,7 +165,7 @@ class _WholePicture(Slide):
                 f"tiffsave --tile --pyramid."
             ) from None
         except UnidentifiedImageError as error:
-            fix = "" if has_openslide else ", or install OpenSlide for slides: pip install 'penstock[slides]'"
+            fix = "" if has_openslide else ", or install OpenSlide for slides: pip install 'penstock-nn[slides]'"
             raise SourceError(
                 f"{file} is no picture, or is truncated ({one_line(error, 120)}); copy it again{fix}."
             ) from None

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.sound import Samples, sound_decoder
+from penstock.core.spec import Array
 from penstock.device.source import DecodeFailures, Source, SourceItem
 
 # T samples of a chunk
@@ -32,11 +33,11 @@ class SoundChunk(SourceItem):
     """One chunk of a signal, of the network's chunk length; the last one may be shorter, or empty.
 
     Args:
-        samples_T: 16-bit samples at the pack's rate.
+        samples_T: 16-bit samples at the pack's rate, or the frames `[T, ...]` of another signal.
         last: Whether the signal ends with it.
     """
 
-    samples_T: Samples
+    samples_T: Array
     last: bool
 
 

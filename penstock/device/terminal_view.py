@@ -1,11 +1,11 @@
 """Results in a terminal: the picture in half blocks with its answer, or a line whenever the answer changes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -14,9 +14,12 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from penstock.core.boxes import FoundBox
+from penstock.core.recognition import TOP
 from penstock.core.spec import Array
-from penstock.device.captions import answer_line
-from penstock.device.watch import FrameResult
+from penstock.device.captions import answer_key, answer_line
+from penstock.device.drawn_boxes import colour_of, corners
+from penstock.device.watch import FrameAnswer, FrameResult
 
 # Drawing takes time from the network.
 DRAWS_PER_SECOND = 8.0
@@ -34,11 +37,11 @@ class LineView:
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
         self._print = print_line
-        self._last: tuple[Any, Any] | None = None
+        self._last: Any = None
 
     def show(self, result: FrameResult) -> None:
         """Print a line if the answer changed."""
-        now = (result.answer["group"], result.answer["label"])
+        now = answer_key(result.answer)
         if result.frame.name:
             self._print(f"{result.frame.name}: {answer_line(result.answer)}")
         elif now != self._last:
@@ -48,7 +51,7 @@ class LineView:
 
 @final
 class TerminalView:
-    """Draw the picture, its answer and the likeliest labels a few times per second; to be used as a context.
+    """Draw the picture, its answer and the likeliest labels or boxes a few times per second; to be used as a context.
 
     Args:
         console: The terminal.
@@ -88,16 +91,22 @@ def render(result: FrameResult, rate: float) -> Group:
         result: The frame and its answer.
         rate: Frames processed per second.
     """
-    colour = "yellow" if result.answer["unsure"] else "green"
+    answer = result.answer
+    found = answer if isinstance(answer, tuple) else ()
+    colour = "green" if _is_sure(answer) else "yellow"
     likeliest = Table.grid(padding=(0, 1))
-    for label, probability in result.answer["top"]:
+    top = [(each.label, each.score) for each in answer[:TOP]] if isinstance(answer, tuple) else answer["top"]
+    for label, probability in top:
         bar = Text("█" * round(probability * BAR), style="cyan")
         likeliest.add_row(Text(label), Text(f"{probability:4.0%}"), bar)
     age = "" if result.age_s is None else f", {1e3 * result.age_s:.0f} ms old"
     figures = Text(f"{rate:.1f} frames/s, network {1e3 * result.model_s:.1f} ms{age}", style="dim")
-    return Group(
-        HalfBlocks(result.pixels), Text(answer_line(result.answer), style=f"bold {colour}"), likeliest, figures
-    )
+    line = Text(answer_line(answer), style=f"bold {colour}")
+    return Group(HalfBlocks(result.pixels, found), line, likeliest, figures)
+
+
+def _is_sure(answer: FrameAnswer) -> bool:
+    return bool(answer) if isinstance(answer, tuple) else not answer["unsure"]
 
 
 @final
@@ -106,10 +115,12 @@ class HalfBlocks:
 
     Args:
         pixels: RGBA `[H, W, 4]`.
+        found: Boxes in its pixels, the largest score first.
     """
 
-    def __init__(self, pixels: Array) -> None:
+    def __init__(self, pixels: Array, found: Sequence[FoundBox] = ()) -> None:
         self._pixels = pixels
+        self._found = found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = self._pixels.shape[:2]
@@ -120,6 +131,11 @@ class HalfBlocks:
         if rows > max_rows:
             columns, rows = max(round(columns * max_rows / rows), 1), max_rows
         picture = Image.fromarray(self._pixels[..., :3]).resize((columns, 2 * rows), Image.Resampling.NEAREST)
+        draw = ImageDraw.Draw(picture)
+        for each in reversed(self._found):
+            left, top, right, bottom = corners(each, width, height)
+            across, down = (columns - 1) / width, (2 * rows - 1) / height
+            draw.rectangle((left * across, top * down, right * across, bottom * down), outline=colour_of(each))
         # 32 levels per channel, because styles are cached by colour.
         small = (np.asarray(picture) & 0xF8).tolist()
         for row in range(rows):

@@ -1,10 +1,11 @@
-"""Classify frames of a source: one frame in flight, and only the latest of the others waits."""
+"""Run a pack on the frames of a source: one frame in flight, and only the latest of the others waits."""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.core.boxes import FoundBox
 from penstock.core.errors import PackError, SourceError, TooLarge
 from penstock.core.pack import Pack
 from penstock.core.recognition import Recognition
@@ -16,6 +17,9 @@ from penstock.device.pack_engine import PackEngine
 from penstock.device.smoothing import Smoothed, smooth, smoothed_answer
 from penstock.device.source import Frame, FrameSource
 
+# In the fields of `Recognition.answer`, or what a detector found, the largest score first.
+FrameAnswer = dict[str, Any] | tuple[FoundBox, ...]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameResult:
@@ -24,14 +28,14 @@ class FrameResult:
     Args:
         frame: The frame.
         pixels: RGBA `[H, W, 4]`.
-        answer: In the fields of `Recognition.answer`.
+        answer: Of the classifier or the detector.
         age_s: Time from when the frame was due or arrived until its answer; None outside real time.
         model_s: Time of the network alone.
     """
 
     frame: Frame
     pixels: Array
-    answer: dict[str, Any]
+    answer: FrameAnswer
     age_s: float | None
     model_s: float
 
@@ -48,8 +52,8 @@ def recognition_of(pack: Pack) -> Recognition:
     if output.labels and len(output.shape) == 1 and output.units == "probability":
         return Recognition(labels=output.labels)
     raise PackError(
-        f"the pack {pack.name!r} answers with {output.describe()} ({output.meaning}); watch shows the answers of a "
-        f"classifier: give its application a `recognition` and export it again."
+        f"the pack {pack.name!r} answers with {output.describe()} ({output.meaning}); watch shows the answers of "
+        f"classifiers and detectors: give its application a `recognition` or a `shows` and export it again."
     )
 
 
@@ -70,7 +74,7 @@ def check_pictures(pack: Pack) -> None:
 
 @final
 class WatchRun(DeviceRun[Frame, FrameResult]):
-    """Classify the frames of a source.
+    """Classify the frames of a source, or find things in them.
 
     Args:
         engine: The pack.
@@ -80,7 +84,7 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
         clock: Monotonic seconds.
 
     Raises:
-        PackError: The pack takes no pictures, or is no classifier.
+        PackError: The pack takes no pictures, or is neither a classifier nor a detector.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
         pack = engine.pack
         check_pictures(pack)
         self._engine = engine
-        self._recognition = recognition_of(pack)
+        self._recognition = recognition_of(pack) if pack.shows is None else None
         self._independent = source.independent
         self._smoothed: Smoothed | None = None
         super().__init__(
@@ -114,7 +118,7 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
         """
         for frame in self._items():
             try:
-                result = self._classify(frame)
+                result = self._result(frame)
             except TooLarge as error:
                 if not self._independent:
                     raise SourceError(f"the frames of {self._source.name} are too large: {error}") from None
@@ -123,14 +127,21 @@ class WatchRun(DeviceRun[Frame, FrameResult]):
             self._count(age_s=result.age_s, model_s=result.model_s)
             yield result
 
-    def _classify(self, frame: Frame) -> FrameResult:
+    def _result(self, frame: Frame) -> FrameResult:
         pixels = frame.read()
         start_s = self._clock()
-        probabilities_L = self._engine.run(pixels)[0]
+        outputs = self._engine.run(pixels)
         model_s = self._clock() - start_s
-        if self._independent:
-            answer = self._recognition.answer(probabilities_L)
-        else:
-            self._smoothed = smooth(self._recognition, self._smoothed, probabilities_L, frame.time_s)
-            answer = smoothed_answer(self._recognition, self._smoothed)
+        answer = self._answer(outputs, frame, pixels)
         return FrameResult(frame=frame, pixels=pixels, answer=answer, age_s=self._age_s(frame), model_s=model_s)
+
+    def _answer(self, outputs: list[Array], frame: Frame, pixels: Array) -> FrameAnswer:
+        pack, recognition = self._engine.pack, self._recognition
+        if pack.shows is not None:
+            named = dict(zip((spec.name for spec in pack.outputs), outputs, strict=True))
+            return pack.shows.found(named, *pixels.shape[:2])
+        assert recognition is not None, pack.name
+        if self._independent:
+            return recognition.answer(outputs[0])
+        self._smoothed = smooth(recognition, self._smoothed, outputs[0], frame.time_s)
+        return smoothed_answer(recognition, self._smoothed)

@@ -10,7 +10,8 @@ from typing import final
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from penstock.core.pack import FP32, INT8, MODEL_INT8, PackGolden, PackModel
+from penstock.core.pack import FP32, INT8, MODEL_INT8, PackModel
+from penstock.core.pack_golden import PackGolden
 from penstock.core.spec import Array
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
@@ -49,9 +50,10 @@ def quantize(
         sentence.
     """
     output = report.tensors.output
-    if not report.tensors.is_plain:
+    if report.generate is not None or not report.tensors.is_plain:
         return {FP32: fp32}, (
-            "int8 was not tried: the quantizer is calibrated for networks of one input and one output of fixed size."
+            "int8 was not tried: the quantizer is calibrated for networks of one input and one output of fixed size "
+            "that answer in one step."
         )
     if not report.outputs[0].labels:
         return {FP32: fp32}, "int8 was not tried: the output has no labels to measure its loss with."

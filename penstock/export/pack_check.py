@@ -1,6 +1,7 @@
 """Check that a pack's graph agrees with its bundle."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import numpy as np
 import torch
 
 from penstock.core.agreement import Agreement, scales_of
+from penstock.core.dim import Dim
 from penstock.core.errors import GoldenMismatch, PackError, one_line
 from penstock.core.onnx_session import onnx_errors
 from penstock.core.pack_tensors import rows_of
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, Dim
+from penstock.core.spec import Array
+from penstock.core.state_layout import PAGE
 from penstock.export.graph_report import GraphReport
 from penstock.nn.streaming import Streaming
+from penstock.runtime.generation_executor import GenerationExecutor
 from penstock.runtime.load import Predictor, streaming_executor
 from penstock.runtime.onnx_step import ExportedStep
 from penstock.runtime.prepare_session import random_raws
@@ -28,6 +32,8 @@ BLENDS = 8
 OTHER_SIZES = 6
 SHORT_LENGTHS = (0, 1, 2, 3, 5)
 ALIKE_SLOTS = 3
+# More than the room of the first page.
+FIRST_STEPS = PAGE + 8
 
 
 def check_oneshot(predictor: Predictor, report: GraphReport, file: Path) -> float:
@@ -59,6 +65,35 @@ def check_oneshot(predictor: Predictor, report: GraphReport, file: Path) -> floa
         embeddings = np.stack([_embedding(predictor, given) for given in (*recorded, *others)])
         rule = _plain(embeddings, golden.tolerance * max(scales_of(embeddings).values()))
         differences.append(_agree(np.stack([embedding for _, embedding in answers]), embeddings, rule))
+    return max(differences)
+
+
+def check_generation(predictor: Predictor, report: GraphReport, file: Path) -> float:
+    """Compare answers that take steps with those of the bundle; return the largest difference.
+
+    Answers to the golden examples are compared whole. Of others, as in `check_oneshot`, the first steps are: they may
+    run to the maximum of steps, and all further ones have the same graph and another room.
+
+    Args:
+        predictor: The bundle's network.
+        report: Inputs and outputs of the graphs.
+        file: The graph of `begin`, with that of `step` beside it.
+
+    Raises:
+        PackError: The difference exceeds the bundle's tolerance, or whole numbers differ.
+    """
+    golden, others = predictor.files.golden, _others(predictor)
+    recorded = golden.raws or rows_of(golden.inputs)
+    differences = [_agree(report.network(file).answers(recorded), golden.outputs, golden.agreement)]
+    assert report.generate is not None, report
+    begun = replace(report.generate, max_steps=min(FIRST_STEPS, report.generate.max_steps))
+    application = replace(predictor.application, generate=begun)
+    executor = GenerationExecutor(predictor.module, application)
+    if others:
+        answers = replace(report, generate=begun).network(file).answers(others)
+        expected = np.concatenate([*_expected(replace(predictor, executor=executor), others)])
+        rule = replace(golden.agreement, output=application.answer, scales=scales_of(expected))
+        differences.append(_agree(answers, expected, rule))
     return max(differences)
 
 
@@ -180,7 +215,7 @@ def _agree(answers: Array, expected: Array, rule: Agreement) -> float:
     worst = rule.worst(answers, expected)
     # Written so that NaN fails.
     if not worst.difference <= rule.tolerance:
-        raise _disagrees(f"it differs {worst.by()} where {rule.tolerance:.3g} is allowed, most {worst.place()}")
+        raise _disagrees(f"it differs {worst.beyond(rule.tolerance)}, most {worst.place()}")
     return worst.difference
 
 

@@ -10,21 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-import onnx
 import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import PackError
 from penstock.core.json_record import record_json
 from penstock.core.named_arrays import feeds_of
-from penstock.core.pack import PackLive, PackState
+from penstock.core.pack import STEP
+from penstock.core.pack_live import PackLive, PackState
 from penstock.core.pack_tensors import dims_of
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
+from penstock.export.generation_graph import GenerationGraphs
+from penstock.export.graph_file import Shapes, keep_outputs, save_graph
 from penstock.export.graph_report import GraphReport
-from penstock.export.join_prepare import CHUNK, join_prepare, opset_of
-from penstock.export.pack_check import check_live, check_network_outputs, check_oneshot, resized
+from penstock.export.join_prepare import CHUNK, join_prepare
+from penstock.export.pack_check import check_generation, check_live, check_network_outputs, check_oneshot, resized
 from penstock.nn.streaming import Streaming, leaves
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor, as_streaming
@@ -35,21 +36,14 @@ from penstock.runtime.onnx_export import (
     graph_output,
     load_named_bundle,
     step_program,
-    strip_notes,
 )
 from penstock.runtime.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 
 # B batch (of one), T frames of a chunk
 
 EMBEDDING = "embedding"
-# The limit of onnxruntime-web; see docs/decisions/020-pack.md.
-MAX_OPSET = 21
-MAX_BYTES = 1 << 31
 # The exporter takes lengths of 0 and 1 for constants.
 TRACED_LENGTH = 5
-
-# Data type and shape of each input or output.
-Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @final
@@ -74,38 +68,59 @@ def write_graph(predictor: Predictor, file: Path) -> GraphReport:
     """
     if predictor.application.live is not None:
         return _write_live(predictor, file)
+    if predictor.application.generate is not None:
+        return _write_generation(predictor, file)
     return _write_oneshot(predictor, file)
 
 
 def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
-    application, prepare = predictor.application, predictor.files.prepare
+    application = predictor.application
     several = isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec)
     if several or application.finish is not None:
         program, made = _named_program(predictor)
     else:
         program, made = _plain_program(predictor)
-    # A name that cannot clash with those of `prepare`.
-    renamed = {} if prepare is None else {application.input_tensor.name: CHUNK}
-    given = application.inputs.values()
-    inputs: Shapes = {renamed.get(spec.name, spec.name): (spec.dtype, (1, *spec.shape)) for spec in given}
-    for value in program.model.graph.inputs:
-        value.name = renamed.get(value.name, value.name)
     outputs: Shapes = {spec.name: (spec.dtype, (1, *spec.shape)) for spec in made}
-    inputs |= dict.fromkeys(dims_of(application.input), ("int64", (1,)))
-    outputs |= {name: ("int64", (1,)) for name in dims_of(graph_output(application)) if name not in inputs}
-    _save(program, file, inputs, outputs)
-    report = GraphReport(
-        inputs=tuple(given), outputs=tuple(made), answers=len(application.outputs), sets=application.row_sets
-    )
-    if prepare is not None and application.prepare is not None:
-        nodes = join_prepare(file, prepare, application.input_tensor)
-        report = replace(report, raw=application.prepare.raw, inputs=(), prepare_nodes=nodes)
+    given = dims_of(application.input)
+    outputs |= {name: ("int64", (1,)) for name in dims_of(graph_output(application)) if name not in given}
+    report = _save_with_inputs(predictor, program, outputs, file)
+    report = replace(report, outputs=tuple(made), sets=application.row_sets)
     if application.finish is not None:
         check_network_outputs(predictor, replace(report, answers=len(made)), file)
         # They are in the graph for that comparison alone.
         report = replace(report, outputs=tuple(application.outputs.values()))
-        _keep_outputs(file, report.tensors.names)
+        keep_outputs(file, report.tensors.names)
     return replace(report, difference=check_oneshot(predictor, report, file))
+
+
+def _write_generation(predictor: Predictor, file: Path) -> GraphReport:
+    graphs = GenerationGraphs(predictor, _traced_chunk(predictor))
+    report = _save_with_inputs(predictor, *graphs.begin_program(), file=file)
+    graphs.write_step(file.with_name(STEP))
+    return replace(report, difference=check_generation(predictor, report, file))
+
+
+def _save_with_inputs(predictor: Predictor, program: Any, outputs: Shapes, file: Path) -> GraphReport:
+    """Save a program that takes the application's inputs, behind its `prepare` if there is one."""
+    application, prepare = predictor.application, predictor.files.prepare
+    given = tuple(application.inputs.values())
+    # A name that cannot clash with those of `prepare`.
+    renamed = {} if prepare is None else {application.input_tensor.name: CHUNK}
+    inputs: Shapes = {renamed.get(spec.name, spec.name): (spec.dtype, (1, *spec.shape)) for spec in given}
+    inputs |= dict.fromkeys(dims_of(application.input), ("int64", (1,)))
+    for value in program.model.graph.inputs:
+        value.name = renamed.get(value.name, value.name)
+    save_graph(program, file, inputs, outputs)
+    report = GraphReport(
+        inputs=given,
+        outputs=tuple(application.outputs.values()),
+        answers=len(application.outputs),
+        generate=application.generate,
+    )
+    if prepare is None or application.prepare is None:
+        return report
+    nodes = join_prepare(file, prepare, application.input_tensor)
+    return replace(report, raw=application.prepare.raw, inputs=(), prepare_nodes=nodes)
 
 
 def _plain_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
@@ -125,15 +140,9 @@ def _plain_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
 def _named_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
     """The program of a network of several tensors or of varying lengths, and its outputs."""
     application = predictor.application
-    chunk_B = predictor.files.golden.inputs[:1]
-    if isinstance(application.input, RecordSpec):
-        # Different lengths, so that none is taken for another one.
-        dims = application.input.dims.items()
-        lengths = {name: min(max(dim.min, TRACED_LENGTH + at), int(dim)) for at, (name, dim) in enumerate(dims)}
-        chunk_B = resized(application.input, chunk_B[0, ...], lengths)[None]
     made = graph_output(application)
     network = NamedNetwork(predictor.module, application.input, made)
-    feeds, lengths_B = feeds_of(application.input, chunk_B)
+    feeds, lengths_B = feeds_of(application.input, _traced_chunk(predictor))
     given = {name: torch.from_numpy(array) for name, array in (feeds | lengths_B).items()}
     dynamic = {spec.name: dynamic_dims(spec) for spec in application.inputs.values()}
     program = exported_program(
@@ -144,6 +153,16 @@ def _named_program(predictor: Predictor) -> tuple[Any, list[TensorSpec]]:
         (tuple(dynamic.get(name, {}) for name in network.arguments),),
     )
     return program, list(made.tensors)
+
+
+def _traced_chunk(predictor: Predictor) -> Array:
+    """One input, `[1, ...]`, with different lengths, so that none is taken for another one."""
+    spec, chunk_B = predictor.application.input, predictor.files.golden.inputs[:1]
+    if not isinstance(spec, RecordSpec):
+        return chunk_B
+    dims = spec.dims.items()
+    lengths = {name: min(max(dim.min, TRACED_LENGTH + at), int(dim)) for at, (name, dim) in enumerate(dims)}
+    return resized(spec, chunk_B[0, ...], lengths)[None]
 
 
 def _write_live(predictor: Predictor, file: Path) -> GraphReport:
@@ -158,7 +177,7 @@ def _write_live(predictor: Predictor, file: Path) -> GraphReport:
     outputs: Shapes = {made.name: (made.dtype, (1, *made.shape)), OUTPUT_LENGTH: ("int64", (1,))}
     inputs |= {state.input: (state.dtype, state.shape) for state in states}
     outputs |= {state.output: (state.dtype, state.shape) for state in states}
-    _save(program, file, inputs, outputs)
+    save_graph(program, file, inputs, outputs)
     live = PackLive(
         rate_hz=float(application.live.rate_hz),
         chunk=given.shape[0],
@@ -207,85 +226,6 @@ def _states(network: Streaming) -> tuple[PackState, ...]:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _save(program: Any, file: Path, inputs: Shapes, outputs: Shapes) -> None:
-    program.save(file, external_data=False)
-    model = onnx.load(file)
-    opset = opset_of(model)
-    foreign = sorted({entry.domain for entry in model.opset_import} - {"", "ai.onnx"})
-    if opset > MAX_OPSET or foreign:
-        raise PackError(
-            f"the graph needs {', '.join([f'opset {opset}', *foreign])}; browsers run ONNX up to opset {MAX_OPSET}. "
-            f"Use a torch whose exporter writes that."
-        )
-    made = {value.name: _signature(value) for value in model.graph.output}
-    found = {value.name: _signature(value) for value in model.graph.input}
-    symbols: dict[str, str] = {}
-    for side, expected, actual in (("input", inputs, found), ("output", outputs, made)):
-        # Inputs that the network does not use are fed all the same.
-        checked = expected if side == "output" else {name: expected[name] for name in expected if name in actual}
-        wrong = [name for name in (*checked, *actual) if not _fits(checked.get(name), actual.get(name), side, symbols)]
-        if wrong:
-            raise PackError(
-                f"the exporter gave the graph's {side} {wrong[0]!r} as {actual.get(wrong[0])}, not as "
-                f"{checked.get(wrong[0])}; the network's shapes must not depend on tensor values."
-            )
-    _name_sizes(model.graph, symbols)
-    for name in inputs.keys() - found.keys():
-        dtype, shape = inputs[name]
-        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        sizes = [size.name if isinstance(size, Dim) else size for size in shape]
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, sizes))
-    strip_notes(model)
-    onnx.save(model, file)
-    onnx.checker.check_model(file)
-    if file.stat().st_size >= MAX_BYTES:
-        raise PackError(f"the graph has {file.stat().st_size:,} bytes, more than one ONNX file can hold.")
-
-
-def _keep_outputs(file: Path, names: list[str]) -> None:
-    model = onnx.load(file)
-    kept = [value for value in model.graph.output if value.name in names]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, file)
-
-
-def _fits(
-    declared: tuple[str, tuple[int, ...]] | None,
-    found: tuple[str, tuple[int | str, ...]] | None,
-    side: str,
-    symbols: dict[str, str],
-) -> bool:
-    """Compare one input or output with its declaration; record the exporter's symbols of named dimensions."""
-    if declared is None or found is None or declared[0] != found[0] or len(declared[1]) != len(found[1]):
-        return False
-    for size, made in zip(declared[1], found[1], strict=True):
-        if not isinstance(size, Dim):
-            if size != made:
-                return False
-        elif isinstance(made, str):
-            symbols.setdefault(made, size.name)
-        elif side == "input" or made > size:
-            # An output may have room for more than its length.
-            return False
-    return True
-
-
-def _name_sizes(graph: Any, symbols: dict[str, str]) -> None:
-    """Give varying sizes the names of the application's dimensions."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for size in value.type.tensor_type.shape.dim:
-            if size.dim_param in symbols:
-                size.dim_param = symbols[size.dim_param]
-
-
-def _signature(value: Any) -> tuple[str, tuple[int | str, ...]]:
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
-    return onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape
 
 
 def _write(predictor: Predictor, file: Path) -> None:

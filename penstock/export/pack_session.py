@@ -9,8 +9,12 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import ApplicationError, PackError, one_line
+from penstock.core.generate import Generate
 from penstock.core.onnx_session import onnx_errors, onnx_session
-from penstock.core.pack import PackGolden, PackLive, PackModel, chunks_of
+from penstock.core.pack import STEP, PackModel
+from penstock.core.pack_golden import PackGolden
+from penstock.core.pack_live import PackLive, chunks_of
+from penstock.core.pack_loop import PackLoop
 from penstock.core.pack_tensors import PackTensors, by_name
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array, TensorSpec
@@ -55,15 +59,22 @@ class PackedNetwork:
     """A pack's graph, run on whole inputs.
 
     Args:
-        file: The graph.
+        file: The graph; where answers take steps that of `begin`, with that of `step` beside it.
         tensors: Its inputs and outputs.
         live: Inputs and outputs of a live graph.
+        generate: The state of an answer that takes steps.
     """
 
-    def __init__(self, file: Path, tensors: PackTensors, *, live: PackLive | None = None) -> None:
+    def __init__(
+        self, file: Path, tensors: PackTensors, *, live: PackLive | None = None, generate: Generate | None = None
+    ) -> None:
         self._session = packed_session(file, any_size=tensors.any_size)
         self._tensors = tensors
         self._live = live
+        self._loop: PackLoop | None = None
+        if generate is not None:
+            step = packed_session(file.with_name(STEP), any_size=True)
+            self._loop = PackLoop(begin_session=self._session, step_session=step, tensors=tensors, generate=generate)
 
     def answer(self, given: Array) -> list[Array]:
         """Run one input without a batch dimension, or a whole signal; return the outputs, the answer first.
@@ -72,6 +83,8 @@ class PackedNetwork:
             PackError: ONNX Runtime fails on it, or an output does not have its declared type or shape.
         """
         try:
+            if self._loop is not None:
+                return [self._loop.answer(given)]
             if self._live is None:
                 feeds, lengths = self._tensors.feeds(given)
                 return self._tensors.answer(self._session.run(self._tensors.names, feeds), lengths)
@@ -102,15 +115,25 @@ class PackedNetwork:
             states = live.next_states(outputs[2:])
 
     def median_ms(self, given: Array) -> float:
-        """Median milliseconds of one run on one thread."""
-        feeds = next(self.feeds(given))
-        times_s: list[float] = []
-        # The first run allocates.
-        while len(times_s) <= TIMED_RUNS and sum(times_s) < TIMED_S:
-            start_s = time.perf_counter()
-            self._session.run(None, feeds)
-            times_s.append(time.perf_counter() - start_s)
-        return round(float(np.median(times_s[1:] or times_s)) * 1e3, 4)
+        """Median milliseconds of one run on one thread; of `begin` where answers take steps."""
+        return _median_ms(self._session, next(self.feeds(given)))
+
+    def step_median_ms(self, given: Array) -> float | None:
+        """Median milliseconds of the first step of an answer on one thread; None where answers take one step."""
+        if self._loop is None:
+            return None
+        feeds, _ = self._loop.feeds(self._loop.begin(given))
+        return _median_ms(self._loop.step_session, feeds)
+
+
+def _median_ms(session: Any, feeds: dict[str, Array]) -> float:
+    times_s: list[float] = []
+    # The first run allocates.
+    while len(times_s) <= TIMED_RUNS and sum(times_s) < TIMED_S:
+        start_s = time.perf_counter()
+        session.run(None, feeds)
+        times_s.append(time.perf_counter() - start_s)
+    return round(float(np.median(times_s[1:] or times_s)) * 1e3, 4)
 
 
 def agreement_of(answer_N: Array, expected_N: Array, output: ChunkSpec) -> float:
@@ -150,4 +173,6 @@ def measure(
     accuracy = None
     if validation is not None and labelled:
         accuracy = round(float((network.answers(validation.inputs).argmax(-1) == validation.targets).mean()), 4)
-    return PackModel(file=file, ms=network.median_ms(golden.inputs[0]), agreement=agreement, accuracy=accuracy)
+    ms, step_ms = network.median_ms(golden.inputs[0]), network.step_median_ms(golden.inputs[0])
+    step = None if step_ms is None else STEP
+    return PackModel(file=file, ms=ms, agreement=agreement, accuracy=accuracy, step=step, step_ms=step_ms)

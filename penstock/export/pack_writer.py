@@ -5,10 +5,11 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files as resources_of
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import save as save_arrays
 
@@ -16,13 +17,11 @@ from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder
 from penstock.core.bundle import WEIGHTS, BundleFiles, bundle_application, read_bundle
 from penstock.core.errors import PackCorrupt, PackError
-from penstock.core.example_arrays import example_arrays
 from penstock.core.find_application import FoundApplication
-from penstock.core.golden import raw_names
 from penstock.core.json_record import read_record
 from penstock.core.pack import (
+    BEGIN,
     DESCRIPTION,
-    EXAMPLE,
     FP32,
     GOLDEN,
     INDEX,
@@ -30,23 +29,23 @@ from penstock.core.pack import (
     SIGNATURE,
     WEB,
     Pack,
-    PackGolden,
     PackModel,
     digest,
     pack_json,
     read_pack,
 )
-from penstock.core.pack_tensors import by_name, rows_of
-from penstock.core.prepare import RawSpec
+from penstock.core.pack_golden import PackGolden
+from penstock.core.pack_tensors import rows_of
 from penstock.core.signature import sign
-from penstock.core.text import ByteText
+from penstock.core.subword_text import DECLARED_TEXT, SubwordReply, SubwordText
+from penstock.core.subwords import Subwords
 from penstock.core.versions import versions_of
+from penstock.export.golden_choice import golden_arrays, with_few_examples
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
 from penstock.runtime.exporter_process import run_exporter
 
 # A longer text is not one to edit.
-MAX_EXAMPLE_BYTES = 1 << 16
 
 _OPERATOR = re.compile(r"op='([\w.:]+)'")
 
@@ -96,11 +95,6 @@ def export_pack(
     files = read_bundle(bundle)
     found = bundle_application(files, app)
     files.check_sources(found, accept_changed=accept_changed)
-    if found.application.generate is not None:
-        raise PackError(
-            f"application {found.application.name!r} generates, and packs hold networks that answer in one step; serve "
-            f"it, or load its bundle in Python."
-        )
     if key is not None:
         # A bad key fails before the export, which takes long.
         sign(b"", key)
@@ -109,18 +103,21 @@ def export_pack(
     try:
         # Checked again before the rename: an index may have been made there meanwhile.
         with replace_folder(place, _refuse_taken) as beside:
-            report = _write_graph(files, beside / MODEL, options)
+            graph = beside / (MODEL if found.application.generate is None else BEGIN)
+            report = _write_graph(files, graph, options)
             golden = PackGolden(
                 inputs=files.golden.raws or rows_of(files.golden.inputs),
                 outputs=files.golden.outputs,
                 tolerance=files.golden.tolerance,
             )
-            known = validation(found) if int8 and report.tensors.is_plain else None
-            models, outcome = _models(report, beside / MODEL, golden, known, int8)
-            (beside / GOLDEN).write_bytes(_golden(files))
+            can_measure = report.generate is None and report.tensors.is_plain
+            known = validation(found) if int8 and can_measure else None
+            models, outcome = _models(report, graph, golden, known, int8)
+            few = with_few_examples(files, sum(file.stat().st_size for file in beside.glob("*.onnx")))
+            (beside / GOLDEN).write_bytes(save_arrays(golden_arrays(few)))
             _copy_web(beside / WEB, found.application)
-            _write_example(beside / EXAMPLE, report, golden)
-            pack = _pack(files, found.application, report, models, beside, licence)
+            texts = _write_vocabularies(beside, found.application)
+            pack = replace(_pack(few, found.application, report, models, beside, licence), **texts)
             (beside / DESCRIPTION).write_bytes(pack_json(pack))
             if key is not None:
                 (beside / SIGNATURE).write_bytes(sign(pack_json(pack), key))
@@ -183,17 +180,10 @@ def _not_exportable(name: str, cause: str) -> str:
     return f"the network of {name!r} cannot be exported to ONNX ({cause.rstrip('.')}); rewrite that part."
 
 
-def _golden(files: BundleFiles) -> bytes:
-    golden, manifest = files.golden, files.manifest
-    raws = dict(zip(raw_names(len(golden.raws)), golden.raws, strict=True))
-    inputs = raws or example_arrays("inputs", manifest.input, golden.inputs)
-    return save_arrays(inputs | example_arrays("outputs", manifest.output, golden.outputs))
-
-
 def _models(
     report: GraphReport, graph: Path, golden: PackGolden, validation: Validation | None, int8: bool
 ) -> tuple[dict[str, PackModel], str]:
-    fp32 = measure(report.network(graph), MODEL, golden, validation, report.tensors.output)
+    fp32 = measure(report.network(graph), graph.name, golden, validation, report.answer)
     if not int8:
         return {FP32: fp32}, ""
     # Imported here, because it imports all of onnx.
@@ -215,16 +205,20 @@ def _copy_web(to: Path, application: Application) -> None:
     manifest.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_example(file: Path, report: GraphReport, golden: PackGolden) -> None:
-    """Write the inputs of a golden example of medium size as JSON by name, for the text box of the web app."""
-    spec = report.tensors.input
-    if report.live is not None or isinstance(spec, RawSpec) or not file.parent.is_dir():
-        return
-    named = [{name: array.tolist() for name, array in by_name(spec, given).items()} for given in golden.inputs]
-    texts = sorted((json.dumps(numbers) for numbers in named), key=len)
-    short = [text for text in texts if len(text) <= MAX_EXAMPLE_BYTES]
-    if short:
-        file.write_text(short[len(short) // 2] + "\n")
+def _write_vocabularies(folder: Path, application: Application) -> dict[str, Any]:
+    """Write the vocabularies of declared texts, all fields; return the texts with these files, by the pack's fields."""
+    text, reply = application.decode, application.reply
+    found: dict[str, Any] = {"text": text if isinstance(text, DECLARED_TEXT) else None}
+    names = {"text": "vocabulary.json", "reply": "reply-vocabulary.json"}
+    if isinstance(text, SubwordText):
+        Subwords.read(text.vocabulary).write(folder / names["text"])
+        found["text"] = replace(text, vocabulary=folder / names["text"])
+    if isinstance(reply, SubwordReply):
+        is_same = isinstance(text, SubwordText) and text.vocabulary.read_bytes() == reply.vocabulary.read_bytes()
+        file = folder / names["text" if is_same else "reply"]
+        Subwords.read(reply.vocabulary).write(file)
+        found["reply"] = replace(reply, vocabulary=file)
+    return found
 
 
 def _pack(
@@ -245,18 +239,19 @@ def _pack(
         description=application.description,
         licence=licence,
         made=made,
-        kind="oneshot" if report.live is None else "live",
+        kind=report.kind,
         raw=report.raw,
         inputs=report.inputs,
         outputs=report.outputs,
         answers=report.answers,
         recognition=application.recognition,
         dense=application.dense,
+        shows=application.shows,
         live=report.live,
+        generate=report.generate,
         sets=report.sets,
         tolerance=files.golden.tolerance,
         golden_count=len(files.golden.inputs),
-        text=application.decode if isinstance(application.decode, ByteText) else None,
         models=models,
         files={file.relative_to(folder).as_posix(): digest(file.read_bytes()) for file in written},
     )

@@ -15,7 +15,7 @@ STAGES = ((24, 1), (48, 2), (96, 2), (128, 2))
 JOINED = 48
 # Score of every cell before training; most cells are empty (Lin et al. 2017, "Focal loss", section 4.1).
 PRIOR_LOGIT = -3.0
-# Of the weights of the last layers, so that the prior is what they give at first.
+# Standard deviation of the last layers' weights, so that their first outputs are the prior.
 LAST_DEVIATION = 0.01
 
 

@@ -5,8 +5,9 @@ A decoder is an `nn.Module` with two functions:
 - `begin(**inputs) -> state`: a dictionary of tensors `[B, ...]`;
 - `scores(state, token_B) -> (logits_BV, state)`: the scores of the token after `token_B`.
 
-Each wrapper adds what an answer that takes steps needs: `begin` and `step(state) -> (output, state, done)`. They use
-tensor operations alone, in which no row sees another: they export to ONNX, and an answer does not depend on its batch.
+Each wrapper adds `begin` and `step(state) -> (output, state, done)`, the methods of an answer that takes steps. They
+use only tensor operations that treat rows independently: they export to ONNX, and an answer does not depend on its
+batch.
 `forward` is the decoder's, which training calls.
 """
 

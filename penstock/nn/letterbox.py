@@ -6,12 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ApplicationError
+from penstock.nn.resize_rows import resize_rows
 
 # H height, W width of a raw image; F length of the frame along an axis; C channels
-# N numbers in a row of pixels, G groups of output rows, R rows of a group, L input rows of a group
-
-# See `penstock.nn.resize`.
-ROWS = 8
+# N numbers in a row of pixels
 
 
 @final
@@ -46,30 +44,7 @@ class Letterbox(nn.Module):
         # Input pixels for each pixel of the frame are `share / whole`, as whole numbers.
         whole = self.height * self.width
         share: Any = torch.sym_max(height * self.width, width * self.height)
-        high_FN = self._rows(raw.reshape(height, -1), height, share, whole, self.height)
+        high_FN = resize_rows(raw.reshape(height, -1), length=height, share=share, whole=whole, size=self.height)
         turned_WN = high_FN.reshape(self.height, -1, channels).transpose(0, 1).reshape(-1, self.height * channels)
-        wide_FN = self._rows(turned_WN, width, share, whole, self.width)
+        wide_FN = resize_rows(turned_WN, length=width, share=share, whole=whole, size=self.width)
         return wide_FN.reshape(self.width, self.height, channels)[..., :3].permute(2, 1, 0).contiguous()
-
-    def _rows(self, picture_LN: Tensor, length: Any, share: Any, whole: int, size: int) -> Tensor:
-        """Resize the rows of a picture to `[size, N]`."""
-        rows = min(ROWS, size)
-        groups = -(-size // rows)
-        reach: Any = torch.sym_max(share, whole)
-        # Number of input rows that a group can need.
-        taken: Any = torch.sym_min(((rows - 1) * share + 2 * reach) // whole + 2, length)
-        centre_F = (torch.arange(groups * rows, dtype=torch.float64) + 0.5) * share / whole
-        centre_GR = centre_F.reshape(groups, rows)
-        start_G = (centre_GR[:, 0] - reach / whole - 0.5).floor().to(torch.int64).clamp(min=0)
-        start_G = torch.minimum(start_G, torch.full((), length, dtype=torch.int64) - taken)
-        at_GL = start_G[:, None] + torch.arange(taken)
-        away_GRL = (at_GL[:, None] + 0.5 - centre_GR[:, :, None]).abs() * whole / reach
-        weight_GRL = (1 - away_GRL).clamp(min=0)
-        weight_GRL = weight_GRL / weight_GRL.sum(2, keepdim=True).clamp(min=1e-9)
-        # Beyond the image the frame is empty.
-        weight_GRL = weight_GRL * (centre_GR < length)[:, :, None]
-        made = [
-            weight_RL @ picture_LN.index_select(0, at_L).float()
-            for weight_RL, at_L in zip(weight_GRL.float().unbind(), at_GL.unbind(), strict=True)
-        ]
-        return torch.cat(made)[:size]

@@ -6,13 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ApplicationError
+from penstock.nn.resize_rows import resize_rows
 
 # H height, W width of a raw image, M side of its centre square, S side of the result; C channels
-# N numbers in a row of pixels, G groups of output rows, R rows of a group, L input rows of a group
-
-# Output rows per matrix product: fewer copy input rows more often, more multiply with more zeros. Of 4, 8 and 16 it was
-# the fastest in WASM; natively 4 was as fast.
-ROWS = 8
+# N numbers in a row of pixels
 
 
 @final
@@ -48,32 +45,9 @@ class SquareResize(nn.Module):
         side: Any = torch.sym_min(height, width)
         top, left = (height - side) // 2, (width - side) // 2
         channels = raw.shape[2]
-        # `_rows` crops vertically.
+        # The vertical crop copies no rows: `first`.
         columns_HN = raw[:, left : left + side].reshape(height, -1)
-        high_SN = self._rows(columns_HN, side, top)
+        high_SN = resize_rows(columns_HN, length=side, share=side, whole=self.size, size=self.size, first=top)
         high_MN = high_SN.reshape(self.size, -1, channels).transpose(0, 1).reshape(-1, self.size * channels)
-        wide_SN = self._rows(high_MN, side, 0)
+        wide_SN = resize_rows(high_MN, length=side, share=side, whole=self.size, size=self.size)
         return wide_SN.reshape(self.size, self.size, channels)[..., :3].transpose(0, 1).contiguous()
-
-    def _rows(self, picture_HN: Tensor, side: int, first: int) -> Tensor:
-        """Resize the `side` rows from `first` on to `[S, N]`."""
-        size = self.size
-        rows = min(ROWS, size)
-        groups = -(-size // rows)
-        reach: Any = torch.sym_max(side, size)
-        # Number of input rows that a group can need.
-        length: Any = torch.sym_min(((rows - 1) * side + 2 * reach) // size + 2, side)
-        centre_S = (torch.arange(groups * rows, dtype=torch.float64) + 0.5) * side / size
-        centre_GR = centre_S.reshape(groups, rows)
-        start_G = (centre_GR[:, 0] - reach / size - 0.5).floor().to(torch.int64).clamp(min=0)
-        start_G = torch.minimum(start_G, torch.full((), side, dtype=torch.int64) - length)
-        at_GL = start_G[:, None] + torch.arange(length)
-        away_GRL = (at_GL[:, None] + 0.5 - centre_GR[:, :, None]).abs() * size / reach
-        weight_GRL = (1 - away_GRL).clamp(min=0)
-        weight_GRL = weight_GRL / weight_GRL.sum(2, keepdim=True)
-        # One group at a time, because all of a large image as floats would take hundreds of megabytes.
-        made = [
-            weight_RL @ picture_HN.index_select(0, at_L).float()
-            for weight_RL, at_L in zip(weight_GRL.float().unbind(), (at_GL + first).unbind(), strict=True)
-        ]
-        return torch.cat(made)[:size]

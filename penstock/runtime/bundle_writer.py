@@ -21,6 +21,7 @@ from penstock.core.finish import network_output
 from penstock.core.golden import Golden, default_tolerance
 from penstock.core.initial import StartedFrom
 from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.remote_copy import local_bundle
 from penstock.core.spec import Array
 from penstock.core.versions import versions_of
 from penstock.runtime.load import (
@@ -38,7 +39,7 @@ from penstock.runtime.torch_executor import TorchExecutor
 GOLDEN_EXAMPLES = 32
 # Bytes of all raw golden examples together.
 MAX_RAW_BYTES = 1 << 25
-# Bytes of what the network gives to its `finish` in golden examples, of at least one.
+# Maximum bytes of the inputs of `finish` in golden examples; at least one example is kept.
 MAX_NETWORK_BYTES = 1 << 23
 
 
@@ -65,12 +66,12 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Open the bundle in a folder and verify every file.
+        """Open the bundle in a folder or at a URL and verify every file.
 
         Raises:
             BundleError: There is none, or it is damaged.
         """
-        return cls(files=read_bundle(folder))
+        return cls(files=read_bundle(local_bundle(folder)))
 
     @classmethod
     def write(
@@ -118,52 +119,113 @@ class Bundle:
         network = _network_outputs(declared, module, inputs)
         parameters = sum(parameter.numel() for parameter in module.parameters())
         module = finished(found, module)
-        outputs = _answers(declared, module, inputs)
-        if tolerance is None:
-            tolerance = default_tolerance(outputs)
-        if not 0 <= tolerance < math.inf:
-            raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
-        golden = Golden(
-            inputs=inputs,
-            outputs=outputs,
-            tolerance=float(tolerance),
-            raws=raws,
-            exact_whole=declared.generate is not None,
-            output=declared.answer,
-            sets=declared.row_sets,
-            network=network,
-        )
-        if golden.sets is not None:
-            near = golden.agreement.tolerances.get(golden.sets.score, 0.0)
-            check_threshold(declared.output, golden.sets, outputs, near)
+        golden = _golden(declared, module, inputs, raws, network, tolerance)
         _check_reproduced(found, tensors, golden)
         _check_padding(declared, module, golden)
-        manifest = Manifest(
-            name=declared.name,
-            reference=found.reference,
-            sources=found.source_sha256() if found.reference else {},
-            inputs=tuple(declared.inputs.values()),
-            outputs=tuple(declared.outputs.values()),
-            files={},
-            tolerance=golden.tolerance,
-            metrics={name: float(value) for name, value in (metrics or {}).items()},
-            versions=library_versions(),
-            parameters=parameters,
-            rate_hz=None if declared.live is None else float(declared.live.rate_hz),
-            raw=None if declared.prepare is None else declared.prepare.raw,
-            generate=declared.generate,
-            initial=initial,
-            network=() if declared.finish is None else declared.finish.tensors,
-            sets=declared.row_sets,
-        )
+        manifest = _manifest(found, golden.tolerance, metrics or {}, parameters, initial)
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
         return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare))
 
 
+class _NotFinite(BundleError):
+    """The answers have NaN or infinity."""
+
+
+def check_examples(found: FoundApplication, module: nn.Module, examples: Any) -> Array | None:
+    """Check that a bundle of a network could be written, as `Bundle.write` does, except for its `prepare`'s export.
+
+    Args:
+        found: The application.
+        module: The network, on the CPU; it may be untrained.
+        examples: As for `Bundle.write`; a few.
+
+    Returns:
+        The answers `[N, ...]`; None if they are not finite, which says nothing of an untrained network.
+
+    Raises:
+        ApplicationError: As `Bundle.write`.
+    """
+    declared = found.application
+    raws = _raw_examples(declared, examples)
+    preparing = make_prepare(found)
+    inputs = _examples(declared, examples if preparing is None else np.stack([preparing(raw) for raw in raws]))
+    module.eval()
+    tensors = _own_tensors(module)
+    try:
+        network = _network_outputs(declared, module, inputs)
+        module = finished(found, module)
+        golden = _golden(declared, module, inputs, raws, network, None)
+    except _NotFinite:
+        return None
+    # Nearly equal scores of an untrained network are no ground to choose between rows, and so these may differ.
+    if golden.sets is None:
+        _check_reproduced(found, tensors, golden)
+        _check_padding(declared, module, golden)
+    return golden.outputs
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, torch, NumPy and penstock."""
     return {"python": platform.python_version(), **versions_of("torch", "numpy", "penstock")}
+
+
+def _golden(
+    application: Application,
+    module: nn.Module,
+    inputs: Array,
+    raws: tuple[Array, ...],
+    network: Array | None,
+    tolerance: float | None,
+) -> Golden:
+    """Record the answers of a network, with its `finish`, to the golden examples."""
+    outputs = _answers(application, module, inputs)
+    if tolerance is None:
+        tolerance = default_tolerance(outputs)
+    if not 0 <= tolerance < math.inf:
+        raise BundleError(f"the tolerance is {tolerance}; it must be a number of at least 0.")
+    golden = Golden(
+        inputs=inputs,
+        outputs=outputs,
+        tolerance=float(tolerance),
+        raws=raws,
+        exact_whole=application.generate is not None,
+        output=application.answer,
+        sets=application.row_sets,
+        network=network,
+    )
+    if golden.sets is not None:
+        near = golden.agreement.tolerances.get(golden.sets.score, 0.0)
+        check_threshold(application.output, golden.sets, outputs, near)
+    return golden
+
+
+def _manifest(
+    found: FoundApplication,
+    tolerance: float,
+    metrics: Mapping[str, float],
+    parameters: int,
+    initial: StartedFrom | None,
+) -> Manifest:
+    declared = found.application
+    return Manifest(
+        name=declared.name,
+        reference=found.reference,
+        sources=found.source_sha256() if found.reference else {},
+        inputs=tuple(declared.inputs.values()),
+        outputs=tuple(declared.outputs.values()),
+        files={},
+        tolerance=tolerance,
+        metrics={name: float(value) for name, value in metrics.items()},
+        versions=library_versions(),
+        parameters=parameters,
+        rate_hz=None if declared.live is None else float(declared.live.rate_hz),
+        raw=None if declared.prepare is None else declared.prepare.raw,
+        generate=declared.generate,
+        initial=initial,
+        network=() if declared.finish is None else declared.finish.tensors,
+        sets=declared.row_sets,
+    )
 
 
 def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:
@@ -225,7 +287,7 @@ def _records(application: Application, spec: RecordSpec, examples: Any) -> Array
 
 
 def _answers(application: Application, module: nn.Module, inputs: Array, between: ChunkSpec | None = None) -> Array:
-    """Run the network; with `between`, for what it gives to its `finish`."""
+    """Run the network; with `between`, return the inputs of its `finish`."""
     if between is None:
         spec, executor = application.answer, torch_executor(application, module)
     else:
@@ -249,7 +311,7 @@ def _answers(application: Application, module: nn.Module, inputs: Array, between
             f"but its output is declared as {spec.describe()}."
         )
     if not (spec.finite(outputs) if isinstance(spec, RecordSpec) else np.isfinite(outputs)).all():
-        raise BundleError("the network answers its examples with NaN or infinity; it cannot be served.")
+        raise _NotFinite("the network answers its examples with NaN or infinity; it cannot be served.")
     return np.array(outputs, order="C")
 
 
@@ -276,8 +338,8 @@ def _check_padding(application: Application, module: nn.Module, golden: Golden) 
         cause = str(error).partition(";")[0]
         names = ", ".join(map(repr, dims))
         raise ApplicationError(
-            f"the network of {application.name!r} depends on padding: computed alone, {cause}; ignore what is beyond "
-            f"each length, which a parameter of its name gives ({names})."
+            f"the network of {application.name!r} depends on padding: computed alone, {cause}; ignore the entries "
+            f"beyond each length, which a parameter of its name gives ({names})."
         ) from error
 
 

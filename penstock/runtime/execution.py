@@ -1,12 +1,13 @@
 """Device, executor and precision of a network, and the network that was made runnable with them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.runtime.executor import Executor
 from penstock.runtime.generating import Generating
+from penstock.runtime.loading_steps import LoadingSteps
 
 GRAPH_MEMORY = 0.3
 
@@ -20,12 +21,16 @@ class Runnable:
         files: The bundle.
         executor: The executor of its network.
         slots: Streams whose states fit into memory; None where the executor keeps no states.
+        runs_by: `"ONNX Runtime"` or `"torch"`.
+        fallback: Why a faster way to run the network was not taken, and what to do; empty if none was refused.
     """
 
     application: Application
     files: BundleFiles
     executor: Executor | Generating
     slots: int | None = None
+    runs_by: str = "torch"
+    fallback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +50,7 @@ class Execution:
         max_rows: A limit of the batch on a GPU; None for the GPU's own.
         exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
         graph_memory: Share of the GPU's free memory that CUDA graphs by rows and length may take.
+        progress: Reports each step of loading.
     """
 
     cache: Path
@@ -58,3 +64,4 @@ class Execution:
     max_rows: int | None = None
     exact: bool = False
     graph_memory: float = GRAPH_MEMORY
+    progress: LoadingSteps = field(default_factory=LoadingSteps)

@@ -70,6 +70,8 @@ class Executor(ABC):
         runs_ahead: A row never becomes busy, so that its next chunk may be begun before the last is finished.
         pads_to_edges: A batch is padded to the edge of its length bucket, not to its longest row.
         uncaptured_batches: Batches on a GPU that ran without a CUDA graph though others have one.
+        fallback: Why it runs in a slower way than it could, and what to do; empty where it does not.
+        threads: CPU threads of torch for its steps; None leaves them as they are.
     """
 
     input: ChunkSpec
@@ -78,6 +80,8 @@ class Executor(ABC):
     runs_ahead: bool = False
     pads_to_edges: bool = False
     uncaptured_batches: int = 0
+    fallback: str = ""
+    threads: int | None = None
 
     @abstractmethod
     def step(self, batch: StepInput) -> StepOutput:

@@ -27,7 +27,7 @@ from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import Executor, StepInput
-from penstock.runtime.onnx_cache import cached_graph, mark_unusable, onnx_executor
+from penstock.runtime.onnx_cache import cached_graph, is_cached, mark_unusable, onnx_executor
 from penstock.runtime.prepare_session import open_prepare
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
         ApplicationError: Its application cannot be found.
         ServeError: The requested executor or GPU cannot run it.
     """
+    how.progress.report("reading the bundle")
     files = read_bundle(bundle)
     found = bundle_application(files, how.app)
     files.check_sources(found, accept_changed=how.accept_changed)
@@ -77,29 +78,30 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
         # Imported here: serving on a CPU does not load torch.
         from penstock.runtime.gpu_precision import gpu_runnable
 
-        return gpu_runnable(files, found, how, slots(application))
+        with how.progress.step(f"preparing the network on {how.device}", application.name):
+            return gpu_runnable(files, found, how, slots(application))
     if how.precision != "fp32":
         raise ServeError(
             f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
         )
     if how.exact and how.choice == "onnx":
-        _fall_back(how, files, "its answers are not known to be exact")
+        _fallback(how, files, "its answers are not known to be exact")
     if application.live is not None or how.exact:
         return _streaming_runnable(files, found, how, slots(application))
-    examples = files.golden.inputs
+    examples, fallback = files.golden.inputs, ""
     if how.choice != "torch":
         try:
             executor = _make_onnx(files, how, partial(onnx_executor, files), examples)
-            return Runnable(application=application, files=files, executor=executor)
+            return Runnable(application=application, files=files, executor=executor, runs_by="ONNX Runtime")
         except ServeError as error:
-            _fall_back(how, files, str(error))
+            fallback = _fallback(how, files, str(error))
     # Imported here: serving by ONNX Runtime does not load torch.
     from penstock.runtime.load import make_predictor
 
     executor = make_predictor(files, found).executor
     assert isinstance(executor, Executor), executor
     _choose_torch_threads(executor, examples, how.cores)
-    return Runnable(application=application, files=files, executor=executor)
+    return Runnable(application=application, files=files, executor=executor, fallback=fallback)
 
 
 def _generating_runnable(files: BundleFiles, found: FoundApplication, how: Execution) -> Runnable:
@@ -109,10 +111,21 @@ def _generating_runnable(files: BundleFiles, found: FoundApplication, how: Execu
     return Runnable(application=found.application, files=files, executor=generation_executor(files, found, how))
 
 
-def _fall_back(how: Execution, files: BundleFiles, reason: str) -> None:
+def _fallback(how: Execution, files: BundleFiles, reason: str) -> str:
+    """Say why torch runs a network instead of ONNX Runtime.
+
+    Raises:
+        ServeError: ONNX Runtime was asked for.
+    """
+    reason = reason.rstrip(".")
     if how.choice == "onnx":
         raise ServeError(f"ONNX Runtime cannot run {files.folder}: {reason}. Leave out --executor onnx.")
-    log.warning("executor torch for %s, because ONNX Runtime cannot run it: %s", files.manifest.name, reason)
+    fallback = (
+        f"torch runs {files.manifest.name}, often slower, because ONNX Runtime cannot: {reason}. Mend that, or accept "
+        f"it with --executor torch."
+    )
+    log.warning("%s", fallback)
+    return fallback
 
 
 def _make_onnx(files: BundleFiles, how: Execution, make: Callable[[Path, int], Executor], examples: Array) -> Executor:
@@ -122,15 +135,18 @@ def _make_onnx(files: BundleFiles, how: Execution, make: Callable[[Path, int], E
         ServeError: There is no graph that can be used; the error is the reason.
     """
     options = [*(["--app", how.app] if how.app else []), *(["--accept-changed-app"] if how.accept_changed else [])]
-    graph = cached_graph(files, how.cache, options)
+    found_cached = is_cached(files, how.cache)
+    graph = cached_graph(files, how.cache, options, how.progress)
     unusable = (PenstockError, *onnx_errors())
-    try:
-        make(graph, 1)
-    except unusable:
-        # The cached file may be truncated: export it again.
-        with suppress(OSError):
-            graph.unlink()
-        graph = cached_graph(files, how.cache, options)
+    if found_cached:
+        try:
+            make(graph, 1)
+        except unusable:
+            # The cached file may be truncated: export it again.
+            with suppress(OSError):
+                graph.unlink()
+            graph = cached_graph(files, how.cache, options, how.progress)
+    how.progress.report("checking the exported network")
     try:
         made = {threads: make(graph, threads) for threads in {1, how.cores}}
     except unusable as error:
@@ -141,10 +157,8 @@ def _make_onnx(files: BundleFiles, how: Execution, make: Callable[[Path, int], E
 
 
 def _choose_torch_threads(executor: Executor, examples: Array, cores: int) -> None:
-    import torch
-
     def with_threads(threads: int) -> Executor:
-        torch.set_num_threads(threads)
+        executor.threads = threads
         return executor
 
     with_threads(_choose_threads(with_threads, examples, cores, "torch"))
@@ -180,11 +194,10 @@ def _streaming_runnable(files: BundleFiles, found: FoundApplication, how: Execut
     try:
         stepped = _make_onnx(files, how, partial(onnx_streaming_executor, predictor, executor), example)
     except ServeError as error:
-        _fall_back(how, files, str(error))
+        return replace(runnable, fallback=_fallback(how, files, str(error)))
+    if how.choice == "auto" and _fastest({"torch": executor, "ONNX Runtime": stepped}, example) is executor:
         return runnable
-    if how.choice == "auto":
-        stepped = _fastest({"torch": executor, "ONNX Runtime": stepped}, example)
-    return replace(runnable, executor=stepped)
+    return replace(runnable, executor=stepped, runs_by="ONNX Runtime")
 
 
 def _fastest(made: dict[str, Executor], examples: Array) -> Executor:

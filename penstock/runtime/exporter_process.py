@@ -6,17 +6,26 @@ second export in one process was seen to freeze a dimension silently. This modul
 
 import argparse
 import logging
+import os
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 from penstock.core.errors import PenstockError
 
-EXPORT_TIMEOUT_S = 300
+# Large networks take many minutes. An export that is given up is lost, and the next start begins it anew.
+EXPORT_TIMEOUT_S = 3600
+# The log says that an export still runs after this time, and then whenever its duration has doubled.
+FIRST_WORD_S = 10.0
+
+log = logging.getLogger(__name__)
 # Exit status where the network itself cannot be exported.
 NOT_EXPORTABLE = 65
 
@@ -48,15 +57,41 @@ def run_exporter(module: str, source: str | Path, file: Path, options: list[str]
     Returns:
         None if the graph was written.
     """
-    command = [sys.executable, "-m", module, str(source), str(file), *(options or [])]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return ExportFailure(reason=f"the export took longer than {EXPORT_TIMEOUT_S} s")
-    if done.returncode == 0:
-        return None
-    lines = done.stderr.strip().splitlines() or [f"the exporter ended with status {done.returncode}"]
-    return ExportFailure(reason=lines[-1], not_exportable=done.returncode == NOT_EXPORTABLE)
+    command = [sys.executable, "-m", module, str(source), str(file), "--end-with-input", *(options or [])]
+    with TemporaryFile() as errors:
+        try:
+            # The exporter ends itself when its standard input ends: that of a parent that was killed ends too.
+            exporter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+        except OSError as error:
+            return ExportFailure(reason=f"{sys.executable} cannot be run ({error.strerror})")
+        with exporter as process:
+            try:
+                status = _wait(process, str(source))
+            except subprocess.TimeoutExpired:
+                return ExportFailure(reason=f"the export took longer than {EXPORT_TIMEOUT_S} s")
+            finally:
+                process.kill()
+        if status == 0:
+            return None
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    lines = said.strip().splitlines() or [f"the exporter ended with status {status}"]
+    return ExportFailure(reason=lines[-1], not_exportable=status == NOT_EXPORTABLE)
+
+
+def _wait(process: subprocess.Popen[bytes], source: str) -> int:
+    start_s, pause_s = time.monotonic(), FIRST_WORD_S
+    passed_s = 0.0
+    while True:
+        try:
+            return process.wait(min(pause_s, EXPORT_TIMEOUT_S - passed_s))
+        except subprocess.TimeoutExpired:
+            passed_s = time.monotonic() - start_s
+            if passed_s >= EXPORT_TIMEOUT_S:
+                raise
+        log.warning("still exporting %s after %.0f s", source, passed_s)
+        # The next word comes when the duration has doubled.
+        pause_s = passed_s
 
 
 def exporter_main(
@@ -74,7 +109,10 @@ def exporter_main(
     parser.add_argument("file", type=Path)
     parser.add_argument("--app")
     parser.add_argument("--accept-changed-app", action="store_true")
+    parser.add_argument("--end-with-input", action="store_true")
     given = parser.parse_args()
+    if given.end_with_input:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     # The exporter's messages are about itself; what counts is whether the graph gives the bundle's answers.
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -91,6 +129,13 @@ def exporter_main(
     except Exception as error:  # noqa: BLE001 - the exporter raises anything; this is the top of the process
         print(first_cause(error), file=sys.stderr)
         sys.exit(NOT_EXPORTABLE)
+
+
+def _end_with_parent() -> None:
+    # Not sys.stdin, whose lock the interpreter cannot take at its end while a thread reads.
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 def first_cause(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Networks whose answers take steps: how `begin` and `step` are called, and what they may give."""
+"""Networks whose answers take steps: calls of `begin` and `step`, and checks of their results."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from penstock.core.application import Application
 from penstock.core.errors import ApplicationError
 from penstock.core.generate import Generate
 from penstock.core.record import ChunkSpec, RecordSpec
-from penstock.runtime.generation_state import StateLayout
+from penstock.core.state_layout import StateLayout
 from penstock.runtime.named_network import NamedCall, by_name
 
 # B rows of a batch
@@ -48,8 +48,13 @@ class GeneratingNetwork:
 
     @property
     def arguments(self) -> list[str]:
-        """Names of the arguments of `begin`: tensors, then dimensions whose lengths it wants."""
+        """Names of the arguments of `begin`: tensors, then dimensions whose lengths it takes."""
         return self._call.arguments
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs of `step`, in the declared order."""
+        return list(self._outputs)
 
     def begin(self, given: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
         """Make the state `[B, ...]` of inputs by name; the lengths of dimensions that grow are in it.
@@ -102,7 +107,7 @@ class GeneratingNetwork:
         return NetworkStep(outputs, named, done_B)
 
     def _named(self, found: Any, of: str) -> dict[str, Tensor]:
-        names = [*self._generate.state, *self._layout.growing]
+        names = self._layout.names
         if not isinstance(found, Mapping):
             raise ApplicationError(
                 f"the network's {of} gives {_described(found)} as state; it must be a dictionary of tensors by name."

@@ -1,16 +1,23 @@
-"""Choice of device and threads for a network whose answers take steps. torch runs it; ONNX Runtime does not."""
+"""Choice of device, precision and threads for a network whose answers take steps. torch runs it, not ONNX Runtime."""
 
 import logging
 import time
 
+import numpy as np
 import torch
+from torch import nn
 
+from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
-from penstock.core.errors import GoldenMismatch, ServeError
+from penstock.core.errors import ApplicationError, GoldenMismatch, ServeError
 from penstock.core.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
+from penstock.runtime.generation_ahead import AheadExecutor
 from penstock.runtime.generation_executor import MAX_ROWS, GenerationExecutor
+from penstock.runtime.generation_graphs import CapturedGeneration, NotCapturable
+from penstock.runtime.generation_lanes import CudaLanes
+from penstock.runtime.gpu_precision import DTYPES, loosened
 from penstock.runtime.load import make_predictor
 
 log = logging.getLogger(__name__)
@@ -21,7 +28,9 @@ TRIAL_STEPS = 8
 TRIAL_ROWS = 16
 
 
-def generation_executor(files: BundleFiles, found: FoundApplication, how: Execution) -> GenerationExecutor:
+def generation_executor(
+    files: BundleFiles, found: FoundApplication, how: Execution
+) -> GenerationExecutor | AheadExecutor:
     """Verify a network that generates on its device, and make its executor.
 
     Raises:
@@ -29,12 +38,16 @@ def generation_executor(files: BundleFiles, found: FoundApplication, how: Execut
         ServeError: It cannot be run as requested.
     """
     name = found.application.name
-    wrong = {"--executor onnx": how.choice == "onnx", "--exact": how.exact, "--precision": how.precision != "fp32"}
+    wrong = {"--executor onnx": how.choice == "onnx", "--exact": how.exact}
     for option, given in wrong.items():
         if given:
             raise ServeError(
-                f"{option} is given, but {name!r} generates, and its answers take steps of torch in fp32; leave it out."
+                f"{option} is given, but {name!r} generates, and its answers take steps of torch; leave it out."
             )
+    if how.device == "cpu" and how.precision != "fp32":
+        raise ServeError(
+            f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
+        )
     if how.device != "cpu" and not torch.cuda.is_available():
         raise ServeError(f"--device is {how.device}, but this torch sees no GPU; leave it out, or repair the driver.")
     predictor = make_predictor(files, found)
@@ -46,28 +59,94 @@ def generation_executor(files: BundleFiles, found: FoundApplication, how: Execut
     if how.device == "cpu":
         _choose_threads(executor, files.golden.inputs, how.cores)
         return executor
-    torch.backends.cudnn.allow_tf32 = False
-    module = predictor.module.to(how.device)
-    on_gpu = GenerationExecutor(module, found.application, max_rows=how.max_rows or MAX_ROWS, device=how.device)
+    return _on_gpu(predictor.module.to(how.device), files, found, how)
+
+
+def _on_gpu(
+    module: nn.Module, files: BundleFiles, found: FoundApplication, how: Execution
+) -> GenerationExecutor | AheadExecutor:
+    torch.backends.cudnn.allow_tf32 = how.precision != "fp32"
+    dtype = None if how.precision == "fp32" else DTYPES[how.precision]
+    examples = files.golden.inputs
     try:
-        difference = files.golden.check(on_gpu.predict)
+        executor = gpu_executor(
+            module,
+            found.application,
+            example=examples[0],
+            device=how.device,
+            dtype=dtype,
+            max_rows=how.max_rows or MAX_ROWS,
+            limit_bytes=int(torch.cuda.mem_get_info(how.device)[0] // how.sharing * how.graph_memory),
+        )
+        golden, rows = loosened(files.golden, how.precision), executor.max_rows
+        difference = golden.check(
+            lambda inputs: np.concatenate(
+                [executor.predict(inputs[start : start + rows]) for start in range(0, len(inputs), rows)]
+            )
+        )
     except GoldenMismatch as error:
-        raise GoldenMismatch(f"on {how.device}, {error}") from error
-    log.info("golden examples on %s: difference %.3g", how.device, difference)
-    return on_gpu
+        raise GoldenMismatch(f"on {how.device} in {how.precision}, {error}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
+        raise ApplicationError(
+            f"the network of {found.application.name!r} cannot run in {how.precision} on {how.device} ({cause}); serve "
+            f"it in fp32, or with --device cpu."
+        ) from error
+    log.info("golden examples on %s in %s: difference %.3g", how.device, how.precision, difference)
+    return executor
+
+
+def gpu_executor(
+    module: nn.Module,
+    application: Application,
+    *,
+    example: Array,
+    device: str,
+    max_rows: int = MAX_ROWS,
+    dtype: torch.dtype | None = None,
+    limit_bytes: int = 1 << 62,
+) -> GenerationExecutor | AheadExecutor:
+    """Make the executor of a network on a GPU: with CUDA graphs, or without where its step cannot be captured.
+
+    Args:
+        module: The network, in evaluation mode, on the device.
+        application: Its application, which has `generate`.
+        example: One raw input chunk.
+        device: torch's name of the device.
+        max_rows: The most rows in progress.
+        dtype: The dtype of autocast; None for none.
+        limit_bytes: Memory of the graphs.
+    """
+    try:
+        graphs = CapturedGeneration(
+            module,
+            application,
+            lanes=CudaLanes(device),
+            example=example,
+            max_rows=max_rows,
+            dtype=dtype,
+            limit_bytes=limit_bytes,
+        )
+    except NotCapturable as error:
+        executor = GenerationExecutor(module, application, max_rows=max_rows, device=device, dtype=dtype)
+        executor.fallback = f"{application.name} steps without CUDA graphs, because it cannot be captured ({error})."
+        log.warning("%s", executor.fallback)
+        return executor
+    log.info("%s: %s", application.name, graphs.describe())
+    return AheadExecutor(application, graphs)
 
 
 def _choose_threads(executor: GenerationExecutor, examples: Array, cores: int) -> None:
     """Use all cores if they make steps clearly faster, else one."""
-    torch.set_num_threads(1)
+    executor.threads = 1
     if cores == 1:
         return
     times_s: dict[int, float] = {}
     for threads in (1, cores):
-        torch.set_num_threads(threads)
+        executor.threads = threads
         times_s[threads] = min(_trial_s(executor, examples) for _ in range(2))
     threads = cores if times_s[cores] < MAX_TIME_SHARE * times_s[1] else 1
-    torch.set_num_threads(threads)
+    executor.threads = threads
     log.info(
         "%s; threads of the network: %d", ", ".join(f"{s * 1e3:.2f} ms with {n}" for n, s in times_s.items()), threads
     )

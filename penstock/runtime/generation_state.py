@@ -8,9 +8,8 @@ Tensors may have room for more rows than there are. The rows in use come first, 
 where rows leave, the last ones take their places, and nothing else is moved.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -18,57 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.generate import Generate
-from penstock.core.record import ChunkSpec, Lengths
-from penstock.core.spec import Dim
+from penstock.core.errors import ApplicationError
+from penstock.core.record import Lengths
+from penstock.core.state_layout import StateLayout
 
 # B rows in progress
 
-# Entries by which the room of a dimension grows.
-PAGE = 16
-
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-
-
-@final
-@dataclass(frozen=True)
-class StateLayout:
-    """The declared state of one row.
-
-    Args:
-        generate: Its declaration.
-        input: One raw input chunk.
-        padding: What new room for floats is filled with; tests poison it.
-    """
-
-    generate: Generate
-    input: ChunkSpec
-    padding: float = 0.0
-
-    @cached_property
-    def dims(self) -> dict[str, Dim]:
-        """Every dimension whose length varies, by name."""
-        return self.generate.dims
-
-    @cached_property
-    def growing(self) -> dict[str, Dim]:
-        """Those that grow from step to step."""
-        return self.generate.growing(self.input)
-
-    @cached_property
-    def axes(self) -> dict[str, list[tuple[int, str]]]:
-        """For each tensor, its axes that vary and the names of their dimensions; rows are axis 0."""
-        return {
-            name: [(axis, size.name) for axis, size in enumerate(spec.shape, start=1) if isinstance(size, Dim)]
-            for name, spec in self.generate.state.items()
-        }
-
-    def room(self, lengths: Mapping[str, Lengths]) -> dict[str, int]:
-        """The room that rows of these lengths need, in whole pages; a dimension that grows has one entry more."""
-        longest = {name: int(lengths[name].max(initial=0)) for name in self.dims}
-        more = {name: each + (name in self.growing) for name, each in longest.items()}
-        return {name: max(1, min(-(-more[name] // PAGE) * PAGE, int(dim))) for name, dim in self.dims.items()}
 
 
 @final
@@ -93,6 +49,40 @@ class RowsState:
     def named(self) -> dict[str, Tensor]:
         """The tensors of the rows in use."""
         return {name: tensor[: self.rows] for name, tensor in self.tensors.items()}
+
+
+def check_lengths(layout: StateLayout, tensors: Mapping[str, Tensor], lengths: Mapping[str, Lengths]) -> None:
+    """Check the lengths that a network's `begin` gave.
+
+    Raises:
+        ApplicationError: A length is out of range.
+    """
+    for _, why in length_errors(layout, tensors, lengths):
+        raise ApplicationError(why)
+
+
+def length_errors(
+    layout: StateLayout, tensors: Mapping[str, Tensor], lengths: Mapping[str, Lengths]
+) -> Iterator[tuple[Mask, str]]:
+    """Yield the rows `[B]` whose lengths are out of range, and why, for each axis that has such rows."""
+    for name, axes in layout.axes.items():
+        for axis, dim in axes:
+            most = int(layout.dims[dim])
+            size = min(tensors[name].shape[axis], most)
+            bad_B = (lengths[dim] < 0) | (lengths[dim] > size)
+            if bad_B.any():
+                yield (
+                    bad_B,
+                    f"the network's begin gives {name!r} with room for {size:,} {dim}, but the lengths "
+                    f"{lengths[dim][bad_B].tolist()!r:.80}; the lengths must be from 0 to that room.",
+                )
+            full_B = lengths[dim] == most
+            if dim in layout.growing and full_B.any():
+                yield (
+                    full_B,
+                    f"the network's begin gives {name!r} with {most:,} {dim}, which is all that Dim({dim!r}, "
+                    f"max={most}) allows, so that no step has room; the lengths must be less. Raise max.",
+                )
 
 
 def for_step(layout: StateLayout, state: RowsState) -> dict[str, Tensor]:
@@ -210,7 +200,7 @@ def stepped(state: RowsState, after: Mapping[str, Tensor], lengths: Mapping[str,
     """
     tensors, owned = dict(state.tensors), set(state.owned)
     for name, tensor in after.items():
-        if not _is_same(tensor, state.tensors[name][: state.rows]):
+        if not is_same(tensor, state.tensors[name][: state.rows]):
             tensors[name] = tensor
             owned.discard(name)
     return replace(state, tensors=tensors, lengths={**state.lengths, **lengths}, owned=frozenset(owned))
@@ -225,7 +215,8 @@ def _has_room(layout: StateLayout, name: str, tensor: Tensor, room: Mapping[str,
     return all(tensor.shape[axis] == room[dim] for axis, dim in layout.axes.get(name, ()))
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same memory in the same layout."""
     same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
     return one is other or (same and one.shape == other.shape and one.stride() == other.stride())
 

@@ -59,7 +59,7 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     # By default cuDNN's fp32 convolutions round to the 10 bits of TF32.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     predictor, application = make_predictor(files, found), found.application
-    golden = _loosened(files.golden, precision)
+    golden = loosened(files.golden, precision)
     dtype = None if precision == "fp32" else DTYPES[precision]
     several = isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec)
     if several or application.finish is not None:
@@ -129,7 +129,8 @@ def _record_runnable(predictor: Predictor, golden: Golden, how: Execution, dtype
     return Runnable(application=application, files=predictor.files, executor=executor)
 
 
-def _loosened(golden: Golden, precision: str) -> Golden:
+def loosened(golden: Golden, precision: str) -> Golden:
+    """Return golden examples with the tolerance of a precision."""
     if precision not in TOLERANCES:
         return golden
     return replace(golden, tolerance=max(golden.tolerance, TOLERANCES[precision] * largest_output(golden.outputs)))

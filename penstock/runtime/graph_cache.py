@@ -7,11 +7,12 @@ large as the largest graph needs, and it shrinks only when no graph is left.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
+from itertools import product
 from math import prod
 from typing import Generic, TypeVar, final
 
+from penstock.core.dim import Dim
 from penstock.core.named_arrays import SHORTEST_ROOM
-from penstock.core.spec import Dim
 
 Graph = TypeVar("Graph")
 # Rows, then the room of each dimension.
@@ -26,17 +27,29 @@ USES = 3
 CAPTURE_EVERY_S = 1.0
 
 
+def fine_row_sizes(most: int) -> list[int]:
+    """Powers of two, and from 64 on quarters of them: sizes for graphs that replay one after the other for long."""
+    sizes = {*row_sizes(most), *(power * part // 4 for power in _powers(most) if power >= 64 for part in (5, 6, 7))}
+    return sorted(size for size in sizes if size <= most)
+
+
 def row_sizes(most: int) -> list[int]:
     """Powers of two, and from 64 on the midpoints between them, to limit padding."""
-    powers = [1 << power for power in range(most.bit_length())]
+    powers = _powers(most)
     midpoints = [power * 3 // 2 for power in powers if power >= 64]
     return [*sorted(size for size in (*powers, *midpoints) if size < most), most]
 
 
-def room_sizes(dim: Dim) -> list[int]:
-    """Rooms of a dimension, ascending: the edges of its length buckets."""
+def room_sizes(dim: Dim, least: int = SHORTEST_ROOM) -> list[int]:
+    """Rooms of a dimension, ascending: the edges of its length buckets.
+
+    Args:
+        dim: The dimension.
+        least: The smallest room, where the dimension is not smaller.
+    """
     powers = [1 << power for power in range(int(dim).bit_length()) if dim.min <= 1 << power < dim]
-    return [max(room, min(SHORTEST_ROOM, int(dim))) for room in (*powers[-(MAX_ROOMS - 1) :], int(dim))]
+    rooms = [max(room, min(least, int(dim))) for room in (*powers[-(MAX_ROOMS - 1) :], int(dim))]
+    return [*dict.fromkeys(rooms)]
 
 
 @final
@@ -46,11 +59,19 @@ class GraphShapes:
     Args:
         dims: The dimensions that vary.
         max_rows: The largest batch.
+        least_room: The smallest room of a dimension.
+        fine: More sizes of rows and rooms, from 64 on, for less padding.
     """
 
-    def __init__(self, dims: Iterable[Dim], max_rows: int) -> None:
-        self.rows = row_sizes(max_rows)
-        self._rooms = {dim.name: room_sizes(dim) for dim in dims}
+    def __init__(
+        self, dims: Iterable[Dim], max_rows: int, least_room: int = SHORTEST_ROOM, *, fine: bool = False
+    ) -> None:
+        self.rows = fine_row_sizes(max_rows) if fine else row_sizes(max_rows)
+        self._rooms = {dim.name: room_sizes(dim, least_room) for dim in dims}
+        if fine:
+            for name, rooms in self._rooms.items():
+                between = [room * 3 // 2 for room in rooms if room >= 64]
+                self._rooms[name] = sorted({*rooms, *(room for room in between if room < rooms[-1])})
 
     def holding(self, rows: int, lengths: Mapping[str, int]) -> Shape:
         """Return the smallest shape for a batch with these longest lengths."""
@@ -62,6 +83,10 @@ class GraphShapes:
     def rooms(self, shape: Shape) -> dict[str, int]:
         """Return a shape's room of each dimension."""
         return dict(zip(self._rooms, shape[1:], strict=True))
+
+    def all(self) -> list[Shape]:
+        """List every shape, from the largest down."""
+        return sorted(product(self.rows, *self._rooms.values()), key=size_of, reverse=True)
 
     def columns(self) -> list[list[Shape]]:
         """List the shapes to capture at start: for each length, from the longest down, all numbers of rows."""
@@ -162,6 +187,16 @@ class GraphCache(Generic[Graph]):
 def size_of(shape: Shape) -> int:
     """Elements of a shape: the order in which graphs are captured, from the largest down."""
     return prod(shape)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
+
+
+def smallest_holding(shapes: Iterable[Shape], needed: Shape) -> Shape | None:
+    """Return the smallest of some shapes that holds another one; None where none does."""
+    holding = (shape for shape in shapes if all(size >= least for size, least in zip(shape, needed, strict=True)))
+    return min(holding, key=size_of, default=None)
 
 
 def _next(sizes: list[int], size: int) -> int:

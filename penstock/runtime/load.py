@@ -8,27 +8,26 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from penstock.core.application import Application, reply_of, unpacked
 from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
-from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, InvalidInput
+from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
 from penstock.core.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec
+from penstock.core.remote_copy import local_bundle
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
-from penstock.runtime.generation_executor import GenerationExecutor, generated_outputs
+from penstock.runtime.generating import generated_outputs
+from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.load_weights import load_weights
 from penstock.runtime.named_network import FinishedNetwork
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, Stateless, StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
-
-_DIFFERENCES_NAMED = 3
 
 
 @final
@@ -196,6 +195,7 @@ class Predictor:
 def load(
     folder: str | Path,
     *,
+    cache: str | Path | None = None,
     app: str | Path | Application | None = None,
     accept_changed: bool = False,
     threads: int | None = None,
@@ -203,7 +203,8 @@ def load(
     """Load the network of a bundle and verify it: files and sources by hash, answers by the golden examples.
 
     Args:
-        folder: The bundle, `RUN/bundle`.
+        folder: The bundle, `RUN/bundle`, or its URL: `"s3://bucket/bundle"`, `"hf://user/name"`.
+        cache: The folder that a bundle at a URL is downloaded into; `~/.cache/penstock` by default.
         app: The application, if it moved: a name, an import path, an app.py, or the record itself.
         accept_changed: Accept an application whose sources changed, if the golden examples still agree.
         threads: CPU threads for one step; by default torch's own choice.
@@ -211,8 +212,9 @@ def load(
     Raises:
         BundleError: The bundle is damaged, or its application or its answers changed.
         ApplicationError: Its application cannot be found.
+        StorageError: The URL cannot be read.
     """
-    files = read_bundle(folder)
+    files = read_bundle(local_bundle(folder, None if cache is None else Path(cache)))
     if isinstance(app, Application):
         files.check_specs(app)
         found = as_found(app)
@@ -347,7 +349,7 @@ def finished(found: FoundApplication, module: nn.Module) -> nn.Module:
 
 
 def check_network(application: Application, module: nn.Module, golden: Golden) -> float:
-    """Check what a network gives to its `finish` by the golden examples; returns the largest difference.
+    """Compare the inputs of `finish` with those of the golden examples; returns the largest difference.
 
     Args:
         application: The application.
@@ -393,48 +395,6 @@ def _module(found: FoundApplication, field: str, made: Any) -> nn.Module:
             f"torch.nn.Module."
         )
     return made.eval()
-
-
-def load_weights(module: nn.Module, file: Path) -> None:
-    """Load the weights of a safetensors file into a network.
-
-    A missing name is taken from the name that it is tied to, since safetensors stores shared weights once.
-
-    Raises:
-        BundleError: A name or shape in the file does not fit the network, or integers stand for floats.
-        BundleCorrupt: It is not a safetensors file.
-    """
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise BundleCorrupt(f"{file} is not a readable safetensors file ({error}); write it again.") from None
-    own = module.state_dict(keep_vars=True)
-    present = {id(own[name]): tensor for name, tensor in tensors.items() if name in own}
-    tied = {name: present[id(tensor)] for name, tensor in own.items() if name not in tensors and id(tensor) in present}
-    differences = _differences(own, tensors | tied)
-    if differences:
-        first = "; ".join(differences[:_DIFFERENCES_NAMED])
-        more = len(differences) - _DIFFERENCES_NAMED
-        others = f"; and {more:,} more" if more > 0 else ""
-        raise BundleError(
-            f"the weights in {file} do not fit the network: {first}{others}. Use the application that they were "
-            f"trained with, and the names of its state_dict."
-        )
-    module.load_state_dict(tensors | tied)
-
-
-def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    missing = [f"{name} {list(own[name].shape)} is not in the file" for name in own if name not in given]
-    unknown = [f"{name} {list(given[name].shape)} is not in the network" for name in given if name not in own]
-    both = [(name, given[name], own[name]) for name in own if name in given]
-    shapes = [(name, list(theirs.shape), list(ours.shape)) for name, theirs, ours in both if theirs.shape != ours.shape]
-    kinds = [
-        (name, theirs.dtype, ours.dtype)
-        for name, theirs, ours in both
-        if theirs.is_floating_point() != ours.is_floating_point()
-    ]
-    differ = [f"{name} is {theirs} in the file and {ours} in the network" for name, theirs, ours in shapes + kinds]
-    return missing + differ + unknown
 
 
 def _chunks(application: Application, spec: TensorSpec, inputs: Any) -> tuple[Array, bool]:

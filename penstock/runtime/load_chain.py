@@ -14,8 +14,9 @@ from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows, as_chunk,
 from penstock.core.errors import InvalidInput
 from penstock.core.find_application import FoundChain, find_chain
 from penstock.core.golden import Golden, default_tolerance
+from penstock.core.random_arrays import random_chunks
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, random_chunks
+from penstock.core.spec import Array
 from penstock.runtime.load import Predictor, load
 
 RANDOM_EXAMPLES, MAX_RAWS = 8, 4

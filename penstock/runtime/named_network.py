@@ -12,9 +12,9 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.record import ChunkSpec, RecordSpec
-from penstock.core.spec import Dim
 
 # B rows of a batch
 
@@ -28,7 +28,7 @@ class NamedCall:
         input: One raw input chunk.
 
     Attributes:
-        arguments: Names of the arguments: tensors, then dimensions whose lengths the network wants.
+        arguments: Names of the arguments: tensors, then dimensions whose lengths the network takes.
 
     Raises:
         ApplicationError: The network does not take tensors of these names.
@@ -62,7 +62,7 @@ class NamedNetwork(nn.Module):
         output: One output chunk.
 
     Attributes:
-        arguments: Names of the arguments: tensors, then dimensions whose lengths the network wants.
+        arguments: Names of the arguments: tensors, then dimensions whose lengths the network takes.
         results: Names of the results: tensors, then the lengths `[B]` of the dimensions that no input has.
 
     Raises:
@@ -106,7 +106,7 @@ class FinishedNetwork(nn.Module):
         module: The network.
         finish: The application's `finish`.
         input: One raw input chunk.
-        between: One chunk of what the network gives to the finish.
+        between: One chunk of the inputs of the finish.
         output: One output chunk.
 
     Raises:

@@ -4,10 +4,12 @@ A graph is exported once and cached under the bundle's content hash. It is used 
 examples, in batches of several sizes; otherwise the reason is logged once and torch runs the network.
 """
 
+import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,38 +20,56 @@ from penstock.core.errors import ServeError
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
 from penstock.runtime.exporter_process import run_exporter
+from penstock.runtime.loading_steps import LoadingSteps
 from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
 
 log = logging.getLogger(__name__)
 
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
+EXPORTING = "exporting the network to ONNX"
 
 
-def cached_graph(files: BundleFiles, cache: Path, options: list[str]) -> Path:
-    """Return the graph of a bundle, exported now if it is not cached.
+def is_cached(files: BundleFiles, cache: Path) -> bool:
+    """True if the graph of a bundle need not be exported.
+
+    Raises:
+        ServeError: A package for the export is missing.
+    """
+    return _place(files, cache).is_file()
+
+
+def refusal(files: BundleFiles, cache: Path) -> str:
+    """Return why the bundle's network cannot be exported, as remembered; empty where that is not known.
+
+    Raises:
+        ServeError: A package for the export is missing.
+    """
+    return _refusal(_place(files, cache))
+
+
+def cached_graph(files: BundleFiles, cache: Path, options: list[str], progress: LoadingSteps | None = None) -> Path:
+    """Return the graph of a bundle, exported now if it is not cached; of several processes, one exports it.
 
     Args:
         files: The bundle.
         cache: The folder of cached graphs.
         options: Options of the exporter: `--app` and `--accept-changed-app`.
+        progress: Reports an export.
 
     Raises:
         ServeError: There is none, for this reason.
     """
-    try:
-        made_by = "-".join(version(package) for package in ("torch", *NEEDED))
-    except PackageNotFoundError as error:
-        raise ServeError(f"the package {error.name} is not installed") from None
-    file = cache / f"{files.manifest.content_hash[:32]}-{made_by}.onnx"
-    refused = file.with_suffix(".refused")
+    file = _place(files, cache)
     try:
         if file.is_file():
             return file
-        if refused.is_file():
-            raise ServeError(refused.read_text())
+        # Before the lock, which a read-only cache cannot have.
+        _raise_refused(file)
         cache.mkdir(parents=True, exist_ok=True)
-        log.warning("exporting the network once, to %s", file)
-        _export(files, file, refused, options)
+        with _alone(file, progress or LoadingSteps()):
+            if not file.is_file():
+                _raise_refused(file)
+                _export(files, file, options, progress or LoadingSteps())
         return file
     except OSError as error:
         raise ServeError(
@@ -88,21 +108,59 @@ def _in_batches(predict: Callable[[Array], Array], chunk_B: Array, size: int) ->
     return np.concatenate(parts)
 
 
-def _export(files: BundleFiles, file: Path, refused: Path, options: list[str]) -> None:
+def _place(files: BundleFiles, cache: Path) -> Path:
+    try:
+        made_by = "-".join(version(package) for package in ("torch", *NEEDED))
+    except PackageNotFoundError as error:
+        raise ServeError(f"the package {error.name} is not installed; pip install 'penstock-nn[cpu]'") from None
+    return cache / f"{files.manifest.content_hash[:32]}-{made_by}.onnx"
+
+
+@contextmanager
+def _alone(file: Path, progress: LoadingSteps) -> Generator[None]:
+    """Hold the lock of a graph: the engines of a server, and several servers, start at the same time."""
+    with file.with_suffix(".lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.report("waiting for another process that exports the network")
+            log.warning("waiting for another process that exports the network to %s", file)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            log.info("%s is on a file system without locks: %s", file, error.strerror)
+        yield
+
+
+def _raise_refused(file: Path) -> None:
+    if reason := _refusal(file):
+        raise ServeError(reason)
+
+
+def _refusal(file: Path) -> str:
+    refused = file.with_suffix(".refused")
+    return refused.read_text() if refused.is_file() else ""
+
+
+def _export(files: BundleFiles, file: Path, options: list[str], progress: LoadingSteps) -> None:
+    name = files.manifest.name
+    log.warning("exporting the network once, to %s%s", file, progress.last_time(EXPORTING, name))
+    # An export that was killed leaves its part, and this process holds the lock.
+    for left in file.parent.glob(f".{file.stem}-*"):
+        left.unlink(missing_ok=True)
     beside = file.with_name(f".{file.stem}-{secrets.token_hex(4)}.onnx")
     try:
-        failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options)
-        if failure is None:
-            steady_graph(file).unlink(missing_ok=True)
-            if steady_graph(beside).is_file():
-                os.replace(steady_graph(beside), steady_graph(file))
-            # Last: its presence shows that the others are complete.
-            os.replace(beside, file)
-            return
+        with progress.step(EXPORTING, name):
+            failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options)
+            if failure is not None:
+                # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.
+                if failure.not_exportable:
+                    file.with_suffix(".refused").write_text(failure.reason)
+                raise ServeError(failure.reason)
+        steady_graph(file).unlink(missing_ok=True)
+        if steady_graph(beside).is_file():
+            os.replace(steady_graph(beside), steady_graph(file))
+        # Last: its presence shows that the others are complete.
+        os.replace(beside, file)
     finally:
         beside.unlink(missing_ok=True)
         steady_graph(beside).unlink(missing_ok=True)
-    # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.
-    if failure.not_exportable:
-        refused.write_text(failure.reason)
-    raise ServeError(failure.reason)

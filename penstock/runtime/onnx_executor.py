@@ -23,7 +23,7 @@ class OnnxExecutor(Executor):
         output: One output chunk.
         threads: CPU threads for one step.
         max_rows: The largest batch.
-        network: What the network gives to a `finish`, which is in the graph for comparisons; None without a `finish`.
+        network: Spec of the inputs of a `finish`, which the graph outputs too, for comparisons; None without one.
 
     Raises:
         BundleError: The graph has other inputs or outputs.
@@ -72,7 +72,7 @@ class OnnxExecutor(Executor):
         return chunks_of(self.output, dict(zip(self._results, results, strict=True)), lengths)
 
     def predict_network(self, chunk_B: Array) -> Array:
-        """Run raw inputs; returns what the network gives to its `finish`, for comparisons."""
+        """Run raw inputs; returns the inputs of `finish`, for comparisons."""
         assert self._network is not None, "without a finish, predict gives the network's outputs"
         feeds, lengths = feeds_of(self.input, chunk_B)
         given = feeds | lengths

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.application import Application
+from penstock.core.dim import Dim
 from penstock.core.named_arrays import feeds_of
 from penstock.core.record import ChunkSpec, chunk_spec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
 from penstock.runtime.exporter_process import exporter_main, first_cause
 from penstock.runtime.load import Predictor, as_streaming, load

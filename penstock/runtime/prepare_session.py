@@ -11,7 +11,8 @@ from penstock.core.errors import ApplicationError, BundleError, ComputeFailed
 from penstock.core.find_application import FoundApplication
 from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.prepare import RawSpec
-from penstock.core.spec import Array, TensorSpec, random_numbers
+from penstock.core.random_arrays import random_numbers
+from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.exporter_process import run_exporter
 
 # The names in the graph.

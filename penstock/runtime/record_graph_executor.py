@@ -258,13 +258,19 @@ class RecordGraphExecutor(Executor):
         self.reason = _cause(error)
         self._cache.clear()
         self._pool = None
-        log.warning("the network runs without CUDA graphs, because it cannot be captured (%s)", self.reason)
+        self.fallback = (
+            f"the network runs without CUDA graphs, because it cannot be captured ({self.reason}); keep its numbers on "
+            f"the GPU."
+        )
+        log.warning("%s", self.fallback)
 
     def _give_up_shape(self, shape: Shape, reason: str) -> None:
         self._cache.give_up(shape)
         sizes = {"rows": shape[0], **self._shapes.rooms(shape)}
         of = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        log.warning("batches of %s run without a CUDA graph (%s)", of, reason)
+        said = f"batches of {of} run without a CUDA graph ({reason})"
+        self.fallback = self.fallback or f"{said}."
+        log.warning("%s", said)
 
     def _say_limit(self) -> None:
         if not self._limit_said:

@@ -14,6 +14,7 @@ from penstock.nn.streaming import State, Step, Streaming
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.named_network import served_function
 from penstock.runtime.state_table import StateTable
+from penstock.runtime.torch_threads import use_threads
 
 # B rows of the batch, T frames of a chunk, U frames that come of them
 
@@ -147,6 +148,7 @@ class StreamingExecutor(Executor):
     @torch.inference_mode()
     def step(self, batch: StepInput) -> StepOutput:
         """See `Executor`."""
+        use_threads(self.threads)
         rows = batch.slots_B.size
         last_B = np.zeros(rows, np.bool_) if batch.last_B is None else batch.last_B
         columns = batch.chunk_B, batch.slots_B, batch.length_B, batch.fresh_B, last_B

@@ -10,6 +10,7 @@ from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.named_network import NamedNetwork
+from penstock.runtime.torch_threads import use_threads
 
 # B rows of the batch
 
@@ -43,6 +44,7 @@ class TorchExecutor(Executor):
 
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
+        use_threads(self.threads)
         feeds, lengths = feeds_of(self.input, chunk_B)
         given = feeds | lengths
         arguments = (torch.from_numpy(given[name]) for name in self._network.arguments)

@@ -87,7 +87,7 @@ class BatchLoop:
         poll_ns, self._poll_ns, self._previous_poll_ns = self._poll_ns, None, None
         if self._run():
             self._previous_poll_ns, self._poll_ns = poll_ns, self._reading_ns
-            # The next iteration runs what is left, or finds that the loop is idle again.
+            # The next iteration runs the remaining batches, or finds that the loop is idle again.
             self.wake()
 
     def _run(self, min_ns: int = 0) -> int:

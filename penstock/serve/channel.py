@@ -52,7 +52,7 @@ class Channel:
             self._loop.add_writer(self._end, self._flush)
 
     def drain(self) -> None:
-        """Receive what a process that is gone had sent."""
+        """Receive the remaining messages of a process that has ended."""
         while self._end.fileno() >= 0 and self._receive():
             pass
 

@@ -11,6 +11,8 @@ from penstock.core.json_record import read_record
 
 # `ModelState.reason` of a model whose engine died.
 RESTARTING = "the engine is being started again"
+# `ModelState.state` of a name that no model has after all.
+WITHDRAWN = "WITHDRAWN"
 # Seconds until a lost engine is back: the time that torch takes to import.
 RESTART_S = 3.0
 # Longest text of a message: with it, every message fits into one packet of the channel.
@@ -34,14 +36,17 @@ class ModelState(Message):
     Args:
         name: The name that requests use.
         version: The version that is served, or that failed to load.
-        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`, as in the Open Inference Protocol.
+        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`, as in the Open Inference Protocol; or `WITHDRAWN`,
+            after which the name has no state.
         reason: Why it is not ready.
+        since_ns: Monotonic time, the same in all processes, at which the present step of loading began; 0 if none runs.
     """
 
     name: str
     version: str
     state: str
     reason: str = ""
+    since_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +59,7 @@ class LoadModel(Message):
         name: The name that requests use; empty takes the application's own.
         version: Its number in the model directory.
         bundle: The bundle folder.
+        several: Whether more versions of the model may be served.
     """
 
     key: int
@@ -61,6 +67,30 @@ class LoadModel(Message):
     name: str
     version: str
     bundle: str
+    several: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadProgress(Message):
+    """From an engine: what it does to load a model.
+
+    Args:
+        key: That of the command.
+        activity: The present step.
+    """
+
+    key: int
+    activity: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStarted(Message):
+    """To a front-end: every model of the start is loaded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontendReady(Message):
+    """From a front-end, after `ServerStarted`: it reports readiness, and its port of gRPC is open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +105,8 @@ class ModelLoaded(Message):
         frontends: Front-ends that share the table.
         bundle_hash: Content hash of the bundle that was loaded.
         application: Reference of the application.
+        runs_by: `"ONNX Runtime"` or `"torch"`.
+        fallback: Why a faster way to run the network was not taken; empty if none was refused.
     """
 
     command: LoadModel
@@ -84,6 +116,8 @@ class ModelLoaded(Message):
     frontends: int
     bundle_hash: str
     application: str
+    runs_by: str = "torch"
+    fallback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +227,7 @@ class Drain(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeModel(Message):
-    """From a front-end: a client wants a model loaded or unloaded. The reply carries the token as its key."""
+    """From a front-end: a client's request to load or unload a model. The reply carries the token as its key."""
 
     token: int
     name: str

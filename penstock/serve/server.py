@@ -7,7 +7,7 @@ from dataclasses import replace
 import uvloop
 
 from penstock.serve.control.front_end import access_of, check_telemetry
-from penstock.serve.http.listener import free_grpc_port, listeners, tls_of
+from penstock.serve.http.listener import BACKLOG, free_grpc_port, listeners, tls_of
 from penstock.serve.settings import Settings
 
 
@@ -26,6 +26,9 @@ def serve(settings: Settings) -> None:
     network, processes = settings.network, settings.frontend_processes
     sockets = listeners(network.host, network.port, processes or 1)
     settings = replace(settings, network=replace(network, grpc_port=free_grpc_port(network)))
+    for listener in sockets:
+        # Before anything is loaded: connections wait in the backlog until they are accepted.
+        listener.listen(BACKLOG)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if processes == 0:
             # Imported here: it loads torch, which a supervisor does not need.

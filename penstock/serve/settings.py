@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from penstock.core.errors import ServeError
 from penstock.core.json_record import read_record
+from penstock.serve.model_versions import VersionPolicy, parse_versions
 
 # On so few cores, a separate front-end process costs more than it gains.
 MAX_SHARED_CORES = 2
@@ -40,6 +41,7 @@ class ModelSettings:
         bundles: Bundle folders.
         chains: References of chains, whose parts are among the models, see `find_chain`.
         directory: A model directory: all of its models are served, and may be loaded and unloaded by request.
+        versions: Versions of the directory's models, see `parse_versions`; the newest by default.
         app: Reference of the application, if it moved; for a single bundle.
         accept_changed_app: Accept an application whose sources changed, if the golden examples still agree.
     """
@@ -47,6 +49,7 @@ class ModelSettings:
     bundles: tuple[Path, ...] = ()
     chains: tuple[str, ...] = ()
     directory: Path | None = None
+    versions: tuple[str, ...] = ()
     app: str | None = None
     accept_changed_app: bool = False
 
@@ -57,7 +60,17 @@ class ModelSettings:
                 self.app is None or (len(self.bundles) == 1 and self.directory is None),
                 "--app says where the application of one bundle is; serve that bundle alone.",
             ),
+            (
+                not self.versions or self.directory,
+                "--versions chooses among those of a directory; give --models.",
+            ),
         )
+        parse_versions(self.versions)
+
+    @property
+    def policies(self) -> dict[str, VersionPolicy]:
+        """The versions by model; under the empty name those of all others."""
+        return parse_versions(self.versions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +101,7 @@ class NetworkSettings:
             ),
             (
                 self.grpc_port is None or importlib.util.find_spec("grpc"),
-                "--grpc-port needs packages that are not there; install penstock[grpc].",
+                "--grpc-port needs packages that are not there; install penstock-nn[grpc].",
             ),
         )
 
@@ -100,10 +113,12 @@ class AccessSettings:
     Args:
         api_keys: A file of API keys; None admits every client.
         cors: Origins whose pages may send requests; `"*"` for all.
+        examples: Whether clients get golden examples, which come from the validation data.
     """
 
     api_keys: Path | None = None
     cors: tuple[str, ...] = ()
+    examples: bool = True
 
     def __post_init__(self) -> None:
         invalid = ", ".join(repr(site) for site in self.cors if site != "*" and not _ORIGIN.fullmatch(site))

@@ -1,7 +1,7 @@
 """`penstock.fit`: train a network on arrays, in a notebook or a script, by the loop of `penstock train`."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,12 @@ from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.core.initial import Initial, StartedFrom
+from penstock.core.remote_folder import url_of
 from penstock.core.spec import Array
+from penstock.train.callbacks.callback import Callback
+from penstock.train.callbacks.dispatch import Callbacks
+from penstock.train.callbacks.early_stopping import EarlyStopping
+from penstock.train.callbacks.named_callbacks import ready_callbacks
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.data.arrays import TRIED, check_fit, examples_of
 from penstock.train.data.examples import ArraySet, Examples
@@ -80,6 +85,7 @@ def fit(
     out: str | Path | None = None,
     quiet: bool = False,
     initial: Initial | str | Path | None = None,
+    callbacks: Sequence[Callback | str] = (),
     **recipe: Any,
 ) -> Fitted:
     """Train a network on arrays, tensors or examples, by the same steps as `penstock train`.
@@ -103,6 +109,8 @@ def fit(
         quiet: Print nothing.
         initial: Weights to start from instead of the network's own: a safetensors file, a folder of Hugging Face,
             `"timm:NAME"`, `"torchvision:NAME"`, or an `Initial`. A resumed training does not read them.
+        callbacks: Called with the events of the training: instances of `Callback`, such as `EarlyStopping(3)`, or names
+            of loggers, `"wandb"`, `"mlflow"`, `"trackio"`.
         recipe: Further fields of `Recipe`, as `metrics`, `schedule`, `precision`, `seed`, `steps`, `execution`.
 
     Returns:
@@ -116,6 +124,11 @@ def fit(
         raise TrainError(f"the network is a {type(module).__name__}; give a torch.nn.Module.")
     if train is None:
         raise TrainError("there is no training set; give train=(X, y), or train=Examples.")
+    if url_of(out) is not None:
+        raise TrainError(
+            f"out is {url_of(out)}; penstock.fit writes to a folder: give one, or train an application by 'penstock "
+            f"train APP --out {url_of(out)}'."
+        )
     network = deepcopy(module).cpu()
     check_trainable(network)
     began = _started_from(network, initial, None if out is None else Path(out))
@@ -123,7 +136,10 @@ def fit(
     held_out = None if validation is None else examples_of(validation, "validation", network)
     learned, held_out = _equally_named(learned, held_out)
     where = _device(device)
-    given = recipe | {"execution": _execution(recipe.get("execution", StepExecution()), deterministic, where)}
+    given = recipe | {
+        "callbacks": callbacks,
+        "execution": _execution(recipe.get("execution", StepExecution()), deterministic, where),
+    }
     made = _recipe(given, learned, held_out, loss, optimizer, epochs, batch_size)
     world = World(device=where)
     with torch.cuda.device(where) if where.type == "cuda" else nullcontext(), explained(made, world):
@@ -150,6 +166,7 @@ def _fit(
     with numerics(recipe), Watchdog(world) as watchdog:
         inputs = first_inputs(train, TRIED)
         trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
+        watching = ready_callbacks(recipe.callbacks, has_folder=out is not None)
         records = FitRecords(out, trainer, train, initial)
         loop = Loop(
             trainer,
@@ -158,23 +175,26 @@ def _fit(
             records.history,
             watchdog,
             checkpoints=None if out is None else out / "checkpoints",
-            write=records.write,
+            callbacks=Callbacks(watching, required=[records]),
+            start_event=records.start_event,
             resume_hint="The weights are lost; out=FOLDER keeps them."
             if out is None
             else f"Go on by calling penstock.fit as before, with out={str(out)!r}.",
         )
-        loop.run(Progress(type(network).__name__, total, records.history.step, quiet=quiet))
-        last_hash, metrics = loop.load_best()
-        trainer.close()
-        fitted = Fitted(
-            network=trainer.module.eval(),
-            metrics=metrics if validation is not None else {"train_loss": metrics["loss"]},
-            best_step=records.history.best_step,
-            history=records.lines,
-            seconds=records.history.seconds,
-            parameter_hash=last_hash,
-        )
-        records.finish(metrics=fitted.metrics, parameter_hash=last_hash, rate=loop.pace.whole)
+        with loop.ending():
+            loop.run(Progress(type(network).__name__, total, records.history.step, quiet=quiet))
+            last_hash, metrics = loop.load_best()
+            trainer.close()
+            fitted = Fitted(
+                network=trainer.module.eval(),
+                metrics=metrics if validation is not None else {"train_loss": metrics["loss"]},
+                best_step=records.history.best_step,
+                history=records.lines,
+                seconds=records.history.seconds,
+                parameter_hash=last_hash,
+            )
+            loop.finish(fitted.metrics)
+        records.finish(metrics=fitted.metrics, parameter_hash=last_hash, rate=loop.pace.whole, stop=loop.stop)
     return fitted
 
 
@@ -206,6 +226,8 @@ def _recipe(
         )
     if validation is None and given.get("metrics"):
         raise TrainError("metrics need validation examples; give validation=(X, y).")
+    if validation is None and any(isinstance(each, EarlyStopping) for each in given["callbacks"]):
+        raise TrainError("EarlyStopping needs validation examples; give validation=(X, y).")
     labels = loss is None and _has_labels(train)
     chosen: dict[str, Any] = {}
     if labels and validation is not None:

@@ -1,24 +1,21 @@
 """Records of `penstock.fit`, and the folder that a stopped training resumes from."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-
 from penstock.core.errors import TrainError
 from penstock.core.initial import StartedFrom
-from penstock.core.spec import Array
-from penstock.train.data.examples import ArraySet, Examples
-from penstock.train.data.trees import leaves, mapped
+from penstock.train.callbacks.callback import Callback, Ended, Stop, Validated
+from penstock.train.data.examples import Examples
 from penstock.train.history import History, resume
 from penstock.train.report.run_comparison import read_run
-from penstock.train.report.run_log import RUN_FILE, read_metrics
+from penstock.train.report.run_log import RUN_FILE
 from penstock.train.report.throughput import Rate
-from penstock.train.run_folder import RunFolder, described, finished_fields, make_folder
+from penstock.train.run_folder import RunFolder, described, finished_fields, make_folder, started
+from penstock.train.same_data import check_data, fingerprints
 from penstock.train.trainer import Trainer
 
 # Entries of an optimizer's groups that do not change its result; the learning rate is recorded by itself.
@@ -28,7 +25,7 @@ _MAY_CHANGE = ("loading.workers", "execution.compile", "execution.graph")
 
 
 @final
-class FitRecords:
+class FitRecords(Callback):
     """Figures of the validations, and with a folder the run's files too.
 
     Args:
@@ -39,6 +36,7 @@ class FitRecords:
 
     Attributes:
         lines: A record for each validation.
+        start_event: The start of the training, for its callbacks.
         history: Progress of the training.
 
     Raises:
@@ -48,55 +46,54 @@ class FitRecords:
     def __init__(self, out: Path | None, trainer: Trainer, train: Examples, initial: StartedFrom | None = None) -> None:
         self.lines: list[dict[str, Any]] = []
         self.history = History()
+        name = type(trainer.module).__name__
+        self.start_event = started(trainer, self.history, name, None)
         self._trainer = trainer
         self._folder: RunFolder | None = None
         if out is None:
             return
-        self._learned = {"examples": len(train), "inputs": train.describe()}
-        self._learned |= _made_by_functions(trainer)
-        if isinstance(train, ArraySet):
-            digest = hashlib.sha256()
-            plain = train.record is None and isinstance(train.targets, np.ndarray)
-            if not plain:
-                digest.update(repr(mapped(_kind, (train.inputs, train.targets))).encode())
-            for array in leaves((train.inputs, train.targets)):
-                digest.update(np.ascontiguousarray(array).data)
-            self._learned["sha256"] = digest.hexdigest()
+        self._learned = _made_by_functions(trainer)
+        self._data = fingerprints({"train": train}, trainer.world)
         make_folder(out)
         if (out / RUN_FILE).exists():
             self._check(out)
         self.history = resume(out, trainer)
         began = None if initial is None else asdict(initial)
-        identity = {"name": type(trainer.module).__name__, "learned": self._learned, "initial": began}
+        identity = {"name": name, "learned": self._learned, "data": self._data, "initial": began}
         self._folder = RunFolder(out, trainer, identity, self.history.step)
-        self.lines += read_metrics(out)
+        self.lines += self._folder.before
+        self.start_event = started(trainer, self.history, name, out, self._folder.before)
 
-    def write(self, line: dict[str, Any]) -> None:
+    def validation(self, event: Validated) -> None:
         """Record the figures of a validation."""
-        self.lines.append(line)
+        self.lines.append(dict(event.figures))
         if self._folder is not None:
-            self._folder.record(line)
+            self._folder.validation(event)
 
-    def finish(self, *, metrics: dict[str, float], parameter_hash: str, rate: Rate | None) -> None:
-        """Draw the curves and write the result, if there is a folder."""
+    def end(self, event: Ended) -> None:
+        """Draw the curves, if there is a folder."""
         if self._folder is not None:
-            self._folder.close()
+            self._folder.end(event)
+
+    def finish(
+        self, *, metrics: dict[str, float], parameter_hash: str, rate: Rate | None, stop: Stop | None = None
+    ) -> None:
+        """Write the result, if there is a folder."""
+        if self._folder is not None:
             bad = self.history.bad_examples
-            self._folder.write(finished_fields(self.history, metrics, parameter_hash, rate, bad))
+            self._folder.write(finished_fields(self.history, metrics, parameter_hash, rate, bad, stop))
 
     def _check(self, out: Path) -> None:
         fields = read_run(out).fields
         before = {"learned": fields.get("learned"), **fields.get("recipe", {})}
         now = {"learned": self._learned, **described(self._trainer)["recipe"]}
-        other = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
+        # A run of an older version has fewer fields.
+        other = [name for name in now if name in before and now[name] != before[name] and name not in _MAY_CHANGE]
         if "application" in fields or other:
             what = f"of the application {fields['name']!r}" if "application" in fields else "of something else"
             why = f" ({other[0]}: {before.get(other[0])!r} and now {now[other[0]]!r})" if other else ""
             raise TrainError(f"{out} holds a training {what}{why}; go on as it began, or choose another folder.")
-
-
-def _kind(array: Array) -> str:
-    return f"{array.dtype}{array.shape}"
+        check_data(self._data, out, "go on as it began, or choose another folder")
 
 
 def _made_by_functions(trainer: Trainer) -> dict[str, Any]:

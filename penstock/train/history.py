@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import Checkpoint, newest_checkpoint
@@ -21,6 +22,9 @@ from penstock.train.checkpoint.state import (
     parts_of,
 )
 from penstock.train.trainer import Trainer
+
+# Where a schedule of torch is.
+_SCHEDULE_PLACE = ("last_epoch", "_step_count", "_last_lr")
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ def save_checkpoint(saver: Saver, trainer: Trainer, history: History) -> None:
         "scale": None if scale is None else scale.state_dict(),
         "ema": None if ema is None else ema.state_dict(own),
         "schedule": None if trainer.schedule is None else _plain(trainer.schedule.state_dict()),
+        "total_steps": trainer.total_steps,
         "seconds": history.seconds,
         "bad_examples": trainer.world.sum_counts(history.bad_examples),
         "best": {
@@ -96,7 +101,9 @@ def restore_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> History:
     if ema is not None:
         ema.load_state_dict(state["ema"] | {"steps": read_tensors(state["ema"].get("steps"))}, parts)
     if schedule is not None:
-        schedule.load_state_dict(read_tensors(state["schedule"]))
+        before = state.get("total_steps", trainer.total_steps)
+        own_state = read_tensors(state["schedule"])
+        schedule.load_state_dict(own_state if before == trainer.total_steps else _of_this_length(own_state, schedule))
     return History(
         step=checkpoint.step,
         seconds=state["seconds"],
@@ -113,6 +120,23 @@ def resume(folder: Path, trainer: Trainer) -> History:
     """Restore a trainer from the newest checkpoint of a run, if there is one. Collective."""
     checkpoint = newest_checkpoint(folder / "checkpoints", trainer.world)
     return restore_checkpoint(checkpoint, trainer) if checkpoint else History()
+
+
+def _of_this_length(state: dict[str, Any], schedule: LRScheduler) -> dict[str, Any]:
+    """Return the state of a schedule of another number of steps as one of a schedule of this number.
+
+    Raises:
+        TrainError: Its rates follow from those before, which were of the other number of steps.
+    """
+    made = _plain(schedule.state_dict())
+    if all(state.get(name) == value for name, value in made.items() if name not in _SCHEDULE_PLACE):
+        return state
+    if isinstance(schedule, OneCycleLR):
+        return {name: state[name] for name in _SCHEDULE_PLACE if name in state}
+    raise TrainError(
+        f"the schedule is a {type(schedule).__name__} for the run's first number of steps and cannot go on as one for "
+        f"more; begin a new run with a Schedule, such as Schedule('cosine')."
+    )
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

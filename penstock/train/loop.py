@@ -6,15 +6,17 @@ dropout all follow from (seed, step), so that a resumed run continues exactly.
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, final
+from typing import Literal, final
 
 from torch import Tensor
 
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint.format import state_hash
+from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started, StepTaken, Stop, Validated
+from penstock.train.callbacks.dispatch import Callbacks
+from penstock.train.checkpoint.format import state_hash, step_folder
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Loader
@@ -22,16 +24,23 @@ from penstock.train.history import History, save_checkpoint
 from penstock.train.interrupt import Interrupt
 from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.profile.profiler import NoProfile, Profile
+from penstock.train.report.feed_report import FeedFigures, feed_figures, feed_sentence
 from penstock.train.report.progress import Progress
 from penstock.train.report.run_log import RUN_FILE
 from penstock.train.report.throughput import Pace, Rate
-from penstock.train.step.host_sync import HostSync
+from penstock.train.step.host_sync import HostSync, SharedStatus
 from penstock.train.step.schedules import check_schedule
 from penstock.train.trainer import Trainer
 
-# Report time spent waiting for examples above this share of a run and this many seconds.
-WAITED_SHARE, WAITED_S = 0.1, 5.0
 MAX_BAD_NAMED = 5
+# Several processes agree on a callback's wish to stop after steps whose number is a multiple of this, so that the last
+# step depends on no clock; at validations and checkpoints by steps too.
+AGREE_EVERY_STEPS = 64
+
+
+@final
+class Stopped(KeyboardInterrupt):
+    """The user stopped the training, and all processes stopped after the same step."""
 
 
 @final
@@ -45,7 +54,8 @@ class Loop:
         history: Progress of the training.
         watchdog: This process's watchdog.
         checkpoints: The folder of checkpoints; None for none.
-        write: Called with the figures of each validation.
+        callbacks: Called with the events; those of other processes than the first have none.
+        start_event: The start, for the callbacks.
         resume_hint: A sentence for a user who stops the training.
         profile: Profiles some steps; None for none.
 
@@ -62,7 +72,8 @@ class Loop:
         watchdog: Watchdog,
         *,
         checkpoints: Path | None,
-        write: Callable[[dict[str, Any]], object],
+        callbacks: Callbacks,
+        start_event: Started,
         resume_hint: str,
         profile: Profile | None = None,
     ) -> None:
@@ -70,32 +81,44 @@ class Loop:
         self.trainer, self.history, self.watchdog = trainer, history, watchdog
         self.pace = Pace(*trainer.mfu_of_one)
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
-        self._write, self._resume_hint, self._profile = write, resume_hint, profile
+        self.callbacks, self._start_event = callbacks, start_event
+        self._resume_hint, self._profile = resume_hint, profile
+        # Set when all steps are taken.
+        self.feed: FeedFigures | None = None
+        # The step of a checkpoint that is being written.
+        self._saving: int | None = None
 
     def run(self, progress: Progress) -> None:
         """Take the remaining steps; an interrupt stops after the current one.
 
         Raises:
             TrainError: The loss or the weights are not finite, a checkpoint is damaged, or another process is lost.
-            KeyboardInterrupt: The user stopped the training; a checkpoint was written if there is a folder for it.
+            Stopped: The user stopped the training; a checkpoint was written if there is a folder for it.
         """
         trainer, history, world = self.trainer, self.history, self.trainer.world
         with Interrupt() as interrupt, progress:
+            progress.notify(f"Training on {world.describe()}, in {trainer.recipe.precision}.")
             if self.pace.notice is not None:
                 progress.notify(self.pace.notice)
-            if world.size > 1 or world.device.type != "cpu":
-                progress.notify(f"Training on {world.describe()}.")
             for notice in trainer.layout.notices:
                 progress.notify(notice)
             trainer.notify = progress.notify
-            started_s = time.monotonic()
+            self.watchdog.beat("the start of callbacks")
+            self.callbacks.notify = progress.notify
+            self.callbacks.start(self._start_event)
+            started_s, from_step = time.monotonic(), history.step
             with (
                 nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
                 trainer.feed(self._train, history.step, progress.notify) as feed,
             ):
                 feed.bad.update(history.bad_examples)
                 self._steps(feed, saver, progress, interrupt)
-            _report_loading(feed, world.sum_counts(feed.bad), time.monotonic() - started_s, progress)
+            self._report_checkpoint()
+            _report_bad(world.sum_counts(feed.bad), progress)
+            taken = (history.step - from_step) * trainer.recipe.batch_size // world.size
+            self.feed = feed_figures(feed, time.monotonic() - started_s, taken)
+            if said := feed_sentence(self.feed):
+                progress.notify(said)
 
     def _steps(self, feed: Loader, saver: Saver | None, progress: Progress, interrupt: Interrupt) -> None:
         trainer, history, policy = self.trainer, self.history, self.trainer.recipe.checkpoints
@@ -104,15 +127,8 @@ class Loop:
         saved_s = started_s = time.monotonic()
         seconds_before = history.seconds
         self.pace.begin(started_s)
-        while history.step < total:
-            self.watchdog.beat(f"step {history.step}")
-            sync.step_taken(self._step(feed, progress))
-            history.step += 1
-            last = history.step == total
-            validates = last or history.step % validates_every == 0
-            saves = last or (policy.every_steps is not None and history.step % policy.every_steps == 0)
-            if not (validates or saves or sync.is_due):
-                continue
+
+        def synchronized() -> SharedStatus:
             due = policy.every_steps is None and time.monotonic() - saved_s > policy.every_s
             # Defer timed checkpoints while one is being written.
             due = due and not (saver is not None and saver.is_busy)
@@ -121,22 +137,73 @@ class Loop:
                 saver.check()
             history.seconds = seconds_before + time.monotonic() - started_s
             history.bad_examples = dict(feed.bad)
-            rate = self._count(known.losses, progress, saver, validates=validates)
-            saves = saves or known.due or known.stops
+            self._count(known.losses, progress, saver)
+            return known
+
+        # A run that was stopped by a callback and resumed takes no step.
+        ends = history.best_weights is not None and self._ends(agrees=True)
+        while history.step < total and not ends:
+            self.watchdog.beat(f"step {history.step}")
+            sync.step_taken(self._step(feed, progress))
+            history.step += 1
+            last = history.step == total
+            validates = last or history.step % validates_every == 0
+            saves = last or (policy.every_steps is not None and history.step % policy.every_steps == 0)
+            agrees = validates or saves or self._may_end_at(history.step)
+            known = synchronized() if agrees or sync.is_due else None
+            if self.callbacks.takes_steps:
+                losses = () if known is None else known.losses
+                self.callbacks.step(StepTaken(step=history.step, time_s=time.monotonic(), losses=losses))
+            ends = self._ends(agrees=agrees)
+            known = synchronized() if known is None and ends else known
+            if known is None:
+                continue
+            validates = validates or ends
+            saves = saves or ends or known.due or known.stops
+            if saver is not None and not saver.is_busy:
+                self._report_checkpoint()
+            rate = self.pace.reset(time.monotonic()) if validates else None
             with self._outside_steps() if validates or saves else nullcontext():
                 if (validates or saves) and not trainer.is_finite():
                     raise TrainError(
                         f"weights are not finite after step {history.step}: a gradient overflowed there or shortly "
                         f"before; lower the learning rate, or check the data and the loss.{_kept(saver)}"
                     )
-                if validates:
+                if rate is not None:
                     self._validate(known.losses[-1], rate, feed, progress)
-                if saves and saver is not None:
-                    self.watchdog.beat(f"the checkpoint of step {history.step}")
-                    save_checkpoint(saver, trainer, history)
+                    ends = ends or self._ends(agrees=True)
+                if (saves or ends) and saver is not None:
+                    self._save(saver)
                     saved_s = time.monotonic()
             if known.stops and not last:
                 self._stop(saver, progress)
+        if ends and history.step < total:
+            reason = "" if self.callbacks.stop is None else f": {self.callbacks.stop.reason}"
+            progress.notify(f"Stopped by a callback after step {history.step:,} of {total:,}{reason}.")
+
+    def _may_end_at(self, step: int) -> bool:
+        """Check whether several processes agree after this step on a callback's wish to stop."""
+        trainer = self.trainer
+        return trainer.world.size > 1 and bool(trainer.recipe.callbacks) and step % AGREE_EVERY_STEPS == 0
+
+    def _ends(self, *, agrees: bool) -> bool:
+        """Check whether a callback stops the training. Collective if `agrees`."""
+        world, wish = self.trainer.world, self.callbacks.stop is not None
+        if world.size == 1:
+            return wish
+        return agrees and bool(self.trainer.recipe.callbacks) and world.broadcast_on_host([float(wish)]) == [1.0]
+
+    def _save(self, saver: Saver) -> None:
+        self.watchdog.beat(f"the checkpoint of step {self.history.step}")
+        save_checkpoint(saver, self.trainer, self.history)
+        # The one before is complete.
+        self._report_checkpoint()
+        self._saving = self.history.step
+
+    def _report_checkpoint(self) -> None:
+        if self._saving is not None and self._checkpoints is not None:
+            step, self._saving = self._saving, None
+            self.callbacks.checkpoint(CheckpointWritten(step=step, folder=step_folder(self._checkpoints, step)))
 
     def _steps_between_validations(self) -> int:
         recipe = self.trainer.recipe
@@ -159,7 +226,7 @@ class Loop:
             self._profile = None
         return share
 
-    def _count(self, losses: list[float], progress: Progress, saver: Saver | None, *, validates: bool) -> Rate:
+    def _count(self, losses: list[float], progress: Progress, saver: Saver | None) -> None:
         """Check and report the losses of the steps since the last synchronization."""
         step = self.history.step
         for number, loss in enumerate(losses, start=step - len(losses) + 1):
@@ -168,10 +235,9 @@ class Loop:
                     f"the loss is {loss} at step {number}; lower the learning rate or check the data.{_kept(saver)}"
                 )
         self.pace.taken(len(losses) * self.trainer.recipe.batch_size)
-        rate = self.pace.reset(time.monotonic()) if validates else self.pace.rate(time.monotonic())
+        rate = self.pace.rate(time.monotonic())
         for loss in losses:
             progress.advance(loss, rate)
-        return rate
 
     @contextmanager
     def _outside_steps(self) -> Generator[None]:
@@ -188,23 +254,22 @@ class Loop:
             metrics: dict[str, float] = {}
             if self._validation is not None:
                 metrics = trainer.validate(self._validation, bad=feed.bad)
-            self._write(
-                {
-                    "step": history.step,
-                    "seconds": round(history.seconds, 3),
-                    "waited_s": round(feed.waited_s, 3),
-                    **rate.fields(),
-                    "samples": history.step * recipe.batch_size,
-                    "train_loss": train_loss,
-                    "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
-                    **{f"validation_{name}": value for name, value in metrics.items()},
-                }
-            )
-            if self._validation is None:
-                # Without a validation set the last weights are the best.
-                history.keep_best(trainer, {"loss": train_loss})
-            elif recipe.selection.is_better(metrics[recipe.selection.metric], history.best_value):
-                history.keep_best(trainer, metrics)
+            figures: dict[str, float] = {
+                "step": history.step,
+                "seconds": round(history.seconds, 3),
+                "waited_s": round(feed.waited_s, 3),
+                **rate.fields(),
+                "samples": history.step * recipe.batch_size,
+                "train_loss": train_loss,
+                "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
+                **{f"validation_{name}": value for name, value in metrics.items()},
+            }
+            # Without a validation set the last weights are the best.
+            selected = metrics or {"loss": train_loss}
+            is_best = not metrics or recipe.selection.is_better(metrics[recipe.selection.metric], history.best_value)
+            if is_best:
+                history.keep_best(trainer, selected)
+        self.callbacks.validation(Validated(step=history.step, figures=figures, is_best=is_best))
         history.bad_examples = dict(feed.bad)
         progress.note(history.best_metrics or {})
 
@@ -212,9 +277,35 @@ class Loop:
         # A process that leaves early looks lost to the others, which would then abort their writing.
         if saver is not None:
             saver.wait()
+        self._report_checkpoint()
         self.trainer.world.sum_on_host(0.0)
         progress.notify(f"Stopped at step {self.history.step:,} of {self.trainer.total_steps:,}. {self._resume_hint}")
-        raise KeyboardInterrupt
+        raise Stopped
+
+    @property
+    def stop(self) -> Stop | None:
+        """The wish of the callback that stopped the training early, in the first process."""
+        return self.callbacks.stop if self.history.step < self.trainer.total_steps else None
+
+    @contextmanager
+    def ending(self) -> Generator[None]:
+        """Let callbacks know of an exception that ends the training in this context."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._end("stopped", self.history.best_metrics or {})
+            raise
+        except BaseException:
+            self._end("failed", self.history.best_metrics or {})
+            raise
+
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        """Let callbacks know that the training is finished."""
+        self._end("finished", metrics)
+
+    def _end(self, state: Literal["finished", "stopped", "failed"], metrics: Mapping[str, float]) -> None:
+        reason = None if self.stop is None else self.stop.reason
+        self.callbacks.end(Ended(state=state, step=self.history.step, metrics=metrics, reason=reason))
 
     def load_best(self) -> tuple[str, dict[str, float]]:
         """Load the best weights into the network, at the end.
@@ -234,15 +325,10 @@ def _kept(saver: Saver | None) -> str:
     return " The last checkpoint is kept." if saver is not None else ""
 
 
-def _report_loading(feed: Loader, bad: dict[str, int], seconds: float, progress: Progress) -> None:
+def _report_bad(bad: dict[str, int], progress: Progress) -> None:
     if bad:
         names = ", ".join(sorted(bad)[:MAX_BAD_NAMED]) + (", ..." if len(bad) > MAX_BAD_NAMED else "")
         progress.notify(
             f"{len(bad):,} bad examples or files were replaced, {sum(bad.values()):,} times in all: {names}. "
             f"{RUN_FILE} has all of them."
-        )
-    if feed.waited_s > max(WAITED_SHARE * seconds, WAITED_S):
-        progress.notify(
-            f"{feed.waited_s / seconds:.0%} of the time the steps waited for examples; "
-            f"decode them beforehand ('penstock shard'), or give the recipe more workers."
         )

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,6 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
+from penstock.train.callbacks.callback import Callback
+from penstock.train.callbacks.early_stopping import EarlyStopping
+from penstock.train.callbacks.named_callbacks import check_callbacks
 from penstock.train.data.augment import Augment
 from penstock.train.data.columns import IGNORED
 from penstock.train.data.examples import ArraySet as ArraySet
@@ -189,8 +192,9 @@ class StepExecution:
     """Execution of a step on its device.
 
     Args:
-        threads: CPU threads of a step; None for torch's default. Small networks run nearly as fast with one thread, and
-            much more evenly on a busy machine. The last bits of the parameters depend on it.
+        threads: CPU threads of a step. None: `penstock train` measures some steps of a small network with several
+            numbers, if the run has 200 steps or more, and otherwise takes torch's default. The last bits of the
+            parameters depend on it; run.json records it, and a resumed run keeps it.
         accumulation_steps: Gradient accumulation: each process computes its share of a batch in this many parts.
         deterministic: Use deterministic algorithms, so that a resumed run ends exactly as an uninterrupted one. Some
             operations have no such algorithm on GPUs; False permits any algorithm.
@@ -226,12 +230,19 @@ class Recipe:
 
     Args:
         data: Makes the examples.
-        loss: `loss(network(inputs), targets)`, the mean over the batch. It gets what the network gives: a tensor, a
+        loss: `loss(network(inputs), targets)`, the mean over the batch. It gets the network's result: a tensor, a
             tuple, a mapping, a dataclass or a Hugging Face output object; and the targets as the examples give them.
-        optimizer: Makes the optimizer from the parameters. A function whose parameter is called `named_parameters` gets
+        optimizer: An `Optimizer`, declared by name and arguments, or a function that makes one of torch's from the
+            parameters that require gradients. A function whose parameter is called `named_parameters` gets
             pairs of names and parameters instead, for groups by name: see
             `penstock.train.step.parameter_groups.parameter_groups`.
-        schedule: Makes the learning-rate schedule from the optimizer and the number of steps; it advances once a step.
+        schedule: A `Schedule`, declared by name, or a function that makes one of torch's from the optimizer and the
+            number of steps. It advances once a step.
+        freeze: Patterns of parameters that are not trained, such as `"backbone.*"`: of their names, or of the names of
+            layers that contain them. They have no gradients, no optimizer state and no part in an all-reduce.
+        frozen_statistics: `"keep"`: a batch norm whose parameters are all frozen by `freeze` normalises by its running
+            statistics in training too, and keeps them. `"update"`: it normalises by the batch and updates them.
+        lr_scale: Factors on the learning rate by such patterns, `{"head": 10.0}`; each parameter by one at most.
         metrics: Functions of the outputs and targets of the whole validation set, by name; they get the same trees as
             `loss`, concatenated over the set.
         batch_size: Examples a step, over all devices together.
@@ -258,6 +269,8 @@ class Recipe:
             arrays of several sizes, as its `decode` gives them. For several inputs or varying lengths: a few
             dictionaries of arrays by name, needed where the network is trained on other inputs than it is served with,
             such as targets too. By default the first validation inputs.
+        callbacks: Called with the events of the training, in the first process: instances of `Callback`, such as
+            `EarlyStopping(3)`, or names of loggers, `"wandb"`, `"mlflow"`, `"trackio"`.
 
     Raises:
         TrainError: A field is out of range or contradicts another.
@@ -267,6 +280,9 @@ class Recipe:
     loss: Loss
     optimizer: Callable[[Any], Optimizer]
     schedule: Callable[[Optimizer, int], LRScheduler] | None = None
+    freeze: Sequence[str] = ()
+    frozen_statistics: Literal["keep", "update"] = "keep"
+    lr_scale: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     batch_size: int = 64
     epochs: float | None = None
@@ -283,6 +299,7 @@ class Recipe:
     parallel: Parallel = field(default_factory=Parallel)
     calibrate: Calibrate | None = None
     raw_examples: Callable[[], Sequence[Array] | Sequence[Mapping[str, Array]]] | None = None
+    callbacks: Sequence[Callback | str] = ()
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -294,7 +311,13 @@ class Recipe:
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
         _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("frozen_statistics", self.frozen_statistics, ("keep", "update"))
+        _check_patterns(self.freeze, self.lr_scale)
         _check_choice("selection.metric", self.selection.metric, ("loss", *self.metrics))
+        check_callbacks(self.callbacks)
+        for callback in self.callbacks:
+            if isinstance(callback, EarlyStopping) and callback.metric is not None:
+                _check_choice("EarlyStopping.metric", callback.metric, ("loss", *self.metrics))
 
     def total_steps(self, examples: int) -> int:
         """Number of training steps for a training set of this size."""
@@ -302,24 +325,6 @@ class Recipe:
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * examples / self.batch_size))
-
-
-def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with some fields replaced, `{"seed": 1, "execution.graph": False}`.
-
-    `steps` replaces `epochs` and the other way round.
-
-    Raises:
-        TrainError: A value is out of range.
-    """
-    if ("steps" in overrides) != ("epochs" in overrides):
-        overrides = {"steps": None, "epochs": None, **overrides}
-    for path, value in overrides.items():
-        record, _, name = path.rpartition(".")
-        if record:
-            changed = replace(getattr(recipe, record), **{name: value})
-            recipe = replace(recipe, **{record: changed})
-    return replace(recipe, **{name: value for name, value in overrides.items() if "." not in name})
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
@@ -334,6 +339,19 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
 def _check_positive(name: str, value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:
         raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
+
+
+def _check_patterns(freeze: Any, lr_scale: Any) -> None:
+    if not isinstance(freeze, list | tuple) or not all(isinstance(each, str) for each in cast(Sequence[Any], freeze)):
+        raise TrainError(f'the recipe has freeze {freeze!r}; it must be a list of patterns, such as ["backbone.*"].')
+    if not isinstance(lr_scale, Mapping):
+        raise TrainError(f"the recipe has lr_scale {lr_scale!r}; give factors by patterns, such as {{'head': 10.0}}.")
+    for pattern, scale in cast(Mapping[Any, Any], lr_scale).items():
+        if not isinstance(pattern, str) or type(scale) not in (int, float) or not 0 < scale < math.inf:
+            raise TrainError(
+                f"the recipe has the lr_scale {pattern!r}: {scale!r}; it must be a number above 0; "
+                f"freeze the parameter instead of 0."
+            )
 
 
 def _check_whole(name: str, value: Any) -> None:

@@ -1,7 +1,12 @@
 """Run folders: run.json, metrics, curves, and the bundle at the end."""
 
+import fcntl
 import json
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
@@ -11,18 +16,24 @@ import torch
 from torch import Tensor
 
 from penstock.core.application import Application
-from penstock.core.errors import TrainError
+from penstock.core.errors import ApplicationError, GoldenMismatch, TrainError, one_line
 from penstock.core.find_application import FoundApplication
+from penstock.core.golden import Golden, default_tolerance
 from penstock.core.initial import StartedFrom
 from penstock.core.record import Lengths
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
+from penstock.runtime.load import check_streamed, make_network, torch_executor
+from penstock.train.callbacks.callback import Callback, Ended, Started, Stop, Validated
 from penstock.train.data.loader import first_inputs
 from penstock.train.history import History
+from penstock.train.overrides import declared_settings
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, draw_runs, read_metrics, replace_text, writing
 from penstock.train.report.throughput import Rate
 from penstock.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 # Examples that golden examples of several lengths are chosen from.
 GOLDEN_CHOICE = 1024
@@ -45,9 +56,8 @@ RECIPE_FIELDS = (
 
 
 @final
-class RunFolder:
-    """The folder of a running training, in the first process: run.json, metrics.jsonl,
-    TensorBoard's events and curves.png.
+class RunFolder(Callback):
+    """The folder of a running training, in the first process: run.json, metrics.jsonl and curves.png.
 
     Args:
         folder: RUN.
@@ -55,38 +65,36 @@ class RunFolder:
         identity: The fields of run.json that identify the run.
         from_step: The step that the run starts or resumes at; metrics after it are dropped.
 
+    Attributes:
+        before: Figures of the validations before that step.
+
     Raises:
         TrainError: A file cannot be written.
     """
 
     def __init__(self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self._folder, self._fields = folder, {**identity, **described(trainer), "total_steps": trainer.total_steps}
         kept = [line for line in read_metrics(folder) if line["step"] <= from_step]
         replace_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
-        with writing(folder):
-            self._events = SummaryWriter(str(folder / "events"), purge_step=from_step + 1 if from_step else None)
+        self.before = kept
+        if find_spec("matplotlib") is None:
+            log.warning("matplotlib is not installed, so the run has no curves.png; pip install 'penstock-nn[train]'")
         self.write({"state": "running"})
 
     def write(self, more: dict[str, Any]) -> None:
         """Rewrite run.json."""
         replace_text(self._folder / RUN_FILE, json.dumps(self._fields | more, indent=2) + "\n")
 
-    def record(self, line: dict[str, Any]) -> None:
-        """Append the figures of a validation to the metrics and events, flushed at once."""
-        with writing(self._folder):
-            with (self._folder / METRICS_FILE).open("a") as sink:
-                sink.write(json.dumps(line) + "\n")
-            for name, value in line.items():
-                if name != "step":
-                    self._events.add_scalar(name, value, line["step"])
+    def validation(self, event: Validated) -> None:
+        """Append the figures of a validation to the metrics, flushed at once."""
+        with writing(self._folder), (self._folder / METRICS_FILE).open("a") as sink:
+            sink.write(json.dumps(event.figures) + "\n")
 
-    def close(self) -> None:
-        """Close the events and plot losses and metrics over the steps."""
+    def end(self, event: Ended) -> None:
+        """Plot losses and metrics over the steps."""
         with writing(self._folder):
-            self._events.close()
-            draw_runs({self._folder.name: read_metrics(self._folder)}, self._folder / "curves.png")
+            if find_spec("matplotlib"):
+                draw_runs({self._folder.name: read_metrics(self._folder)}, self._folder / "curves.png")
 
 
 def write_bundle(
@@ -145,11 +153,13 @@ def bound(application: Application, data: Data) -> Data:
     return Data(**made)
 
 
-def golden_examples(application: Application, recipe: Recipe, data: Data) -> Any:
+def golden_examples(
+    application: Application, recipe: Recipe, data: Data, *, count: int = GOLDEN_EXAMPLES, choice: int = GOLDEN_CHOICE
+) -> Any:
     """Return the inputs of a bundle's golden examples, see `Bundle.write`.
 
-    They are the first of the validation set; where lengths vary, the shortest, the longest and some between them of
-    the first 1,024.
+    They are the first `count` of the validation set; where lengths vary, the shortest, the longest and some between
+    them of the first `choice`.
     """
     if recipe.raw_examples is not None:
         return recipe.raw_examples()
@@ -157,9 +167,9 @@ def golden_examples(application: Application, recipe: Recipe, data: Data) -> Any
     if application.generate is not None:
         record = data.validation.record or record
     if isinstance(record, TensorSpec):
-        return first_inputs(data.validation, GOLDEN_EXAMPLES, on_bad=on_bad)
-    records = first_inputs(bound(application, data).validation, GOLDEN_CHOICE, on_bad=on_bad)
-    chosen = records[spread_rows(list(record.lengths(records).values()), len(records), GOLDEN_EXAMPLES)]
+        return first_inputs(data.validation, count, on_bad=on_bad)
+    records = first_inputs(bound(application, data).validation, choice, on_bad=on_bad)
+    chosen = records[spread_rows(list(record.lengths(records).values()), len(records), count)]
     if application.generate is None:
         return chosen
     # Training has more inputs than a request.
@@ -205,10 +215,35 @@ def check_raw_examples(found: FoundApplication, recipe: Recipe) -> None:
         )
 
 
+def check_streams(found: FoundApplication, recipe: Recipe, data: Data) -> None:
+    """Check before a training that a live network, untrained, gives the answers of whole signals in chunks.
+
+    Raises:
+        TrainError: It does not, or it cannot run in chunks.
+    """
+    application = found.application
+    if application.live is None:
+        return
+    network = make_network(found).eval()
+    inputs = first_inputs(data.validation, 1, on_bad=recipe.loading.bad_examples)
+    outputs = torch_executor(application, network).predict(inputs)
+    golden = Golden(inputs=inputs, outputs=outputs, tolerance=default_tolerance(outputs))
+    try:
+        check_streamed(application, network, golden)
+    except (ApplicationError, GoldenMismatch) as error:
+        raise TrainError(
+            f"application {application.name!r} is live, and its network, before any training, does not give the "
+            f"answers of whole signals in chunks, so that no bundle could be made of it: {one_line(error)}"
+        ) from None
+
+
 def described(trainer: Trainer) -> dict[str, Any]:
     """Return the part of run.json that describes the training."""
     return {
-        "recipe": {name: attrgetter(name)(trainer.recipe) for name in RECIPE_FIELDS},
+        "recipe": {
+            **{name: attrgetter(name)(trainer.recipe) for name in RECIPE_FIELDS},
+            **declared_settings(trainer.recipe),
+        },
         "versions": library_versions(),
         "threads": torch.get_num_threads(),
         "processes": trainer.world.size,
@@ -217,12 +252,41 @@ def described(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def started(
+    trainer: Trainer,
+    history: History,
+    name: str,
+    folder: Path | None,
+    validations: Sequence[Mapping[str, float]] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> Started:
+    """Return the start of a training, for its callbacks."""
+    what = described(trainer)
+    more = {key: what[key] for key in ("device", "processes", "threads")}
+    return Started(
+        name=name,
+        folder=folder,
+        step=history.step,
+        total_steps=trainer.total_steps,
+        settings={**what["recipe"], **more, **(overrides or {})},
+        metric=trainer.recipe.selection.metric,
+        mode=trainer.recipe.selection.mode,
+        validations=validations,
+    )
+
+
 def finished_fields(
-    history: History, metrics: dict[str, float], parameter_hash: str, rate: Rate | None, bad_examples: dict[str, int]
+    history: History,
+    metrics: dict[str, float],
+    parameter_hash: str,
+    rate: Rate | None,
+    bad_examples: dict[str, int],
+    stop: Stop | None,
 ) -> dict[str, Any]:
     """Return the part of run.json that describes the result."""
     return {
         "state": "finished",
+        **({} if stop is None else {"stopped_after": history.step, "stopped_because": stop.reason}),
         "metrics": metrics,
         "best_step": history.best_step,
         "seconds": round(history.seconds, 3),
@@ -242,6 +306,25 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainError(f"{folder} cannot be made ({error.strerror}); choose another folder for the run.") from None
+
+
+@contextmanager
+def held(folder: Path) -> Generator[None]:
+    """Hold a run's folder while the context is open, so that no other command trains in it.
+
+    Raises:
+        TrainError: Another command does.
+    """
+    with writing(folder):
+        file = (folder / ".lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainError(
+                f"another command trains in {folder} now; wait for its end, or give another --out."
+            ) from None
+        yield
 
 
 def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:

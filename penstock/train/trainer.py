@@ -33,6 +33,7 @@ from penstock.train.step.capturable_optimizer import check_optimizer, share_norm
 from penstock.train.step.compile import compiled, should_split
 from penstock.train.step.cuda_graph import Steps
 from penstock.train.step.ema import EMA
+from penstock.train.step.fine_tuning import check_scaled, freeze, layers_of, scale_rates
 from penstock.train.step.optimizer_step import OptimizerStep
 from penstock.train.step.parameter_groups import left_out, optimizer_of
 from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
@@ -83,19 +84,26 @@ class Trainer:
         self._call: Call = plain_call if record is None else NamedCall(module, record)
         examples_B = traced_tensors(inputs, record)
         varies = record is not None and bool(record.dims)
+        frozen_norms = freeze(module, recipe)
         # Counted before the network is placed.
         self.mfu_of_one = mfu_of_one(module, examples_B, recipe, world, call=self._call, varies=varies)
-        self.layout = lay_out(module, recipe, world, examples_B, self._call)
+        self.layout = lay_out(module, recipe, world, examples_B, self._call, frozen_norms)
         self.parallel_model = self.layout.model
         self.module = self.parallel_model.module
-        self.module.train()
+        self._frozen_norms = layers_of(self.parallel_model, frozen_norms)
+        self._enter_training()
         self.optimizer = optimizer_of(recipe, self.parallel_model)
+        scale_rates(self.optimizer, self.parallel_model, recipe.lr_scale)
         check_optimizer(self.optimizer, self.parallel_model.slices)
         self.layout.notices.extend(left_out(self.optimizer, self.parallel_model))
         share_norms(self.optimizer, self.parallel_model, world)
         self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, examples_B, self._call)
         self.layout.notices.extend(self.optimizer_step.notices)
+        # An optimizer of the user's may have no rate at all.
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups] if recipe.lr_scale else []
         self.schedule = recipe.schedule(self.optimizer, total_steps) if recipe.schedule else None
+        if recipe.lr_scale:
+            check_scaled(self.optimizer, rates, self.schedule)
         self.gradients = GradientBuckets(
             self.optimizer_step.leaves,
             list(self.parallel_model.slices),
@@ -104,11 +112,16 @@ class Trainer:
             ready=self.optimizer_step.ready if self.optimizer_step.steps_in_backward else None,
             keep_comm_dtype=self.optimizer_step.has_compute_copies,
         )
-        self._statistics = RunningStatistics(self.module, world)
+        self._statistics = RunningStatistics(self.module, world, self._frozen_norms)
         self.ema = None if recipe.ema is None else EMA(self.module, recipe.ema.decay, warm_up=recipe.ema.warm_up)
         self._network = self._compiled() if recipe.execution.compile else self.module
         why_eager = self.optimizer_step.capturable.why_eager if recipe.execution.graph else "the recipe has graph=False"
         self.steps = Steps(self._compute, world, why_eager, lambda notice: self.notify(notice), self._captured)
+
+    def _enter_training(self) -> None:
+        self.module.train()
+        for norm in self._frozen_norms:
+            norm.eval()
 
     def _compiled(self) -> Callable[..., Any]:
         example_s = self.mfu_of_one[0]
@@ -176,7 +189,7 @@ class Trainer:
         seed_torch(seed ^ DROPOUT, device)
         # Only after a validation: it visits all layers, which takes a tenth of a short step.
         if not self.module.training:
-            self.module.train()
+            self._enter_training()
         # Outside the captured step.
         self.optimizer_step.capturable.upload_rates()
         share = self.steps.take(inputs_B, targets_B, self.optimizer_step.capturable.constants)

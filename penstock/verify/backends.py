@@ -1,12 +1,15 @@
 """Backends that run a bundle: the training code, a server, and the Python engine of devices."""
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, cast, final
 
 import numpy as np
 
 from penstock.client.client import Client
+from penstock.core.agreement import Agreement
 from penstock.core.application import reply_of
+from penstock.core.dim import Dim
 from penstock.core.pack import Pack
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
@@ -57,27 +60,35 @@ class TrainingBackend(Backend):
             return self._predictor.predict(example.raw[None])[0]
         return self._predictor.predict(named_input(application.input, example.raw))
 
-    def named(self, reply: Any, example: Example) -> Any:
-        """An answer's tensors by name, where a default reply has them as nested lists; any other answer as it is.
+    def comparable(self, given: Any, answer: Any, rule: Agreement, example: Example) -> tuple[Any, Any, Agreement]:
+        """An answer and the expected one by the names of their tensors, and the rule for them.
 
-        Boxes in the pixels of a picture become those of the frame.
+        A default reply has nested lists. The reply to a picture lacks the boxes with small scores, and the others are
+        in the picture's pixels; both answers then have the boxes of the reply, in the pixels of the frame.
         """
         output, application = self._predictor.application.output, self._predictor.application
-        if not isinstance(output, RecordSpec) or application.reply is not None or not isinstance(reply, dict):
-            return reply
-        lists = cast(dict[str, Any], reply)
+        if not isinstance(output, RecordSpec) or application.reply is not None or not isinstance(given, dict):
+            return given, answer, rule
+        lists, shows = cast(dict[str, Any], given), application.shows
         if any(isinstance(each, np.ndarray) for each in lists.values()):
-            return lists
+            return lists, answer, rule
+        if shows is None or example.body is None:
+            return output.unpack(output.from_numbers(lists)), answer, rule
+        if rule.sets is None or not isinstance(application.outputs[shows.boxes].shape[0], Dim):
+            return given, answer, rule
         found = output.unpack(output.from_numbers(lists))
-        if application.shows is None or example.body is None:
-            return found
-        ones = {application.shows.boxes: np.ones(1)}
-        share = application.shows.in_picture(ones, *example.raw.shape[:2])[application.shows.boxes]
-        return {**found, application.shows.boxes: found[application.shows.boxes] / share.astype(np.float32)}
+        share = np.float32(shows.share(*example.raw.shape[:2]))
+        sets = replace(rule.sets, score=shows.scores, threshold=max(shows.least, rule.sets.threshold or 0.0))
+        kept = shows.kept(answer, application.outputs)
+        return {**found, shows.boxes: found[shows.boxes] / share}, kept, replace(rule, sets=sets)
 
-    def reply(self, answer: Answer) -> Any:
-        """The reply for an output, as JSON values."""
-        return reply_of(self._predictor.application)(answer)
+    def reply(self, answer: Answer, example: Example) -> Any:
+        """The reply to an example for an output, as JSON values."""
+        application = self._predictor.application
+        if application.shows is not None and example.body is not None and isinstance(answer, dict):
+            height, width, *_ = example.raw.shape
+            answer = application.shows.in_picture(answer, height, width, application.outputs)
+        return reply_of(application)(answer)
 
 
 @final
@@ -128,12 +139,12 @@ class PackBackend(Backend):
         if isinstance(self._engine, LivePackEngine):
             return self._engine.whole(example.raw)
         pack = self._engine.pack
-        if pack.tensors.is_plain:
+        if pack.generate is None and pack.tensors.is_plain:
             return self._engine.run(example.raw)[0]
-        given = pack.input
+        given, made = pack.input, pack.tensors.output
         inputs = given.unpack(example.raw) if isinstance(given, RecordSpec) else {given.name: example.raw}
         outputs = self._engine.predict(inputs)
-        return outputs if isinstance(pack.output, RecordSpec) else outputs[pack.output.name]
+        return outputs if isinstance(made, RecordSpec) else outputs[made.name]
 
 
 def named_input(spec: RawSpec | ChunkSpec, raw: Array) -> Any:

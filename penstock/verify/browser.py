@@ -8,7 +8,8 @@ from typing import Any, Self, final
 import numpy as np
 
 from penstock.core.errors import PackError, one_line
-from penstock.core.pack import WEB, Pack, chunks_of
+from penstock.core.pack import WEB, Pack
+from penstock.core.pack_live import chunks_of
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.export.static_host import pack_host
@@ -33,6 +34,18 @@ TENSORS = """async (given) => {
   const inputs = given.map(([name, text, shape]) => [name, { bytes: bytes(text), shape }]);
   const { outputs } = await engine.tensors(Object.fromEntries(inputs));
   return Object.entries(outputs).map(([name, { values, shape }]) => [name, Array.from(values), shape]);
+}"""
+STEPS = """async (given) => {
+  const inputs = given.map(([name, text, shape]) => [name, { bytes: bytes(text), shape }]);
+  const numbers = {};
+  const sizes = {};
+  for await (const { outputs } of engine.generate(Object.fromEntries(inputs), "tensors")) {
+    for (const [name, { values, shape }] of Object.entries(outputs)) {
+      (numbers[name] ??= []).push(...values);
+      sizes[name] = [(sizes[name]?.[0] ?? 0) + 1, ...shape];
+    }
+  }
+  return Object.entries(numbers).map(([name, values]) => [name, values, sizes[name]]);
 }"""
 SOUND = """async ([text, length, last]) => {
   const { rows, values } = await engine.sound(new Int16Array(bytes(text).buffer), length, last);
@@ -91,7 +104,7 @@ class BrowserBackend(Backend):
         pack, raw = self._pack, example.raw
         if pack.live is not None:
             return self._run_signal(raw, pack.live.chunk)
-        if not pack.tensors.is_plain:
+        if pack.generate is not None or not pack.tensors.is_plain:
             return self._run_tensors(raw)
         outputs = pack.outputs[0]
         shape = raw.shape if pack.raw else (1, *raw.shape)
@@ -99,9 +112,10 @@ class BrowserBackend(Backend):
         return np.array(numbers, outputs.dtype).reshape(outputs.shape)
 
     def _run_tensors(self, raw: Array) -> Answer:
-        given, made = self._pack.input, self._pack.output
+        given, made = self._pack.input, self._pack.tensors.output
         inputs = given.unpack(raw) if isinstance(given, RecordSpec) else {given.name: raw}
-        found = self._page.evaluate(TENSORS, [[name, _base64(each), each.shape] for name, each in inputs.items()])
+        run = TENSORS if self._pack.generate is None else STEPS
+        found = self._page.evaluate(run, [[name, _base64(each), each.shape] for name, each in inputs.items()])
         dtypes = {spec.name: spec.numpy_dtype for spec in made.tensors}
         outputs = {name: np.array(numbers, dtypes[name]).reshape(shape) for name, numbers, shape in found}
         return outputs if isinstance(made, RecordSpec) else outputs[made.name]

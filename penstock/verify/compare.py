@@ -12,6 +12,9 @@ from penstock.core.spec import Array
 from penstock.verify.backends import Backend, TrainingBackend
 from penstock.verify.verify_inputs import Example
 
+# Name of the reason in a server's reply.
+ENDED = "ended"
+
 
 @dataclass(kw_only=True, slots=True)
 class Comparison:
@@ -65,11 +68,11 @@ def compare(
     for example in examples:
         expected = training.answer(example)
         for backend in backends:
-            given, in_sets = backend.answer(example), dict[str, float]()
+            given, truth, in_sets = backend.answer(example), expected, dict[str, float]()
             if rule is not None and rule.sets is not None:
-                given = training.named(given, example)
-                in_sets = rule.differences(given, cast(Any, expected)) if _is_named(given, expected) else {}
-            for tensor, answer, wanted in _parts(given, expected, training):
+                given, truth, set_rule = training.comparable(given, expected, rule, example)
+                in_sets = set_rule.differences(given, truth) if _is_named(given, truth) else {}
+            for tensor, answer, wanted in _parts(given, truth, training, example):
                 one = found.setdefault((backend.name, tensor), Comparison(backend=backend.name, tensor=tensor))
                 if tensor in in_sets:
                     one.count(example.name, in_sets[tensor], disagrees=in_sets[tensor] == math.inf)
@@ -85,12 +88,23 @@ def compare(
     return sorted(found.values(), key=lambda one: order.index(one.backend))
 
 
-def _parts(answer: Any, expected: Any, training: TrainingBackend) -> Iterator[tuple[str, Any, Any]]:
+def _parts(answer: Any, expected: Any, training: TrainingBackend, example: Example) -> Iterator[tuple[str, Any, Any]]:
     """Pair an answer with the expected one: the arrays of each tensor, else a whole array or reply."""
     if _is_named(answer, expected):
         yield from ((name, answer[name], wanted) for name, wanted in expected.items())
         return
-    yield "", answer, expected if isinstance(answer, np.ndarray) else training.reply(expected)
+    if isinstance(answer, np.ndarray):
+        yield "", answer, expected
+        return
+    reply = training.reply(expected, example)
+    yield "", _without_reason(answer, reply), reply
+
+
+def _without_reason(answer: Any, reply: Any) -> Any:
+    """Leave out the reason why an answer in steps ended, which a server adds to the application's reply."""
+    if not isinstance(answer, dict) or not isinstance(reply, dict) or ENDED in reply:
+        return answer
+    return {name: value for name, value in cast(dict[str, Any], answer).items() if name != ENDED}
 
 
 def _is_named(answer: Any, expected: Any) -> bool:

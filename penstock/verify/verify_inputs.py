@@ -22,10 +22,11 @@ TYPES = {
     ".jpg": "image/jpeg",
     ".json": "application/json",
     ".png": "image/png",
+    ".txt": "text/plain",
     ".wav": "audio/wav",
     ".webp": "image/webp",
 }
-PNG = "image/png"
+PNG, TEXT = "image/png", "text/plain"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,7 @@ def golden_examples(pack: Pack, application: Application) -> list[Example]:
         Example(
             name=f"golden example {number}",
             raw=raw,
-            body=_as_png(raw) if png else None,
+            body=as_png(raw) if png else None,
             content_type=content_type,
         )
         for number, raw in enumerate(pack.golden().inputs)
@@ -70,7 +71,7 @@ def examples_of(paths: list[Path], application: Application) -> Iterator[Example
         if not path.exists():
             raise PackError(f"{path} does not exist; name files or folders that {application.name!r} reads.")
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        known = [file for file in files if file.suffix.lower() in TYPES or not path.is_dir()]
+        known = [file for file in files if _is_known(file, application) or not path.is_dir()]
         if not known:
             raise PackError(f"{path} holds no file of a known kind ({', '.join(sorted(TYPES))}).")
         for file in known:
@@ -78,6 +79,12 @@ def examples_of(paths: list[Path], application: Application) -> Iterator[Example
                 yield _example(file, application)
             except (RequestError, OSError) as error:
                 yield f"{file}: {error}"
+
+
+def _is_known(file: Path, application: Application) -> bool:
+    kind = TYPES.get(file.suffix.lower())
+    # Folders of pictures have notes.
+    return kind is not None and (kind != TEXT or TEXT in application.accepts)
 
 
 def _example(file: Path, application: Application) -> Example:
@@ -94,7 +101,8 @@ def _example(file: Path, application: Application) -> Example:
     return Example(name=str(file), raw=spec.check(application.decode(body, kind)), body=body, content_type=kind)
 
 
-def _as_png(raw: Array) -> bytes:
+def as_png(raw: Array) -> bytes:
+    """Encode a picture, uint8 `[H, W]` or `[H, W, C]`, as a PNG file without its alpha channel."""
     from PIL import Image
 
     # Decoding turns transparent pixels black; the network ignores the alpha channel.

@@ -22,17 +22,19 @@ from google.protobuf.message import DecodeError
 
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash, read_bundle
 from penstock.core.decode import decode_image
+from penstock.core.dim import Dim
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS, budget_ns_of
+from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Response
 from penstock.serve.grpc.conversion import parse_infer as parse_infer_grpc
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest
-from penstock.serve.http import plain
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.http.oip_http import HEAD_LENGTH, infer_response, parse_infer
+from penstock.serve.http.plain_body import PlainTerms, chunk_of
 from penstock.serve.oip.inference import MAX_ID_CHARACTERS, Count, frames_of, rows_of
 from penstock.serve.registry.served_model import ServedModel
 from tests.fuzz.reader import reader
@@ -165,7 +167,7 @@ def records(data: bytes) -> None:
 def _plain_record(body: bytes) -> Array:
     application = SimpleNamespace(name="app", input=RECORD, accepts=(), decode=None)
     served = cast(ServedModel, SimpleNamespace(name="app", application=application))
-    record = plain.chunk_of(served, plain.JSON, body)
+    record = chunk_of(served, JSON, body)
     assert not isinstance(record, bytes)
     # Another reading of the same body.
     pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
@@ -195,8 +197,8 @@ def chunk(data: bytes) -> None:
     )
     served = cast(ServedModel, SimpleNamespace(name="app", application=application))
     try:
-        call = plain.PlainCall(served, _post(b"", content_type=content_type.decode("latin-1")).head)
-        found = plain.chunk_of(served, call.content_type, body)
+        terms = PlainTerms.of(served.application, _post(b"", content_type=content_type.decode("latin-1")).head)
+        found = chunk_of(served, terms.content_type, body)
     except RequestError as error:
         _is_a_refusal(error)
         if _is_plainly_right(spec, content_type, body):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models.text import LONGEST, TextEncoder, app, texts
+from penstock.core.dim import Dim
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.record_graph_executor import RecordGraphExecutor
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.table_writer import TableWriter

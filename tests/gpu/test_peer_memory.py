@@ -11,7 +11,8 @@ from torch import Tensor
 from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.kernels.peer_memory import PeerMemory, why_no_peer_memory
 from penstock.train.parallel.collectives import start_all_gather
-from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.parallel.rank_assignment import RankAssignment
+from penstock.train.parallel.world import World, join_world
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]

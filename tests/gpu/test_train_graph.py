@@ -14,9 +14,10 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.numerics import numerics
+from penstock.train.overrides import with_overrides
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.world import World
-from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe, StepExecution, with_overrides
+from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe, StepExecution
 from penstock.train.step.capturable_optimizer import ELEMENTWISE
 from penstock.train.step.cuda_graph import EAGER_STEPS
 from penstock.train.step.schedules import warm_up_cosine

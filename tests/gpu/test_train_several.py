@@ -11,7 +11,8 @@ from benchmarks.acceptance.train.parity import CASES, SmallConvNet, parity_error
 from benchmarks.acceptance.train.rank_processes import rank0_lines
 from penstock.train.checkpoint.state import full_state
 from penstock.train.numerics import numerics
-from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.parallel.rank_assignment import RankAssignment
+from penstock.train.parallel.world import World, join_world
 from penstock.train.placement import Placement
 from penstock.train.recipe import StepExecution
 from penstock.train.trainer import Trainer

@@ -14,8 +14,9 @@ from penstock.train.data.resident import Resident, ResidentLoader
 from penstock.train.data.sampler import one_pass
 from penstock.train.data.trees import leaves
 from penstock.train.numerics import numerics
+from penstock.train.overrides import with_overrides
 from penstock.train.parallel.world import World
-from penstock.train.recipe import Data, EMASettings, Recipe, StepExecution, with_overrides
+from penstock.train.recipe import Data, EMASettings, Recipe, StepExecution
 from penstock.train.trainer import Trainer
 
 pytestmark = pytest.mark.gpu

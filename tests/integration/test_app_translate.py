@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.apps.translate.app import ENTRY, LAYERS, MAX_TOKENS, WIDTH, app, decode, reply
+from penstock.apps.translate.app import ENTRY, LAYERS, MAX_TOKENS, WIDTH, app
 from penstock.apps.translate.corpus.pairs import Pair
 from penstock.apps.translate.evaluate import evaluate, read_prompts
 from penstock.apps.translate.make_data import encoded
 from penstock.apps.translate.model import translator, with_beams
 from penstock.apps.translate.recipe import bits_per_token, packed_data, recipe, smoothed_loss
-from penstock.apps.translate.tokenizer import END, Tokenizer
+from penstock.apps.translate.tokenizer import END, tokenizer
 from penstock.apps.translate.translation import translate
 from penstock.core.errors import InvalidInput, TrainError
 from penstock.core.find_application import FoundApplication, find_application
@@ -23,7 +23,7 @@ from penstock.core.spec import TensorSpec
 from penstock.models.encoder_decoder import Scored
 from penstock.nn.decoding import Greedy
 from penstock.runtime.generation_executor import GenerationExecutor
-from penstock.train.recipe import with_overrides
+from penstock.train.overrides import with_overrides
 from penstock.train.run import train
 
 SENTENCES = {
@@ -35,6 +35,9 @@ SENTENCES = {
     "Two files were deleted.": "Se borraron dos archivos.",
 }
 SMALL_WIDTH, SMALL_LAYERS = 64, 2
+assert app.decode is not None
+assert app.reply is not None
+decode, reply = app.decode, app.reply
 
 
 def small() -> Greedy:
@@ -43,15 +46,14 @@ def small() -> Greedy:
 
 def pairs_file(folder: Path) -> Path:
     pairs = [Pair(english, spanish, "") for english, spanish in SENTENCES.items()]
-    tokenizer = Tokenizer.read()
-    arrays = encoded(pairs, tokenizer, "train") | encoded(pairs, tokenizer, "validation")
+    arrays = encoded(pairs, tokenizer(), "train") | encoded(pairs, tokenizer(), "validation")
     np.savez(folder / "pairs.npz", **arrays)  # type: ignore[arg-type]
     return folder / "pairs.npz"
 
 
 def test_text_and_json_become_the_same_tokens() -> None:
     tokens = decode("¿Qué?".encode(), "text/plain")["tokens"]
-    assert tokens.tolist() == Tokenizer.read().encode("¿Qué?")
+    assert tokens.tolist() == tokenizer().encode("¿Qué?")
     assert decode(b'{"text": "\\u00bfQu\\u00e9?"}', "application/json")["tokens"].tolist() == tokens.tolist()
     assert decode(b'{"tokens": [5, 6]}', "application/json")["tokens"].tolist() == [5, 6]
     assert reply(np.array([*tokens, END])) == {"text": "¿Qué?"}
@@ -123,9 +125,8 @@ def test_a_few_sentences_are_learned_and_translated(tmp_path: Path) -> None:
     assert result.metrics["accuracy"] > 0.99
     network = small()
     network.load_state_dict(load_file(tmp_path / "run/bundle/weights.safetensors"))
-    tokenizer = Tokenizer.read()
-    assert translate(network, list(SENTENCES), tokenizer, batch=4) == list(SENTENCES.values())
-    assert translate(with_beams(network), list(SENTENCES), tokenizer) == list(SENTENCES.values())
+    assert translate(network, list(SENTENCES), tokenizer(), batch=4) == list(SENTENCES.values())
+    assert translate(with_beams(network), list(SENTENCES), tokenizer()) == list(SENTENCES.values())
     executor = GenerationExecutor(network.eval(), found.application, padding=float("nan"))
     inputs = [decode(text.encode(), "text/plain") for text in SENTENCES]
     answers = executor.predict(found.application.input.of_many(inputs))  # type: ignore[union-attr]

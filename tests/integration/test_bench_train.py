@@ -12,6 +12,7 @@ from benchmarks.acceptance.train.train_scaling import CaseResult, best, measurem
 from penstock.core.errors import BenchError
 
 
+@pytest.mark.slow
 def test_ways_are_measured_beside_each_other(tmp_path: Path) -> None:
     out = tmp_path / "train.jsonl"
     words = ["train", "--processes", "1", "--processes", "2", "--model", "mlp", "--batch", "64"]

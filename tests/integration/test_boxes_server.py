@@ -15,6 +15,7 @@ from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
 from penstock.verify.backends import TrainingBackend
+from penstock.verify.compare import difference_of
 from penstock.verify.verify_inputs import Example
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
@@ -98,15 +99,27 @@ def test_a_picture_is_answered_in_its_pixels_and_an_array_in_those_of_the_frame(
 ) -> None:
     status, _, reply = server.ask("POST", "/v1/apps/bright", png(WHITE), {"Content-Type": "image/png"})
     assert status == 200
-    assert reply["boxes"] == [[4, 2, 12, 10], [18, 2, 26, 10]]
-    assert reply["classes"] == [1, 0]
+    # The score of the other one is 1/8.
+    assert reply == {"boxes": [[4, 2, 12, 10]], "classes": [1], "scores": [1]}
     numbers = orjson.dumps(np.full((3, 8, 16), 255).tolist())
     _, _, of_frame = server.ask("POST", "/v1/apps/bright", numbers, {"Content-Type": "application/json"})
     assert of_frame["boxes"] == [[2, 1, 6, 5], [9, 1, 13, 5]]
     _, _, black = server.ask("POST", "/v1/apps/bright", png(WHITE // 99), {"Content-Type": "image/png"})
     assert black == {"boxes": [], "classes": [], "scores": []}
-    named = TrainingBackend(load(bundle)).named(reply, Example(name="white", raw=WHITE, body=b"a PNG"))
-    assert named["boxes"].tolist() == of_frame["boxes"]
+    training, white = TrainingBackend(load(bundle)), Example(name="white", raw=WHITE, body=b"a PNG")
+    assert difference_of(training.reply(training.answer(white), white), reply) == 0
+
+
+def test_recorded_boxes_are_in_the_pixels_of_the_picture_as_the_answer_is(server: RunningServer) -> None:
+    examples = server.ask("GET", "/v1/apps/bright/examples")[2]["examples"]
+    assert sorted(len(example["outputs"]["boxes"]) for example in examples) == [0, 1]
+    for example in examples:
+        body, kind = b64decode(example["body"]), {"Content-Type": example["content_type"]}
+        reply = server.ask("POST", "/v1/apps/bright", body, kind)[2]
+        recorded = example["outputs"]
+        assert set(recorded) == set(reply)
+        for name, numbers in recorded.items():
+            np.testing.assert_allclose(reply[name], numbers, rtol=1e-5)
 
 
 def test_the_page_draws_the_boxes_over_the_picture(

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ def test_every_protocol_gives_the_answer_of_the_loaded_chain(server: RunningServ
         "missing": [False] * 3,
         "found": [3],
     }
+
+
+def test_the_examples_of_a_chain_are_those_of_its_first_part(server: RunningServer) -> None:
+    of_chain, of_part = (server.ask("GET", f"/v1/apps/{name}/examples")[2]["examples"] for name in ("look", "marks"))
+    requests = [(each["content_type"], each["body"]) for each in of_part]
+    assert len(requests) == 2
+    assert [(each["content_type"], each["body"]) for each in of_chain] == requests
+    # What was recorded of the part is no answer of the chain.
+    assert [each["outputs"] for each in of_chain] == [None] * 2
+    assert all(each["outputs"] for each in of_part)
+    for each in of_chain:
+        status, _, reply = server.ask("POST", PATH, b64decode(each["body"]), {"Content-Type": each["content_type"]})
+        assert status == 200
+        assert set(reply) == {"weights", "missing"}
 
 
 def test_the_chain_and_each_part_have_metrics_of_their_own(server: RunningServer) -> None:

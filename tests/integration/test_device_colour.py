@@ -29,11 +29,14 @@ NEAR_BLUE_BT709 = 12
 DRAW = """async (name) => {
     const video = document.createElement("video");
     video.muted = true;
-    video.src = name;
-    await new Promise((ready, failed) => {
-        video.onloadeddata = ready;
+    // A frame may be decoded ("loadeddata") before there is anything to draw: wait until one was presented.
+    const presented = new Promise((ready, failed) => {
+        video.requestVideoFrameCallback(ready);
         video.onerror = () => failed(new Error(video.error.message));
     });
+    document.body.replaceChildren(video);
+    video.src = name;
+    await presented;
     const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
     const context = canvas.getContext("2d", { willReadFrequently: true });
     context.drawImage(video, 0, 0);

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,39 +25,23 @@ from tests.support.device import (
     write_pack,
     write_small_pack,
 )
-from tests.support.device_page import Device, chromium, runs, seen
+from tests.support.device_fixtures import browser_fixture, device_fixture, host_fixture, page_fixture
+from tests.support.device_page import Device, runs, seen
 
 EACH = 8
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    film = tmp_path_factory.mktemp("camera") / "ids.y4m"
-    write_film(film, [picture_of(number) for number in range(IDS)], each=EACH)
-    with chromium(camera=film) as browser:
-        yield browser
+def pack_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pack(tmp_path_factory.mktemp("pack") / "pack")
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingHost]:
-    with CountingHost(write_pack(tmp_path_factory.mktemp("pack") / "pack")) as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
-def device(browser: Browser, host: CountingHost) -> Iterator[Device]:
-    """A device that has the app."""
-    device = Device(browser)
-    device.installed(host).close()
-    yield device
-    device.close(host)
-
-
-@pytest.fixture
-def page(device: Device, host: CountingHost) -> Iterator[Page]:
-    page = device.installed(host)
-    yield page
-    page.close()
+browser = browser_fixture(
+    camera=lambda film: write_film(film, [picture_of(number) for number in range(IDS)], each=EACH)
+)
+host = host_fixture()
+device = device_fixture()
+page = page_fixture()
 
 
 def numbers_of(frames: list[dict[str, Any]]) -> list[int]:
@@ -215,7 +198,6 @@ def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tm
 
 
 NOTHING_TO_SHOW: dict[str, dict[str, Any]] = {
-    "has no labels": {"outputs": [{"name": "probabilities", "dtype": "float32", "shape": [4], "labels": []}]},
     "takes float32 [null,3]": {
         "inputs": [{"name": "pixels", "dtype": "float32", "shape": [None, 3], "max_shape": [9, 3]}]
     },

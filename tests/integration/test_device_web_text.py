@@ -1,19 +1,22 @@
 """The offline app of a network of several named tensors, in headless Chromium: JSON in, outputs by name."""
 
 import json
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from benchmarks.acceptance.device.counting_host import CountingHost
 from penstock.core.errors import InvalidInput
-from penstock.core.pack import EXAMPLE, Pack
+from penstock.core.pack import Pack
+from penstock.core.pack_tensors import by_name
+from penstock.core.record import chunk_spec
 from penstock.device.pack_engine import PackEngine
 from penstock.verify.browser import TENSORS
-from tests.support.device_page import Device, chromium
+from tests.support.device_fixtures import browser_fixture, device_fixture, host_fixture, page_fixture
+from tests.support.device_page import Device
 from tests.support.named import LONGEST, shared_mood, text
 
 pytestmark = pytest.mark.slow
@@ -30,30 +33,14 @@ def engine(pack: Pack) -> PackEngine:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
+def pack_folder(pack: Pack) -> Path:
+    return pack.folder
 
 
-@pytest.fixture(scope="module")
-def host(pack: Pack) -> Iterator[CountingHost]:
-    with CountingHost(pack.folder) as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
-def device(browser: Browser, host: CountingHost) -> Iterator[Device]:
-    device = Device(browser)
-    device.installed(host).close()
-    yield device
-    device.close(host)
-
-
-@pytest.fixture
-def page(device: Device, host: CountingHost) -> Iterator[Page]:
-    page = device.installed(host)
-    yield page
-    page.close()
+browser = browser_fixture()
+host = host_fixture()
+device = device_fixture()
+page = page_fixture()
 
 
 def shown(page: Page, inputs: object) -> None:
@@ -65,30 +52,53 @@ def test_with_the_network_gone_text_is_answered_by_name(device: Device, host: Co
     before = len(host.sent)
     host.stop()
     page = device.open(host)
-    example = json.loads((host.folder / EXAMPLE).read_bytes())
-    # The example is there, and answered at once.
-    expect(page.locator(".output")).to_have_count(2, timeout=30_000)
-    assert json.loads(page.get_by_label("The inputs as JSON, by name").input_value()) == example
-    check_shown(page, engine, example)
+    # The first example is there, and answered at once.
+    expect(page.locator("#type-outputs .output")).to_have_count(2, timeout=30_000)
+    check_examples(page, engine)
     for tokens in (1, LONGEST, 2):
         inputs = {name: array.tolist() for name, array in text(tokens, seed=5).items()}
         shown(page, inputs)
-        expect(page.get_by_role("region", name="tags").locator("li")).to_have_count(tokens)
+        expect(page.locator("#type-outputs").get_by_role("region", name="tags").locator("li")).to_have_count(tokens)
         check_shown(page, engine, inputs)
     assert len(host.sent) == before
     page.close()
     host.start()
 
 
+def check_examples(page: Page, engine: PackEngine) -> None:
+    golden, spec = engine.pack.golden(), chunk_spec(engine.pack.inputs)
+    example: dict[str, Any] = {}
+    buttons = page.locator(".examples button")
+    expect(buttons).to_have_count(len(golden.inputs))
+    assert len(golden.inputs) > 1
+    for number, given in reversed(list(enumerate(golden.inputs))):
+        example = {name: array.tolist() for name, array in by_name(spec, given).items()}
+        buttons.nth(number).click()
+        expect(buttons.nth(number)).to_have_attribute("aria-pressed", "true")
+        assert json.loads(page.get_by_label("The inputs as JSON, by name").input_value()) == example
+        tags = page.locator("#type-outputs").get_by_role("region", name="tags").locator("li")
+        expect(tags).to_have_count(int(given["tokens"]))
+        check_shown(page, engine, example)
+        line = page.locator(".recorded > summary").inner_text()
+        assert line.startswith("Recorded answer: ")
+        assert "is the same" in line or float(line.split()[-3]) < 1e-5
+    page.locator(".recorded > summary").click()
+    expect(page.locator(".recorded .output")).to_have_count(2)
+    # What is no example has nothing recorded.
+    shown(page, example | {"input_ids": [3] * len(example["input_ids"])})
+    expect(page.locator(".recorded")).to_be_hidden()
+    expect(page.locator(".examples [aria-pressed]")).to_have_count(0)
+
+
 def check_shown(page: Page, engine: PackEngine, inputs: dict[str, list[int]]) -> None:
     found = engine.predict(inputs)
     labels = {output.name: output.labels for output in engine.pack.outputs}
-    mood = page.get_by_role("region", name="mood")
+    mood = page.locator("#type-outputs").get_by_role("region", name="mood")
     order = np.argsort(-found["mood"], kind="stable")
     assert [line.split()[0] for line in mood.locator("li").all_inner_texts()] == [labels["mood"][at] for at in order]
     shares = [float(line.split()[1]) for line in mood.locator("li").all_inner_texts()]
     assert shares == pytest.approx(100 * found["mood"][order], abs=0.06)
-    tags = page.get_by_role("region", name="tags").locator("li b").all_inner_texts()
+    tags = page.locator("#type-outputs").get_by_role("region", name="tags").locator("li b").all_inner_texts()
     assert tags == [labels["tags"][at] for at in found["tags"].argmax(-1)]
 
 
@@ -120,17 +130,17 @@ WRONG: list[Any] = [
 
 
 def test_what_does_not_fit_is_answered_with_the_sentence_of_python(page: Page, engine: PackEngine) -> None:
-    expect(page.locator(".output")).to_have_count(2, timeout=30_000)
+    expect(page.locator("#type-outputs .output")).to_have_count(2, timeout=30_000)
     for inputs in WRONG:
         with pytest.raises(InvalidInput) as refused:
             engine.predict(inputs)
         shown(page, json.dumps(inputs))
         expect(page.locator("#type-state")).to_have_text(str(refused.value))
-        expect(page.locator(".output")).to_have_count(0)
+        expect(page.locator("#type-outputs .output")).to_have_count(0)
     shown(page, '{"input_ids": [1,')
     expect(page.locator("#type-state")).to_contain_text("The text is not JSON (")
     shown(page, ONE)
-    expect(page.locator(".output")).to_have_count(2)
+    expect(page.locator("#type-outputs .output")).to_have_count(2)
     expect(page.locator("#type-state")).to_have_text("")
 
 
@@ -227,5 +237,5 @@ def test_whole_numbers_of_64_bits_are_exact_or_refused(page: Page) -> None:
 @pytest.mark.parametrize("width", [320, 1280])
 def test_every_screen_shows_the_text_box_without_scrolling_sideways(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 640})
-    expect(page.locator(".output")).to_have_count(2, timeout=30_000)
+    expect(page.locator("#type-outputs .output")).to_have_count(2, timeout=30_000)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -12,17 +12,14 @@ from benchmarks.acceptance.device.counting_host import CountingHost
 from benchmarks.acceptance.device.film import write_film
 from penstock.export.static_host import ISOLATED
 from tests.support.device import picture_of, sign, version_of, write_pack
-from tests.support.device_page import Device, chromium, runs, seen
+from tests.support.device_fixtures import browser_fixture, host_fixture
+from tests.support.device_page import Device, runs, seen
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    film = tmp_path_factory.mktemp("camera") / "red.y4m"
-    write_film(film, [picture_of(0)], each=1)
-    with chromium(camera=film) as browser:
-        yield browser
+browser = browser_fixture(camera=lambda film: write_film(film, [picture_of(0)], each=1))
+host = host_fixture("function")
 
 
 @pytest.fixture
@@ -33,9 +30,8 @@ def device(browser: Browser) -> Iterator[Device]:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[CountingHost]:
-    with CountingHost(write_pack(tmp_path / "pack", name="one")) as host:
-        yield host
+def pack_folder(tmp_path: Path) -> Path:
+    return write_pack(tmp_path / "pack", name="one")
 
 
 def flip(file: Path) -> None:
@@ -82,7 +78,8 @@ def test_another_version_waits_for_the_next_start(device: Device, host: Counting
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
     # What is the same in both is not fetched again. The browser may look for a change of the worker that it has.
     fetched = {path for path, _ in host.sent[before:]} - {f"/web/sw.js?v={one}"}
-    assert fetched == {"/pack.json?latest", f"/web/sw.js?v={version_of(host.folder)}", "/pack.json"}
+    always = {"/pack.json?latest", f"/web/sw.js?v={version_of(host.folder)}", "/pack.json", "/web/index.html"}
+    assert fetched == always
     is_version(page, "one", one)
     page.reload()
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.")
@@ -159,16 +156,36 @@ def test_an_isolated_page_uses_threads(device: Device, tmp_path: Path) -> None:
         page = device.installed(host)
         assert page.evaluate("crossOriginIsolated")
         assert seen(page, 2)
-        assert page.evaluate("navigator.hardwareConcurrency") > 1
-        expect(page.locator("#threads")).to_have_text("2 threads")
+        cores = page.evaluate("navigator.hardwareConcurrency")
+        assert cores > 1
+        expect(page.locator("#threads")).to_have_text(f"{min(4, cores)} threads")
+        expect(page.locator("#slower")).to_be_hidden()
         host.stop()
         page.reload()
         assert seen(page, 2)
 
 
-def test_a_page_that_is_not_isolated_uses_one_thread(device: Device, host: CountingHost) -> None:
+def test_a_page_that_is_not_isolated_uses_one_thread_and_says_the_fix(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     expect(page.locator("#threads")).to_have_text("one thread")
+    expect(page.locator("#slower")).to_contain_text("in one thread, slower than this device can")
+    for name, value in ISOLATED.items():
+        expect(page.locator("#slower")).to_contain_text(f"{name}: {value}")
+    # The fix is what it says: the next version has threads, its unchanged scripts too.
+    host.headers = ISOLATED
+    write_pack(host.folder, name="two")
+    page = updated(device, host, "two")
+    assert page.evaluate("crossOriginIsolated")
+    expect(page.locator("#threads")).to_contain_text("threads")
+    expect(page.locator("#slower")).to_be_hidden()
+    assert seen(page, 2)
+
+
+def test_a_device_of_one_core_lacks_no_thread(device: Device, host: CountingHost) -> None:
+    device.context.add_init_script("Object.defineProperty(navigator, 'hardwareConcurrency', { get: () => 1 })")
+    page = device.installed(host)
+    expect(page.locator("#threads")).to_have_text("one thread")
+    expect(page.locator("#slower")).to_be_hidden()
 
 
 def test_two_packs_of_one_host_are_two_apps(device: Device, tmp_path: Path) -> None:

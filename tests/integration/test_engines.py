@@ -231,6 +231,7 @@ def test_figures_are_told_of_each_engine(server: RunningServer) -> None:
     assert sum(stats["latency"]["counts"]) == sum(engine["rows"] for engine in stats["engines"])
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_begin_ends_the_start_with_a_sentence(models: Path) -> None:
     command = serve_command(models / "hark" / "1", "--device", "cpu,cuda:99", "--executor", "auto")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -238,6 +239,7 @@ def test_an_engine_that_cannot_begin_ends_the_start_with_a_sentence(models: Path
     assert done.stderr.splitlines()[-1].startswith("penstock: engine 1 on cuda:99: --device is cuda:99, but ")
 
 
+@pytest.mark.slow
 def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
     with RunningServer(models / "doubler" / "1", "--device", "cpu,cpu", "--verbose") as server:
         processes = worker_pids(server.process.pid)
@@ -255,6 +257,7 @@ def test_a_drain_loses_nothing_and_leaves_nothing(models: Path) -> None:
         assert all(f"INFO {engine} penstock" in log for engine in ENGINES)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_supervisor_is_killed(models: Path) -> None:
     with RunningServer(None, "--models", str(models), "--device", "cpu,cpu", "--frontends", "2") as server:
         processes = list(worker_pids(server.process.pid).values())

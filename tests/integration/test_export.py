@@ -192,7 +192,7 @@ def test_pictures_of_any_size_go_into_the_graph_as_they_are(pictures_pack: tuple
     assert (given.type, given.shape[2:]) == ("tensor(uint8)", [4])
     assert all(isinstance(size, str) for size in given.shape[:2])
     predictor = load(bundle)
-    assert len(pack.golden().inputs) == len(predictor.files.golden.raws) == pack.golden_count
+    assert 2 <= len(pack.golden().inputs) == pack.golden_count <= len(predictor.files.golden.raws)
     np.testing.assert_allclose(network(pack).answers(pack.golden().inputs), pack.golden().outputs, atol=1e-5)
     for picture in any_size((1, 1), (7, 300), (211, 64), (64, 211), (599, 600)):
         np.testing.assert_allclose(network(pack).answer(picture)[0], predictor.predict(picture), atol=1e-5)
@@ -275,7 +275,7 @@ def test_an_index_that_is_made_meanwhile_is_kept(
 
 def test_what_is_ended_leaves_nothing(shapes_bundle: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "export", str(shapes_bundle)]
-    with subprocess.Popen([*command, "--to", str(tmp_path / "pack")]) as exporting:
+    with subprocess.Popen([*command, "--out", str(tmp_path / "pack")]) as exporting:
         while not list(tmp_path.iterdir()):
             assert exporting.poll() is None
             time.sleep(0.01)
@@ -300,7 +300,7 @@ def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(
 
 def test_a_network_that_onnx_cannot_say(tmp_path: Path) -> None:
     bundle = bundle_of(NOT_EXPORTABLE, tmp_path, np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32))
-    said = CliRunner().invoke(build(), ["export", str(bundle), "--to", str(tmp_path / "pack")]).exception
+    said = CliRunner().invoke(build(), ["export", str(bundle), "--out", str(tmp_path / "pack")]).exception
     assert isinstance(said, PackError)
     assert "uses aten._linalg_eigh, which has no equivalent in ONNX; write that part with other" in str(said)
     assert not (tmp_path / "pack").exists()
@@ -393,4 +393,4 @@ def test_the_command_says_what_it_did(gestures_bundle: Path, tmp_path: Path) -> 
     assert "Public key in base64: " in made.output
     unnamed = runner.invoke(build(), ["export", str(gestures_bundle)])
     assert isinstance(unnamed.exception, PackError)
-    assert "--to" in str(unnamed.exception)
+    assert "--out" in str(unnamed.exception)

@@ -23,7 +23,7 @@ import penstock
 from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.core.errors import ComputeFailed, InvalidInput
-from tests.support.generating import PAST, SERVED, SLOW, counter_bundle, digits, examples
+from tests.support.generating import PAST, SERVED, SLOW, SLOWEST, counter_bundle, digits, examples
 from tests.support.serving import RunningServer
 from tests.unit.test_generation_executor import by_hand
 
@@ -104,6 +104,7 @@ def test_each_step_is_an_event_and_the_last_has_the_reply(serving: Serving) -> N
     assert (status, head["content-type"]) == (200, "text/event-stream")
     *steps, (name, done) = events_of(body)
     assert [each["token"] for _, each in steps] == by_hand(one)
+    assert [each["reply"]["token"] for _, each in steps] == [by_hand(one)[: n + 1] for n in range(len(steps))]
     assert name == "done"
     assert (done["ended"], done["steps"], done["reply"]["token"]) == ("end", len(by_hand(one)), by_hand(one))
 
@@ -140,7 +141,7 @@ def test_bad_input_is_refused_in_a_sentence(serving: Serving, given: dict[str, A
 
 
 def test_a_client_that_goes_away_frees_its_row(serving: Serving) -> None:
-    body = json.dumps(numbers(digits(5) | {"seed": SLOW})).encode()
+    body = json.dumps(numbers(digits(5) | {"seed": SLOWEST})).encode()
     head = f"POST {ASK} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", serving.server.port)) as client:
         client.sendall(head.encode() + body)
@@ -209,9 +210,9 @@ def test_the_client_yields_each_step_and_gives_the_reply_at_the_end(serving: Ser
         with pytest.raises(ComputeFailed, match="network failed"):
             list(client.generate("counter", {"digits": [30, 1]}))
         start_s = time.monotonic()
-        with client.generate("counter", digits(5) | {"seed": SLOW}) as slow:
+        with client.generate("counter", digits(5) | {"seed": SLOWEST}) as slow:
             next(slow)
-        assert time.monotonic() - start_s < 0.5, "closing cancels the answer"
+        assert time.monotonic() - start_s < 4, "closing cancels the answer"
 
 
 def test_the_asynchronous_client_yields_steps_of_several_answers_at_once(serving: Serving) -> None:
@@ -245,14 +246,14 @@ def test_a_websocket_has_a_message_for_each_step(serving: Serving) -> None:
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, reason in closed.value.rcvd.reason) == (code, True)
     with connect(url) as socket_:
-        socket_.send(json.dumps(numbers(digits(5) | {"seed": SLOW})))
+        socket_.send(json.dumps(numbers(digits(5) | {"seed": SLOWEST})))
         socket_.recv()
     wait_until_idle(serving)
 
 
 def wait_until_idle(serving: Serving) -> None:
-    # To its end a slow answer would take 50 steps of 20 ms.
-    end_s = time.monotonic() + 0.7
+    # To its end the slowest answer would take 50 steps of 150 ms.
+    end_s = time.monotonic() + 4
     while serving.stats()["slots"]["in_use"]:
         assert time.monotonic() < end_s, "the row is still in progress"
         time.sleep(0.01)
@@ -288,7 +289,7 @@ def test_tritons_grpc_stream_gives_a_response_for_each_step(serving: Serving) ->
         errors = [results.get(timeout=10)[1] for _ in range(4)]
         assert errors[:3] == [None] * 3
         assert "network failed on this input" in str(errors[3])
-        client.async_stream_infer("counter", infer_input(digits(5) | {"seed": SLOW}))
+        client.async_stream_infer("counter", infer_input(digits(5) | {"seed": SLOWEST}))
         results.get(timeout=10)
         client.stop_stream(cancel_requests=True)
     wait_until_idle(serving)

@@ -14,8 +14,9 @@ import torch
 from penstock.core.errors import PeersLost, TrainError
 from penstock.train.parallel import watchdog as watchdog_module
 from penstock.train.parallel.launch import launch
+from penstock.train.parallel.rank_assignment import RankAssignment
 from penstock.train.parallel.watchdog import Watchdog
-from penstock.train.parallel.world import RankAssignment, World, device_of, split_rows
+from penstock.train.parallel.world import World, device_of, split_rows
 
 PRELUDE = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
 

@@ -1,6 +1,8 @@
 """A model directory: models are loaded, replaced under load and let go by request, in one process and in several."""
 
+import json
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
+from penstock.core.bundle import read_manifest
 from tests.support.processes import Crowd, eventually, kill, mapped_tables, tables_of
-from tests.support.serving import RunningServer, write_doubler
+from tests.support.serving import RunningServer, serve_command, write_doubler
 
 RAW = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 ONE = np.array([1, 2, 3, 4], np.float32).tobytes()
@@ -120,6 +123,7 @@ def test_every_model_comes_back_with_the_engine(models: Path, bundle: Path) -> N
         assert index(server) == {"first": ("1", "READY"), "second": ("1", "UNAVAILABLE"), "third": ("1", "READY")}
 
 
+@pytest.mark.slow
 def test_a_model_whose_bodies_are_larger_than_grpc_takes_is_named_once_in_the_log(models: Path, tmp_path: Path) -> None:
     larger = tmp_path / "larger.app"
     larger.mkdir()
@@ -138,3 +142,45 @@ def test_a_model_whose_bodies_are_larger_than_grpc_takes_is_named_once_in_the_lo
         log.count("third takes bodies of up to 4194304 bytes, but gRPC messages are limited to the 1048576 bytes") == 1
     )
     assert "second takes" not in log
+
+
+@pytest.mark.parametrize("frontends", ["0", "2"])
+def test_several_versions_are_served_and_requests_choose(
+    models: Path, tmp_path_factory: pytest.TempPathFactory, frontends: str
+) -> None:
+    other = write_doubler(tmp_path_factory.mktemp("other"), sleep_s=0.001)
+    shutil.copytree(other, models / "first" / "3")
+    hashes = {number: read_manifest(models / "first" / number).content_hash for number in "13"}
+    options = ("--models", str(models), "--versions", "first=all", "--frontends", frontends, "--grpc-port", "0")
+    with RunningServer(None, *options) as server:
+        body = json.dumps({"inputs": [{"name": "numbers", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]})
+        for path, version in (("", "3"), ("/versions/1", "1"), ("/versions/3", "3")):
+            status, _, answer = server.ask("POST", f"/v2/models/first{path}/infer", body.encode())
+            assert (status, answer["model_version"]) == (200, version)
+        status, _, refused = server.ask("POST", "/v2/models/first/versions/2/infer", body.encode())
+        assert (status, refused["error"]) == (404, "Model 'first' is served in version 1, 3, not 2.")
+        assert server.ask("GET", "/v2/models/first")[2]["versions"] == ["1", "3"]
+        apps = {each["name"]: each for each in server.ask("GET", "/v1/apps")[2]["apps"]}
+        assert len(apps) == 2
+        assert apps["first"]["bundle"] == hashes["3"]
+        assert ask(server, "first") == 200
+        stats = server.ask("GET", "/v1/stats")[2]["models"]
+        assert set(stats) == {"first/1", "first/3", "second"}
+        metrics = server.ask("GET", "/metrics")[2].decode()
+        assert 'app="first/1"' in metrics
+        assert 'app="first"' not in metrics
+        states = server.ask("POST", "/v2/repository/index", b"")[2]
+        assert {(each["name"], each["version"]) for each in states} == {("first", "1"), ("first", "3"), ("second", "1")}
+        # The newest one goes: requests without a version get the one before.
+        shutil.rmtree(models / "first" / "3")
+        assert change(server, "first", "load") == (200, "")
+        # It goes when its last request is answered.
+        eventually(lambda: server.ask("GET", "/v2/models/first")[2]["versions"] == ["1"], within_s=10)
+        assert ask(server, "first") == 200
+
+
+def test_a_version_that_is_not_there_ends_the_start(models: Path) -> None:
+    command = serve_command(None, "--models", str(models), "--versions", "second=4")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "penstock: Of model 'second', version 4 is not there; there is 1."

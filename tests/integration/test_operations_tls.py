@@ -129,6 +129,7 @@ def test_closing_in_either_way_leaves_the_server_well(server: RunningServer, mad
     assert is_alive(server, made)
 
 
+@pytest.mark.slow
 def test_front_ends_of_their_own_speak_it_too_and_drain(bundle: Path, made: Certificate) -> None:
     options = [*made.options(), "--frontends", "2", "--drain-timeout-s", "30"]
     with RunningServer(bundle, *options) as server, made.connected(server) as connection:

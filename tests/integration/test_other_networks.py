@@ -148,7 +148,7 @@ def test_a_classifier_of_transformers_is_trained_served_and_exported(trained: Pa
             status, _, reply = server.ask("POST", "/v1/apps/mood", body, {"Content-Type": "application/json"})
             assert status == 200, reply
             np.testing.assert_allclose(reply, logits, atol=1e-4)
-    penstock_run(trained, "export", "run/bundle", "--to", "pack")
+    penstock_run(trained, "export", "run/bundle", "--out", "pack")
     engine = PackEngine(read_pack(trained / "pack"))
     for tokens, logits in zip(LENGTHS, expected, strict=True):
         np.testing.assert_allclose(engine.predict(example(tokens))["logits"], logits, atol=1e-4)
@@ -242,7 +242,7 @@ def test_a_backbone_starts_from_the_weights_that_its_library_looks_up(library: s
         status, _, reply = server.ask("POST", "/v1/apps/kinds", picture.tobytes(), kind)
         assert status == 200, reply
         np.testing.assert_allclose(reply, expected, atol=1e-4)
-    penstock_run(tmp_path, "export", "run/bundle", "--to", "pack")
+    penstock_run(tmp_path, "export", "run/bundle", "--out", "pack")
     np.testing.assert_allclose(
         PackEngine(read_pack(tmp_path / "pack")).predict({"picture": picture})["scores"], expected, atol=1e-3
     )

@@ -52,7 +52,7 @@ def test_a_key_opens_the_page_and_goes_with_every_request(page: Page) -> None:
     connected(page)
     page.locator("#json").fill("[1, 2, 3, 4]")
     page.get_by_role("button", name="Send").click()
-    expect(page.locator(".reply")).to_contain_text("doubled")
+    expect(page.locator(".answer > .reply")).to_contain_text("doubled")
     # The command to copy says where the key goes, and does not show it.
     assert 'Authorization: Bearer $API_KEY"' in (page.locator(".shell code").text_content() or "")
     assert KEY not in page.content()

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from penstock.cli.bundle import inspect
+from penstock.cli.inspect import inspect
 from penstock.core.bundle import PREPARE, read_bundle
 from penstock.core.errors import (
     ApplicationError,
@@ -283,7 +283,7 @@ def test_the_golden_examples_of_a_run_are_the_raw_ones() -> None:
 
 
 def test_inspect_says_what_inputs_are_prepared_of(made: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect(made.folder, app=None, run=True, as_json=False)
+    inspect(made.folder, app=None, run=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "raw: uint8[any, any, 4], a picture, RGBA" in said
     assert "5, all answers as recorded" in said

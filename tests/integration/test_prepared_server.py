@@ -40,7 +40,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return shared_pictures(tmp_path_factory)
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=["one process", "two front-ends"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("0", id="one process"),
+        pytest.param("2", id="two front-ends", marks=pytest.mark.slow),
+    ],
+)
 def server(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     with RunningServer(bundle.folder, "--frontends", request.param, "--executor", "torch") as server:
         yield server
@@ -51,6 +57,12 @@ def test_pictures_of_any_size_get_the_golden_answers(server: RunningServer, bund
         status, _, answer = server.ask("POST", ASK, png(raw), PNG)
         assert status == 200
         np.testing.assert_allclose(answer, output, atol=1e-6)
+
+
+def test_a_prepared_picture_has_times_if_asked_for(server: RunningServer) -> None:
+    headers = server.ask("POST", ASK, png(RAWS[0]), {**PNG, "Penstock-Timing": "1"})[1]
+    assert headers["server-timing"].startswith("queue;dur=")
+    assert "server-timing" not in server.ask("POST", ASK, png(RAWS[0]), PNG)[1]
 
 
 def test_many_at_once_get_their_own_answers(server: RunningServer, bundle: Bundle) -> None:

@@ -248,6 +248,7 @@ def test_no_accepted_request_is_lost_when_front_ends_drain_under_load(bundle: Pa
         assert (len(told), sum(told)) == (2, crowd.outcomes["right"])
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_every_process_at_once(bundle: Path) -> None:
     with RunningServer(bundle, "--frontends", "2", "--latency-ms", "60000", "--max-batch", "1") as server:
         processes = list(worker_pids(server.process.pid).values())

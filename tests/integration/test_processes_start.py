@@ -1,4 +1,5 @@
-"""A server of several processes that cannot start: it says why, ends with status 2 and leaves nothing behind."""
+"""A server of several processes that cannot start: it says why, ends with status 2, or 1
+if a process crashed, and leaves nothing behind."""
 
 import os
 import subprocess
@@ -23,11 +24,11 @@ def left_of(folder: Path) -> list[int]:
     return found
 
 
-def refused(folder: Path, bundle: Path, *options: str) -> str:
+def refused(folder: Path, bundle: Path, *options: str, status: int = 2) -> str:
     """What a server that cannot start says."""
     command = serve_command(bundle, "--frontends", "2", *options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == status, done.stderr
     assert left_of(folder) == []
     return done.stderr
 
@@ -56,21 +57,27 @@ def test_a_bundle_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "sentence"),
+    ("network", "sentence", "status"),
     [
-        ("import os; os._exit(3)", "the process of engine ended while the server started"),
-        ("raise RuntimeError('no network today')", "RuntimeError: no network today"),
+        ("import os; os._exit(3)", "the process of engine ended while the server started", 1),
+        pytest.param(
+            "raise RuntimeError('no network today')", "RuntimeError: no network today", 2, marks=pytest.mark.slow
+        ),
     ],
 )
-def test_a_network_that_ends_its_process_or_cannot_be_made(tmp_path: Path, network: str, sentence: str) -> None:
+def test_a_network_that_ends_its_process_or_cannot_be_made(
+    tmp_path: Path, network: str, sentence: str, status: int
+) -> None:
     bundle = write_doubler(tmp_path)
     app = tmp_path / "app.py"
     app.write_text(app.read_text().replace("    return Doubler()", f"    {network}"))
-    said = refused(tmp_path, bundle, "--accept-changed-app")
+    said = refused(tmp_path, bundle, "--accept-changed-app", status=status)
     assert sentence in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("after_s", [0.2, 1.0, 2.5])
+@pytest.mark.parametrize(
+    "after_s", [pytest.param(0.2, marks=pytest.mark.slow), 1.0, pytest.param(2.5, marks=pytest.mark.slow)]
+)
 def test_sigterm_while_it_starts(tmp_path: Path, after_s: float) -> None:
     bundle = write_doubler(tmp_path)
     command = serve_command(bundle, "--frontends", "2")

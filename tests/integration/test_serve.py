@@ -165,7 +165,7 @@ def test_sigterm_answers_what_was_accepted_and_leaves(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--latency-ms", "60000", "--max-batch", "1") as server:
         keep = [socket.create_connection((server.host, server.port)) for _ in range(6)]
         for connection in keep[:5]:
-            connection.sendall(slow(0.3))
+            connection.sendall(slow(0.7))
         # Looked at between two batches, when all of them have been read.
         eventually(lambda: in_use(server) >= 3, within_s=10)
         server.stop()

@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(autouse=True)
 def neighbour(server: RunningServer) -> Iterator[None]:
-    """After whatever a test did, a neighbour is answered at once."""
+    """Check after each test that another client is answered at once."""
     yield
     start = time.monotonic()
     assert server.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[2] == {"doubled": [2, 4, 6, 8]}

@@ -196,6 +196,7 @@ def test_no_network(clone: Path) -> None:
     assert not (clone / ".venv" / "penstock-setup.json").exists()
 
 
+@pytest.mark.slow
 def test_no_package_index_allowed(clone: Path) -> None:
     done = bootstrap(clone, PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
     assert "pip's settings" in the_sentence(done)
@@ -272,11 +273,3 @@ def test_both_halves_of_the_tests_are_all_of_them() -> None:
     for values in itertools.product([False, True], repeat=len(names)):
         marks: dict[str, Any] = dict(zip(names, values, strict=True))
         assert eval(quick, {}, marks) + eval(slow, {}, marks) == (not marks["gpu"] and not marks["multigpu"])
-
-
-def test_the_container_takes_the_steps_of_the_makefile() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    targets = re.findall(r'\bmake (\w+)|"make", "(\w+)"', re.sub(r"^#.*$", "", dockerfile, flags=re.MULTILINE))
-    assert {first or second for first, second in targets} == {"setup", "demo"}
-    for first, second in targets:
-        subprocess.run(["make", "-n", first or second], cwd=ROOT, capture_output=True, check=True)

@@ -414,6 +414,7 @@ def test_a_drain_answers_what_came_and_says_goodbye(bundle: Path, tmp_path: Path
     assert KEY not in log
 
 
+@pytest.mark.slow
 def test_front_ends_of_their_own(bundle: Path) -> None:
     with RunningServer(bundle, "--frontends", "2") as server:
         signals = sounds(4, 2000)

@@ -51,6 +51,7 @@ def test_a_model_that_is_replaced_or_unloaded_ends_its_streams_in_peace(bundle: 
             client.stream("hark")
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_ends_its_streams_and_the_next_ones_are_taken_in(bundle: Path) -> None:
     sound = sounds(1, CHUNK)[0]
     with RunningServer(bundle, "--frontends", "1") as server, Client(url_of(server)) as client:

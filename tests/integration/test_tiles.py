@@ -82,7 +82,7 @@ app = replace(mitosis, name="small", recipe=recipe)
     )
     for words in (
         ("train", "app.py", "--out", "run"),
-        ("export", "run/bundle", "--to", "pack"),
+        ("export", "run/bundle", "--out", "pack"),
     ):
         subprocess.run([sys.executable, "-m", "penstock", *words], cwd=tmp_path, check=True, capture_output=True)
     assert set(json.loads((tmp_path / "run" / "report.json").read_text())) == {

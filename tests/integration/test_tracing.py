@@ -110,7 +110,7 @@ def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Re
     assert "penstock.batch_rows" not in spans["/v2/models/doubler"][0]
 
 
-@pytest.mark.parametrize("frontends", ["0", "1"])
+@pytest.mark.parametrize("frontends", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, frontends: str) -> None:
     options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--frontends", frontends]
     with RunningServer(bundle, *options) as server:
@@ -160,7 +160,7 @@ def test_without_the_package_the_option_is_refused_in_one_sentence(bundle: Path)
     without += f"sys.argv = ['penstock', 'serve', {str(bundle)!r}, '--otlp-endpoint', 'http://127.0.0.1:4318']; main()"
     done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "pip install 'penstock[telemetry]'" in done.stderr
+    assert "pip install 'penstock-nn[telemetry]'" in done.stderr
 
 
 def test_without_the_option_nothing_of_it_is_loaded() -> None:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.acceptance.train.resume import APPLICATION
-from penstock.cli import main
+from penstock.cli import build, main
 
 COMMAND = [sys.executable, "-m", "penstock"]
 STEPS = 600
@@ -36,7 +38,7 @@ def undisturbed(app: Path) -> str:
     return fields(run)["parameter_hash"]
 
 
-def fields(run: Path) -> dict[str, str]:
+def fields(run: Path) -> dict[str, Any]:
     return json.loads((run / "run.json").read_text())
 
 
@@ -51,19 +53,25 @@ def interrupted(app: Path, run: Path, number: int, after_s: float) -> subprocess
     return process
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_a_random_moment_and_resumed_it_ends_with_the_same_parameters(
+def same_command(app: Path, run: Path, steps: int = STEPS) -> subprocess.CompletedProcess[str]:
+    return penstock("train", app, "--out", run, "--steps", steps, "--checkpoint-every-steps", 20)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_a_random_moment_the_same_command_ends_with_the_same_parameters(
     app: Path, undisturbed: str, tmp_path: Path, seed: int
 ) -> None:
     run = tmp_path / "run"
     with interrupted(app, run, signal.SIGKILL, random.Random(seed).uniform(0, 0.4)) as process:
         assert process.wait() == -signal.SIGKILL
     assert fields(run)["state"] == "running"
-    resumed = penstock("train", "--resume", run)
+    resumed = penstock("train", "--resume", run) if seed else same_command(app, run)
     assert resumed.returncode == 0, resumed.stderr
     assert fields(run)["parameter_hash"] == undisturbed
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
+    again = same_command(app, run)
+    assert (again.returncode, "is finished" in again.stdout) == (0, True)
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(app: Path, undisturbed: str, tmp_path: Path) -> None:
@@ -73,10 +81,51 @@ def test_ctrl_c_saves_and_says_how_to_go_on(app: Path, undisturbed: str, tmp_pat
         assert process.returncode == 130
     assert f"penstock train --resume {run}" in said.replace("\n", "")
     assert "Traceback" not in said
+    stopped = fields(run)
+    assert stopped["state"] == "stopped"
+    assert ("Bundle of the best so far" in said) == ("bundle" in stopped) == (run / "bundle").exists()
+    # A comment is no change of the code.
+    copy = app.with_name("same.py")
+    copy.write_text(f"# The same.\n{app.read_text()}")
+    copy.replace(app)
     assert penstock("train", "--resume", run).returncode == 0
     assert fields(run)["parameter_hash"] == undisturbed
     finished = penstock("train", "--resume", run)
     assert (finished.returncode, "is finished" in finished.stdout) == (0, True)
+
+
+def test_a_finished_run_becomes_longer(app: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert same_command(app, run, 40).returncode == 0
+    done = same_command(app, run, 60)
+    assert done.returncode == 0, done.stderr
+    assert (fields(run)["state"], fields(run)["total_steps"]) == ("finished", 60)
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1] == 60
+
+
+def test_a_checkpoint_becomes_a_bundle(app: Path, tmp_path: Path) -> None:
+    run, made = tmp_path / "run", tmp_path / "made"
+    assert same_command(app, run, 40).returncode == 0
+
+    def typed(*arguments: object) -> tuple[int, str]:
+        result = CliRunner().invoke(build(), [str(each) for each in arguments])
+        return result.exit_code, f"{result.output} {result.exception}"
+
+    status, said = typed("bundle", run, "--out", made, "--checkpoint", 20)
+    assert (status, "checkpoint of step 20" in said) == (0, True), said
+    assert typed("inspect", made)[0] == 0
+    assert "no checkpoint of step 30, only of 20, 40" in typed("bundle", run, "--out", made, "--checkpoint", 30)[1]
+    assert "give an application and its --weights FILE" in typed("bundle", app, "--out", made, "--checkpoint", 20)[1]
+
+
+def test_a_fresh_run_is_begun_beside_the_other(app: Path, undisturbed: str) -> None:
+    run = app.parent / "undisturbed"
+    before = (run / "run.json").read_bytes()
+    done = penstock("train", app, "--out", run, "--steps", 4, "--fresh")
+    assert done.returncode == 0, done.stderr
+    assert (run / "run.json").read_bytes() == before
+    assert fields(app.parent / "undisturbed-2")["total_steps"] == 4
 
 
 def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
@@ -84,6 +133,9 @@ def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
     assert listed.returncode == 0, listed.stderr
     assert "undisturbed" in listed.stdout
     assert (app.parent / "runs.png").stat().st_size > 5000
+    rows = {row["run"]: row for row in json.loads(penstock("runs", app.parent, "--format", "json").stdout)}
+    assert rows["undisturbed"]["state"] == "finished"
+    assert f"{rows['undisturbed']['best']['loss']:.4f}" in listed.stdout
 
 
 def test_mistakes_are_said_in_a_sentence(
@@ -93,13 +145,24 @@ def test_mistakes_are_said_in_a_sentence(
     changed.mkdir()
     (changed / "run.json").write_text(
         json.dumps(
-            {**json.loads((app.parent / "undisturbed" / "run.json").read_text()), "state": "running", "sources": {}}
+            {
+                **json.loads((app.parent / "undisturbed" / "run.json").read_text()),
+                "state": "running",
+                "sources": {},
+                "code": {},
+            }
         )
     )
     mistakes: list[tuple[tuple[object, ...], str]] = [
         (("train", "nothing", "--out", tmp_path / "x"), "There is no application 'nothing'"),
         (("train", app), "say what to train and where"),
-        (("train", app, "--out", app.parent / "undisturbed"), "already holds a run"),
+        (
+            ("train", app, "--out", app.parent / "undisturbed", "--seed", 3),
+            "seed is 3, the run's is the recipe's; steps is the recipe's, the run's is 600. Give the same options",
+        ),
+        (("train", app, "--out", app.parent / "undisturbed", "--steps", 599), "steps is 599, the run's is 600"),
+        (("train", "digits", "--out", app.parent / "undisturbed"), "the application is digits, the run's is"),
+        (("train", app, "--out", changed, "--steps", STEPS, "--checkpoint-every-steps", 20), "--accept-changed-app"),
         (("train", "--resume", tmp_path / "none"), "holds no run"),
         (("train", "--resume", app.parent / "undisturbed", "--seed", 3), "a resumed run keeps its folder"),
         (("train", "--resume", changed), "changed since the run"),

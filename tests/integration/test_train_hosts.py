@@ -213,7 +213,7 @@ def test_one_machine_killed_ends_the_run_which_goes_on_as_that_of_one_machine(
     processes = torchrun(hosts, "--resume", killed)
     said = ended(processes)
     assert [process.returncode for process in processes] == [0, 0], said
-    assert "Training on 4 processes, each on the CPU." in " ".join(said[0][0].split())
+    assert "Training on 4 processes, each on the CPU, in fp32." in " ".join(said[0][0].split())
     assert "Bundle:" not in said[1][0]
     expected, found = losses(one_host), losses(killed)
     assert len(expected) >= 5

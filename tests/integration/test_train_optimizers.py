@@ -22,7 +22,8 @@ from penstock.train.checkpoint.lazy_tensors import read_tensors
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.parallel.losses import CrossEntropy
-from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.parallel.rank_assignment import RankAssignment
+from penstock.train.parallel.world import World, join_world
 from penstock.train.placement import Placement
 from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe
 from penstock.train.step.optimizers import LAMB, LARS, Layerwise

@@ -61,7 +61,7 @@ def together(app: Path) -> Path:
     ]
     said = [" ".join(process.communicate(timeout=LIMIT_S)[0].split()) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert "Training on 2 processes, each on the CPU." in said[0]
+    assert "Training on 2 processes, each on the CPU, in fp32." in said[0]
     assert "Placement of layers.2: column-parallel." in said[0]
     assert said[1] == ""
     return run
@@ -159,7 +159,8 @@ def test_one_that_hangs_is_waited_for_so_long_and_no_longer() -> None:
 HANGS = """
 import multiprocessing, socket, sys, time, torch
 from penstock.train.parallel.collectives import all_gather_rows
-from penstock.train.parallel.world import RankAssignment, join_world
+from penstock.train.parallel.rank_assignment import RankAssignment
+from penstock.train.parallel.world import join_world
 
 def seat(rank, port):
     return RankAssignment(rank=rank, size=2, local_rank=rank, local_size=2, address="127.0.0.1", port=port)

@@ -399,7 +399,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(server: RunningServer, url
 
 def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ServeError, match=r"install penstock\[grpc\]"):
+    with pytest.raises(ServeError, match=r"install penstock-nn\[grpc\]"):
         NetworkSettings(grpc_port=0)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core.pack import Pack
 from penstock.core.signature import new_key, public_file, sign
-from tests.support.packs import colour_pack, loud_pack
+from tests.support.packs import colour_pack, flowers_pack, loud_pack, motion_pack
 from tests.support.pictures import picture_folder
 from tests.support.rtsp import camera, rtp_packets
 from tests.support.videos import BLUE, RED, flat, video
@@ -194,15 +194,32 @@ def test_an_index_and_a_search(pack: Pack, tmp_path: Path) -> None:
     root = picture_folder(tmp_path / "p", per_class=2)
     (root / "no.png").write_bytes(b"no")
     index = tmp_path / "index"
-    done = penstock("index", pack.folder, root, "--to", index)
+    done = penstock("index", pack.folder, root, "--out", index)
     assert done.returncode == 0, done.stderr
     assert "Pictures: 6, 6 of them new, 1 left out" in done.stdout
     assert "Left out: " in done.stderr
-    found = penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index, "--json")
+    found = penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index, "--format", "json")
     answers = json.loads(found.stdout)
     assert (len(answers), answers[0]["file"]) == (5, "dogs/0.jpg")
     assert penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index).stdout.startswith("1.000  dogs/0")
     assert "is no index" in refused(penstock("search", pack.folder, root / "dogs" / "0.jpg"))
     assert "cannot be used: the body is not a picture" in refused(
         penstock("search", pack.folder, root / "no.png", "--index", index)
+    )
+
+
+def test_a_table_and_the_lines_of_a_sensor(tmp_path: Path) -> None:
+    flowers, motion = flowers_pack(tmp_path / "flowers"), motion_pack(tmp_path / "motion", labels=True)
+    table = tmp_path / "table.csv"
+    table.write_text("5,3,1,0.5\n1,2\n6,3,4,1.5\n")
+    done = penstock("watch", flowers.folder, "--source", table)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["line 1: setosa (5)", "line 3: setosa (6)"]
+    assert "table.csv, line 2: it has 2 numbers where 4 belong" in " ".join(done.stderr.split())
+    assert "rows" in done.stderr
+    command = [sys.executable, "-c", WITHOUT_TORCH, "watch", str(motion.folder), "--source", "-", "--json", "-"]
+    done = subprocess.run(command, input="1 2\n3 1\n", capture_output=True, text=True, timeout=60, check=False)
+    assert [json.loads(line)["labels"] for line in done.stdout.splitlines()] == [["up"]]
+    assert "of chunks, write --json" in refused(
+        penstock("watch", motion.folder, "--source", table, "--out", tmp_path / "o.mp4")
     )

@@ -2,6 +2,7 @@
 
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from penstock.core.application import Application
 from penstock.core.errors import Overloaded
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.runtime.generation_ahead import AheadExecutor
 from penstock.runtime.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
@@ -23,7 +25,19 @@ from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import LengthGrid
 from penstock.serve.table.slots import SlotTable, TableLayout
 from tests.support.generated import examples
-from tests.support.generating import COUNTER, MOST, PAST, Counter, Endless, Failing, FunctionalCounter, counter, digits
+from tests.support.generating import (
+    COUNTER,
+    MOST,
+    PAST,
+    Counter,
+    Endless,
+    Failing,
+    FullAtBegin,
+    FunctionalCounter,
+    counter,
+    digits,
+)
+from tests.support.host_lanes import HostLanes, executor_of
 from tests.unit.test_generation_executor import by_hand
 
 BUDGET_NS = 1_000_000_000
@@ -34,10 +48,20 @@ def record(given: dict[str, Array]) -> Array:
     return COUNTER.input.check(given)
 
 
+def ahead_executor(network: type[Counter], max_rows: int) -> AheadExecutor:
+    """An executor that launches steps ahead, on a CPU, with small rooms, so that all of them are used."""
+    example = record(digits(7))
+    lanes, nan = HostLanes(), float("nan")
+    with patch("penstock.runtime.generation_graphs.LEAST_ROOM", 4):
+        return executor_of(network(), counter(network), lanes=lanes, example=example, max_rows=max_rows, padding=nan)
+
+
 class Server:
     """An engine and a front-end on one table, with a clock that stands still."""
 
-    def __init__(self, network: type[Counter] = Counter, max_rows: int = 6, places: int = 16) -> None:
+    def __init__(
+        self, network: type[Counter] = Counter, max_rows: int = 6, places: int = 16, *, ahead: bool = False
+    ) -> None:
         application: Application = counter(network)
         self.now_ns = 1
         layout = TableLayout.of(application, slots=places, frontends=1)
@@ -45,14 +69,18 @@ class Server:
         grid = LengthGrid.of(application.input)
         assert grid is not None
         begin = LengthCosts(grid, [1, 2, 4], np.full((len(grid.edges), 3), 1000.0))
-        self.executor = GenerationExecutor(network(), application, max_rows=max_rows, padding=float("nan"))
+        self.executor = (
+            ahead_executor(network, max_rows)
+            if ahead
+            else GenerationExecutor(network(), application, max_rows=max_rows, padding=float("nan"))
+        )
         self.engine = GenerationEngine(
             self.executor,
             self.table,
             first_budget_ns=BUDGET_NS,
             step_budget_ns=BUDGET_NS,
             clock_ns=lambda: self.now_ns,
-            costs=GenerationCosts(begin, Costs([1, max_rows], [1000.0, 1000.0]), 4.0),
+            costs=GenerationCosts(begin, Costs([1, max_rows], [1000.0, 1000.0]), 4.0, beside=ahead),
         )
         self.writer = TableWriter(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
         self.tokens: dict[int, list[int]] = {}
@@ -97,13 +125,14 @@ def inputs(length: int, seed: int, most: int) -> dict[str, Array]:
     return digits(length, seed) | {"seed": np.array(seed), "most": np.array(most)}
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("network", [Counter, FunctionalCounter, Endless])
 @given(given_requests=requests(), rows=st.integers(1, 6))
 @settings(max_examples=examples(8), deadline=None)
 def test_each_answer_is_that_of_the_request_alone(
-    network: type[Counter], given_requests: list[tuple[int, int, int, int]], rows: int
+    network: type[Counter], ahead: bool, given_requests: list[tuple[int, int, int, int]], rows: int
 ) -> None:
-    server = Server(network, max_rows=rows)
+    server = Server(network, max_rows=rows, ahead=ahead)
     for number, (length, seed, most, ticks) in enumerate(given_requests):
         server.submit(number, inputs(length, seed, most))
         for _ in range(ticks):
@@ -157,6 +186,22 @@ def test_a_row_on_which_the_network_raises_fails_alone(caplog: pytest.LogCapture
     for number in (0, 3, 4):
         assert server.tokens[number] == by_hand(given_digits[number])
     assert "alone fails" in caplog.text
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_row_that_begins_full_fails_alone(ahead: bool, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(FullAtBegin, ahead=ahead)
+    seeds = [0, FullAtBegin.SEED, 1, FullAtBegin.SEED, FullAtBegin.SEED]
+    for number, seed in enumerate(seeds):
+        server.submit(number, inputs(5, number, MOST) | {"seed": np.array(seed)})
+        if number == 2:
+            server.drain()
+    server.drain()
+    for number, seed in enumerate(seeds):
+        full = seed == FullAtBegin.SEED
+        assert (server.ended[number] == slots.FAILED) == full
+        assert server.tokens[number] == ([] if full else by_hand(digits(5, number), seed, MOST))
+    assert "which is all that Dim('past', max=50) allows" in caplog.text
 
 
 def test_memory_follows_the_rows_in_progress() -> None:

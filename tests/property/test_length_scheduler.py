@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
-from penstock.serve.engine.scheduler import Columns, Rows, Schedule, ready_slots
+from penstock.serve.engine.scheduler import BatchSchedule, Columns, Rows, ready_slots
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE
 from tests.property.test_scheduler import NOW_NS, current, tables, waiting_table
@@ -50,7 +50,7 @@ def decide(slack_ms: list[float], lengths: list[int], costs: LengthCosts) -> tup
 def test_every_ready_row_runs_expires_or_waits_once(table: tuple[Columns, Rows], costs: LengthCosts) -> None:
     columns, length = table
     ready = set(ready_slots(columns).tolist())
-    chosen: Schedule = schedule_lengths(columns, length, NOW_NS, costs)
+    chosen: BatchSchedule = schedule_lengths(columns, length, NOW_NS, costs)
     answered = [*chosen.run.tolist(), *chosen.expire.tolist()]
     assert len(answered) == len(set(answered))
     assert set(answered) <= ready

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.serve.engine.scheduler import Columns, Rows, Schedule, ready_slots, schedule
+from penstock.serve.engine.scheduler import BatchSchedule, Columns, Rows, ready_slots, schedule
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE
 from tests.property.test_scheduler import NOW_NS, costs, tables, waiting_table
@@ -29,7 +29,7 @@ class Split(NamedTuple):
     """Chosen and ready rows, by priority."""
 
     columns: Columns
-    chosen: Schedule
+    chosen: BatchSchedule
 
     @property
     def ready(self) -> Rows:

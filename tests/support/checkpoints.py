@@ -26,7 +26,8 @@ from penstock.train.checkpoint.format import newest_checkpoint, write_blocks
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.parallel.losses import CrossEntropy
-from penstock.train.parallel.world import RankAssignment, World, join_world
+from penstock.train.parallel.rank_assignment import RankAssignment
+from penstock.train.parallel.world import World, join_world
 from penstock.train.placement import Placement
 from penstock.train.recipe import (
     ArraySet,

@@ -78,6 +78,16 @@ class Endless(Counter):
         return output, after, torch.zeros_like(done)
 
 
+class FullAtBegin(Counter):
+    """The same; with the seed `SEED`, its growing dimension is full at the beginning."""
+
+    SEED = 400
+
+    def begin(self, digits: Tensor, seed: Tensor) -> dict[str, Tensor]:
+        full = torch.where(seed == self.SEED, int(PAST), 0)
+        return super().begin(digits, seed) | {"keys": torch.zeros(len(digits), 2, int(PAST), 4), "past": full}
+
+
 class Failing(Counter):
     """The same; it raises in `begin` on a digit 29 at the front, and in the fourth step on a 30."""
 
@@ -93,17 +103,17 @@ class Failing(Counter):
         return output, after, done & (state["seed"] < 1000)
 
 
-SLOW = 500
+SLOW, SLOWEST = 500, 501
 
 
 class Served(Failing):
-    """The same; with a seed of 500, steps take 20 ms and the answer has no end of its own."""
+    """The same; with a seed of 500 or 501, steps take 20 or 150 ms and the answer has no end of its own."""
 
     def step(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         output, after, done = super().step(state)
-        slow = state["seed"] == SLOW
+        slow = (state["seed"] == SLOW) | (state["seed"] == SLOWEST)
         if slow.any():
-            time.sleep(0.02)
+            time.sleep(0.15 if (state["seed"] == SLOWEST).any() else 0.02)
         return output, after, done & ~slow
 
 
@@ -139,7 +149,9 @@ def counter(model: Any = Counter, **changed: Any) -> Application:
 
 
 assert COUNTER.generate is not None
-SERVED = replace(COUNTER, model=Served, generate=replace(COUNTER.generate, first_ms=5000, step_ms=2000))
+SERVED = replace(
+    COUNTER, model=Served, generate=replace(COUNTER.generate, first_ms=5000, step_ms=2000, partial_replies=True)
+)
 
 
 def digits(length: int, seed: int = 0) -> dict[str, Array]:

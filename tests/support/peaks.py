@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.application import Application
+from penstock.core.dim import Dim
 from penstock.core.finish import Finish
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 # B batch, H height, W width, N peaks
 

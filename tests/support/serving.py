@@ -84,6 +84,11 @@ def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
     return folder / "bundle"
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
 # Most of these networks cannot be exported, and to find out takes seconds; the budget is one that a busy machine keeps.
 LATENCY_S = 5.0
 UNLESS_SAID = ("--executor", "torch", "--latency-ms", f"{LATENCY_S * 1000:g}")

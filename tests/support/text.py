@@ -1,4 +1,4 @@
-"""A small text network with two inputs and three outputs, of which lengths vary, and its bundle."""
+"""A small text network with two inputs and three outputs of varying lengths, and its bundle."""
 
 from pathlib import Path
 

@@ -5,9 +5,10 @@ from typing import final
 
 import numpy as np
 
+from penstock.core.dim import Dim
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import LengthGrid

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from penstock.core.agreement import Agreement, RowSets, check_threshold, scales_of
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 ROOM, THRESHOLD = 4, 0.3
 objects = Dim("objects", max=ROOM, min=0)
@@ -104,9 +105,9 @@ def test_the_worst_of_several_answers_is_named() -> None:
     moved = answer((100, 50, 0.9), (80, 12, 0.5), (20, 30, 0.5))
     worst = rule().worst(OUTPUT.of_many([answer(), RIGHT, moved]), expected)
     assert (worst.example, worst.tensor, worst.difference) == (2, "boxes", pytest.approx(2))
-    assert (worst.place(), worst.by()) == ("in 'boxes' of example 2", "by 2")
+    assert (worst.place(), worst.beyond(1)) == ("in 'boxes' of example 2", "by 2 where 1 is allowed")
     missing = rule().worst(OUTPUT.of_many([answer(), answer(), RIGHT]), expected)
-    assert (missing.example, missing.by()) == (1, "by a row that only one of them has")
+    assert (missing.example, missing.beyond(1)) == (1, "by a row that only one of them has where 1 is allowed")
 
 
 def test_a_threshold_that_is_not_used_is_refused() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from penstock.core.application import Application, describe, reply_of
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.find_application import application_names, find_application
 from penstock.core.live import Live
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 from tests.support.small import APP_PY, FOUR, THREE, Small, examples, network, small, write_app
 
 NET_PY = "from torch import nn\n\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(4, {})\n"

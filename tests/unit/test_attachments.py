@@ -1,6 +1,8 @@
 """The tables that a front-end works on, when engines end and come back."""
 
 import asyncio
+import gc
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +14,14 @@ from penstock.core.bundle import read_manifest
 from penstock.core.errors import BundleError, Overloaded
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array
+from penstock.serve.control.front_end import FrontEnd
+from penstock.serve.grpc.thread import GrpcThread
+from penstock.serve.http.listener import OWN
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.settings import ModelSettings, NetworkSettings, Settings
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ONE_ENGINE_LOST, SlotTable, TableLayout
 from tests.support.clock import idle_loop
@@ -118,3 +124,29 @@ def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: P
         assert doubler(models).engine_lost
 
     asyncio.run(scene())
+
+
+def test_a_large_model_attached_while_grpc_starts_is_named_in_the_log(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never_started(thread: GrpcThread) -> None:
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            settings = Settings(models=ModelSettings(bundles=(bundle,)), network=NetworkSettings(grpc_port=0))
+            change, batch_loop = cast(Any, None), idle_loop(lambda: 1)
+            front = FrontEnd(settings, listener, change, index=0, wakes=[lambda: None], batch_loop=batch_loop)
+            listening = asyncio.create_task(front.started())
+            await asyncio.sleep(0)
+            front.attach(loaded(bundle), table(bundle))
+            listening.cancel()
+            front.http.release(OWN)
+            await asyncio.gather(listening, return_exceptions=True)
+
+    monkeypatch.setattr(GrpcThread, "start", never_started)
+    # They change the garbage collection of the whole process.
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda count: None)
+    asyncio.run(scene())
+    assert "doubler takes bodies of up to 1048576 bytes, but gRPC messages are limited to the 0 bytes" in caplog.text

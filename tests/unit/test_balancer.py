@@ -1,5 +1,6 @@
 """Which replica takes a request or a stream, and what becomes of it when one is lost."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -101,8 +102,10 @@ class Engines:
         self.served = ServedModel(
             name="sums",
             version="1",
+            label="sums",
             application=LIVE,
             manifest=cast(Any, None),
+            bundle=Path(),
             replica=self.replicas[0],
             several=True,
             budget_ns=BUDGET_NS,
@@ -134,7 +137,9 @@ class Engines:
             now_ns=self.clock,
             error_of_status=lambda status, budget_ns: status_error(status, budget_ns or BUDGET_NS),
         )
-        return Replica(engine=engine, device="cpu", writer=frontend, table=table, streams=streams)
+        return Replica(
+            engine=engine, device="cpu", runs_by="torch", fallback="", writer=frontend, table=table, streams=streams
+        )
 
     def tick(self) -> None:
         for engine, replica in zip(self.engines, self.replicas, strict=True):

@@ -1,5 +1,6 @@
 """The load generator's arithmetic, without a server."""
 
+import io
 import json
 from dataclasses import replace
 from typing import Any, Literal
@@ -8,14 +9,17 @@ import numpy as np
 import pytest
 
 from penstock.bench.load import generator as load_module
+from penstock.bench.load import golden_target as target_module
 from penstock.bench.load.generator import Load, LoadResult, NoRateWithinBudget, find_goodput, poisson
+from penstock.bench.load.golden_target import served_application
 from penstock.bench.load.record_answers import record_answers
 from penstock.bench.load.sender import Target
 from penstock.client.binary_tensors import request_body
+from penstock.core.dim import Dim
 from penstock.core.errors import BenchError
 from penstock.core.golden import Golden
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 LOAD = Load(rate=1000, connections=8, seconds=2, warm_up_s=0.5)
 NOWHERE = Target(host="nowhere", port=1, requests=(b"",), answers=None, tolerance=0)
@@ -139,3 +143,11 @@ def test_several_tensors_are_compared_one_by_one(form: Literal["json", "binary"]
 def test_a_load_out_of_range_is_refused() -> None:
     with pytest.raises(BenchError, match="seconds 0; it must be above 0"):
         replace(LOAD, seconds=0)
+
+
+def test_a_server_that_starts_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "urlopen", lambda url, timeout: io.BytesIO(b'{"apps": []}'))
+    with pytest.raises(BenchError, match="serves no model; while it starts, wait until http://here/v2/health/ready"):
+        served_application("http://here/")
+    with pytest.raises(BenchError, match="does not serve 'digits'"):
+        served_application("http://here/", "digits")

@@ -66,7 +66,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def bundled(*more: str) -> str:
-    return typed("bundle", "app.py", "--weights", "weights.safetensors", "--to", "b", *more)
+    return typed("bundle", "app.py", "--weights", "weights.safetensors", "--out", "b", *more)
 
 
 def test_weights_from_elsewhere_become_a_bundle(folder: Path) -> None:
@@ -139,7 +139,7 @@ def text_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text_bundle(*words: str) -> str:
-    return typed("bundle", "text.py", "--weights", "text.safetensors", "--to", "b", *words)
+    return typed("bundle", "text.py", "--weights", "text.safetensors", "--out", "b", *words)
 
 
 @pytest.mark.usefixtures("text_weights")
@@ -179,7 +179,7 @@ def test_several_inputs_that_do_not_fit(
     given: dict[str, Any] = {"input_ids": np.ones((2, 3), int), "attention_mask": np.ones((2, 3), int)}
     given = arrays if list(arrays) == ["input_ids"] else given | arrays
     np.savez("x.npz", **given)
-    words = ("bundle", "text.py", "--weights", "text.safetensors", "--to", "b", "--examples", "x.npz")
+    words = ("bundle", "text.py", "--weights", "text.safetensors", "--out", "b", "--examples", "x.npz")
     assert sentence in refused(monkeypatch, capsys, *words)
 
 
@@ -213,7 +213,7 @@ class Unpickled:
         (["--metrics", "accuracy"], "--metrics has 'accuracy'; write NAME=NUMBER, such as accuracy=0.97"),
         (["--metrics", "a=much"], "--metrics has 'a=much'"),
         (["--metrics", "=1"], "--metrics has '=1'"),
-        (["--to", "precious"], "holds 'mine.txt', so it is not a bundle to be replaced"),
+        (["--out", "precious"], "holds 'mine.txt', so it is not a bundle to be replaced"),
     ],
 )
 def test_what_cannot_be_bundled_is_one_sentence(
@@ -232,7 +232,7 @@ def test_what_cannot_be_bundled_is_one_sentence(
     save_file({"layer.weight": torch.zeros(4, 4)}, "other.safetensors")
     Path("precious").mkdir()
     Path("precious/mine.txt").touch()
-    right = {"--weights": "weights.safetensors", "--to": "b"} | dict([words])
+    right = {"--weights": "weights.safetensors", "--out": "b"} | dict([words])
     said = refused(monkeypatch, capsys, "bundle", "app.py", *[word for pair in right.items() for word in pair])
     assert re.search(sentence, " ".join(said.split())), said
     assert not Path("unpickled").exists()
@@ -243,7 +243,7 @@ def test_a_recipe_whose_data_is_not_there_asks_for_examples(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_app(folder, APP_PY + RECIPE.format("raise OSError('no disk')"))
-    words = ("bundle", "app.py", "--weights", "weights.safetensors", "--to", "b")
+    words = ("bundle", "app.py", "--weights", "weights.safetensors", "--out", "b")
     said = refused(monkeypatch, capsys, *words)
     assert "gives no data (OSError: no disk); give raw inputs with --examples FILE.npy." in said
 
@@ -271,14 +271,14 @@ def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
 
 def test_inspect_tells_programs_the_same(folder: Path) -> None:
     bundled("--metrics", "accuracy=0.5", "--metrics", "loss=nan")
-    told = json.loads(typed("inspect", "b", "--json"), parse_constant=pytest.fail)
+    told = json.loads(typed("inspect", "b", "--format", "json"), parse_constant=pytest.fail)
     assert told["content_hash"] == read_bundle("b").manifest.content_hash
     assert told["application"]["changed"] == []
     assert told["golden"] == {"examples": 32, "difference": 0.0}
     assert told["metrics"] == {"accuracy": 0.5, "loss": None}
     assert set(told["files"]) == {MANIFEST, WEIGHTS, GOLDEN}
     assert told["inputs"] == read_bundle("b").manifest.to_json()["inputs"]
-    assert json.loads(typed("inspect", "b", "--json", "--no-run"))["golden"]["difference"] is None
+    assert json.loads(typed("inspect", "b", "--format", "json", "--no-run"))["golden"]["difference"] is None
 
 
 def test_inspect_says_which_sources_changed_and_whether_it_matters(folder: Path) -> None:
@@ -309,7 +309,7 @@ def test_inspect_of_a_bundle_made_of_an_object(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, GOLDEN])
-@pytest.mark.parametrize("options", [[], ["--no-run"], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--no-run"], ["--format", "json"]])
 def test_inspect_refuses_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, options: list[str]
 ) -> None:
@@ -321,7 +321,7 @@ def test_inspect_refuses_damage(
     assert f"{name} is not the file that was written" in refused(monkeypatch, capsys, "inspect", "b", *options)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--format", "json"]])
 def test_inspect_refuses_other_answers_after_showing_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:

@@ -1,9 +1,13 @@
-"""`penstock new images`, as it is typed."""
+"""`penstock new`, as it is typed."""
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
@@ -100,4 +104,72 @@ def test_texts_that_are_none_are_said(
         main()
     assert ended.value.code == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "a.py").exists()
+
+
+COCO = {
+    "images": [{"id": at, "file_name": f"{at}.png"} for at in range(3)],
+    "categories": [{"id": 4, "name": "cat"}, {"id": 9, "name": "ox"}, {"id": 2, "name": "never seen"}],
+    "annotations": [
+        {"image_id": 0, "category_id": 9, "bbox": [10, 20, 30, 40]},
+        {"image_id": 2, "category_id": 4, "bbox": [0, 0, 50, 20]},
+    ],
+}
+
+
+def coco_folder(folder: Path, pictures: int = 3) -> Path:
+    folder.mkdir()
+    for at in range(pictures):
+        Image.new("RGB", (100, 80), (at, 0, 0)).save(folder / f"{at}.png")
+    (folder / "instances.json").write_text(json.dumps(COCO))
+    return folder / "instances.json"
+
+
+def test_boxes_of_coco_become_a_detector(tmp_path: Path) -> None:
+    file, data = tmp_path / "farm.py", coco_folder(tmp_path / "coco", pictures=2)
+    said = CliRunner().invoke(build(), ["new", "detector", str(file), "--data", str(data)], catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    assert "has 2 boxes in 3 pictures." in said.output
+    assert "1 of them are not there: " in said.output
+    Image.new("RGB", (100, 80)).save(tmp_path / "coco" / "2.png")
+    found = find_application(str(file))
+    assert found.application.shows is not None
+    assert found.application.shows.labels == ("cat", "ox")
+    assert found.application.input.shape == (3, 320, 320)
+    learned = found.recipe().data()
+    assert (len(learned.train), len(learned.validation)) == (2, 1)
+    assert [raw.shape for raw in found.recipe().raw_examples()] == [(80, 100, 4)]
+    # Every object of the three pictures, in the pixels of the frame.
+    pictures, rows = np.zeros((2, 3, 320, 320), np.uint8), list[list[float]]()
+    for part in (learned.train, learned.validation):
+        count = len(part)
+        tree: Any = part.read(np.arange(count), np.zeros(count, np.uint64), pictures[:count])
+        rows += tree["boxes"][tree["classes"] >= 0].tolist()
+    assert sorted(rows) == [[0, 0, 160, 64], [32, 64, 128, 192]]
+
+
+def test_a_detector_without_data_draws_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.py"
+    said = CliRunner().invoke(build(), ["new", "detector", str(file)], catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    found = find_application(str(file))
+    pixels, boxes, classes = next(each for each in map(found.module.drawn, range(9)) if len(each[1]))
+    assert pixels.shape == (128, 192, 3)
+    assert (boxes[:, 2:] > boxes[:, :2]).all()
+    assert set(classes) <= {0, 1}
+    assert found.recipe().steps == 400
+
+
+def test_what_is_no_data_for_a_detector_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    for words, sentence in (
+        (["--data", str(tmp_path / "other.json")], "is not a COCO file of instances (KeyError: 'annotations')"),
+        (["--pictures", str(tmp_path)], "without boxes; give them with --data"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["penstock", "new", "detector", str(tmp_path / "a.py"), *words])
+        with pytest.raises(SystemExit):
+            main()
+        assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "a.py").exists()

@@ -43,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pictures_are_sharded_and_checked(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     out = tmp_path / "shards"
-    said = typed("shard", root, out, "--size", "24x32", "--workers", 2)
+    said = typed("shard", root, "--out", out, "--size", "24x32", "--workers", 2)
     assert said == f"12 examples of 3 classes, 0 left out: {out}\n"
     shards = Shards(out)
     assert (len(shards), shards.input_shape, shards.classes) == (12, (24, 32, 3), ("cats", "dogs", "eels"))
@@ -60,11 +60,11 @@ def test_pictures_are_sharded_and_checked(root: Path, tmp_path: Path, refused: C
 def test_what_cannot_be_read_is_left_out_only_when_asked(tmp_path: Path, refused: Callable[..., str]) -> None:
     root = picture_folder(tmp_path / "photos")
     (root / "dogs" / "1.jpg").write_bytes(b"")
-    stopped = refused("shard", root, tmp_path / "out", "--grey")
+    stopped = refused("shard", root, "--out", tmp_path / "out", "--grey")
     assert "dogs/1.jpg cannot be read" in stopped
     assert "Mend or remove it, or leave such out with --skip-bad" in stopped
     assert not (tmp_path / "out").exists()
-    said = typed("shard", root, tmp_path / "out", "--grey", "--skip-bad")
+    said = typed("shard", root, "--out", tmp_path / "out", "--grey", "--skip-bad")
     assert "dogs/1.jpg cannot be read" in said
     assert "11 examples of 3 classes, 1 left out" in said
     assert Shards(tmp_path / "out").input_shape == (256, 256)
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_left_out_only_when_asked(tmp_path: Path, refused
 def test_an_applications_decode_may_be_used(root: Path, tmp_path: Path) -> None:
     from penstock.apps.digits.app import decode
 
-    typed("shard", root, tmp_path / "out", "--app", "digits")
+    typed("shard", root, "--out", tmp_path / "out", "--app", "digits")
     shards = Shards(tmp_path / "out")
     inputs = shards.empty(1)
     shards.read(np.array([5]), np.array([0], np.uint64), inputs)
@@ -81,7 +81,7 @@ def test_an_applications_decode_may_be_used(root: Path, tmp_path: Path) -> None:
 
 
 def test_reading_is_measured(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
-    typed("shard", root, tmp_path / "shards", "--size", "32x32")
+    typed("shard", root, "--out", tmp_path / "shards", "--size", "32x32")
     for source in (root, tmp_path / "shards"):
         said = typed(
             *("bench", "feed", source, "--size", "16x16", "--workers", 2),
@@ -94,13 +94,13 @@ def test_reading_is_measured(root: Path, tmp_path: Path, refused: Callable[..., 
 def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "there").mkdir()
     mistakes: list[tuple[tuple[object, ...], str]] = [
-        ((), "SOURCE or OUT is missing"),
-        ((root,), "SOURCE or OUT is missing"),
-        ((root, tmp_path / "there"), "exists; choose"),
-        ((tmp_path / "none", tmp_path / "x"), "there is no folder"),
-        ((root, tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
-        ((root, tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),
-        ((root, tmp_path / "x", "--app", "keywords"), "pictures are read as int16"),
+        ((), "SOURCE or --out is missing"),
+        ((root,), "SOURCE or --out is missing"),
+        ((root, "--out", tmp_path / "there"), "exists; choose"),
+        ((tmp_path / "none", "--out", tmp_path / "x"), "there is no folder"),
+        ((root, "--out", tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
+        ((root, "--out", tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),
+        ((root, "--out", tmp_path / "x", "--app", "keywords"), "pictures are read as int16"),
         ((root, "--check", tmp_path / "there"), "give --check FOLDER alone"),
         (("--check", tmp_path / "there"), "cannot be read"),
     ]

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, InvalidResponse, Overloaded
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.http.oip_http import infer_response, parse_infer
 

@@ -77,7 +77,10 @@ def test_what_is_told_of_a_file(engine: LivePackEngine, tmp_path: Path) -> None:
     sound = WavSource(wav(tmp_path / "a.wav", bursts()), RATE_HZ, CHUNK)
     with ListenRun(engine, sound, real_time=False) as run:
         heard = list(run)
-    assert [line for line in map(chunk_line, heard) if line] == ["    0.30 s  loud", "    0.80 s  loud"]
+    assert [line for line in (chunk_line(engine.pack.outputs[0], chunk) for chunk in heard) if line] == [
+        "    0.30 s  loud",
+        "    0.80 s  loud",
+    ]
     np.testing.assert_array_equal(
         np.concatenate([chunk.output_U for chunk in heard]), engine.whole(bursts()), strict=True
     )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -77,7 +78,8 @@ def test_every_frame_of_a_file_is_smoothed_on_its_own_clock(engine: PackEngine, 
     pictures = [flat(RED)] * 10 + [flat(GREEN)] * 10
     file = str(video(tmp_path / "v.mp4", pictures, rate=20))
     seen = seen_in(engine, open_frames(file), every_frame=True)
-    groups = [answer.answer["group"] for answer in seen]
+    answers: list[Any] = [answer.answer for answer in seen]
+    groups = [answer["group"] for answer in answers]
     assert (len(seen), groups[0], groups[10], groups[-1]) == (20, "red", "red", "green")
     assert all(answer.age_s is None for answer in seen)
     # The same again, bit for bit: nothing depends on how fast it went.
@@ -108,7 +110,8 @@ def test_while_one_frame_is_looked_at_the_latest_waits_and_the_others_are_not_ev
     with run:
         seen = iter(run)
         camera.show(plain(RED))
-        assert next(seen).answer["group"] == "red"
+        first: Any = next(seen).answer
+        assert first["group"] == "red"
         camera.show(*[plain(GREEN)] * 5, plain(BLUE))
         while run.report().dropped < 5:
             time.sleep(0.005)
@@ -170,7 +173,10 @@ def test_packs_that_cannot_watch_say_so(tmp_path: Path) -> None:
     object.__setattr__(pack, "recognition", None)
     assert recognition_of(pack) == Recognition(labels=COLOURS)
     object.__setattr__(pack, "outputs", pack.outputs[1:])
-    with pytest.raises(PackError, match=r"answers with float32\[3\] \(the mean colour\); watch shows"):
+    with pytest.raises(
+        PackError,
+        match=r"answers with float32\[3\] \(the mean colour\); watch shows the answers of class",
+    ):
         recognition_of(pack)
 
 

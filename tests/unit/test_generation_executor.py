@@ -11,11 +11,11 @@ from torch import Tensor
 
 import penstock
 from penstock.core.bundle import read_bundle
-from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, PackError
+from penstock.core.dim import Dim
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput
 from penstock.core.generate import END, MAX_STEPS, Generate
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Array, Dim
-from penstock.export.pack_writer import export_pack
+from penstock.core.spec import Array
 from penstock.runtime.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_faults import step_isolated
 from tests.support.generating import (
@@ -167,6 +167,10 @@ def wrong(**changed: Any) -> type[Counter]:
         (wrong(last=lambda rows: torch.zeros(rows, 2)), r"'last' of the state as float32\[\d+, 2\]"),
         (wrong(last=lambda rows: torch.zeros(rows)), r"'last' of the state as float32"),
         (wrong(past=lambda rows: torch.full((rows,), 3)), "room for 0 past"),
+        (
+            wrong(past=lambda rows: torch.full((rows,), 50), keys=lambda rows: torch.zeros(rows, 2, 50, 4)),
+            "'keys' with 50 past, which is all",
+        ),
         (wrong(done=lambda done: done.long()), r"gives int64\[\d+\] as done"),
         (wrong(done=lambda done: done[:0]), r"gives bool\[0\] as done"),
     ],
@@ -224,12 +228,6 @@ def test_generate_of_an_application_of_one_step_is_refused(tmp_path: Path) -> No
     bundle = penstock.Bundle.write(plain, FunctionalCounter(), np.ones((2, 3), np.int64), to=tmp_path / "b")
     with pytest.raises(InvalidInput, match="one step; use predict"):
         penstock.load(bundle.folder, app=plain).generate(np.ones(3, np.int64))
-
-
-def test_export_of_an_application_that_generates_is_refused(tmp_path: Path) -> None:
-    bundle = counter_bundle(tmp_path / "bundle")
-    with pytest.raises(PackError, match="packs hold networks that answer in one step"):
-        export_pack(bundle.folder, tmp_path / "pack", app="tests.support.generating:COUNTER")
 
 
 class Shared(Counter):

@@ -11,7 +11,9 @@ from penstock.serve.engine.generation_scheduler import InProgress, not_busy, sch
 from penstock.serve.engine.scheduler import Columns
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.generation_costs import GenerationCosts
-from penstock.serve.table.slots import SlotTable, TableLayout
+from penstock.serve.table.length_costs import LengthCosts
+from penstock.serve.table.lengths import LengthGrid
+from penstock.serve.table.slots import LOW_PRIORITY, SlotTable, TableLayout
 from tests.support.generating import COUNTER, Counter, digits, tensor
 
 MS = 1_000_000
@@ -153,3 +155,58 @@ def test_a_network_slower_than_a_budget_is_refused_with_the_name_of_the_budget(
 ) -> None:
     with pytest.raises(ServeError, match=f"raise {named} of"):
         measured(10, first_ms, step_ms)
+
+
+# Rows begin beside steps of 20 ms: 11 ms for one, 18 ms for eight. Of 24 places two must be free where rows queue.
+BESIDE = GenerationCosts(
+    Costs([1, 8, 24], [11 * MS, 18 * MS, 30 * MS]), Costs([1, 24], [20 * MS, 20 * MS]), mean_steps=10, beside=True
+)
+
+
+def beside(rows: int, *slack_ms: float, beginning: int = 0) -> tuple[int, bool, int]:
+    """Return how many rows begin, whether the others take a step, and how many stay behind."""
+    progress = InProgress(rows, 0, beginning)
+    found = schedule_generation(waiting(*slack_ms), np.ones((16, 1), np.int64), 0, progress, BESIDE)
+    return found.begin.size, found.step, found.waiting
+
+
+@pytest.mark.parametrize(
+    ("rows", "waits", "beginning", "expected"),
+    [
+        (0, 10, 0, (10, False, 0)),
+        (3, 1, 0, (1, True, 0)),
+        (3, 16, 0, (8, True, 8)),
+        (23, 1, 0, (1, True, 0)),
+        (23, 5, 0, (0, True, 5)),
+        (22, 5, 0, (2, True, 3)),
+        (3, 5, 2, (0, True, 5)),
+        (24, 5, 0, (0, True, 5)),
+        (3, 0, 0, (0, True, 0)),
+    ],
+)
+def test_rows_begin_beside_a_step(rows: int, waits: int, beginning: int, expected: tuple[int, bool, int]) -> None:
+    assert beside(rows, *[900.0] * waits, beginning=beginning) == expected
+
+
+def test_an_urgent_row_takes_the_one_free_place_and_a_late_one_expires() -> None:
+    assert beside(23, 60, 900, 900)[0] == 1
+    found = schedule_generation(waiting(5, 900), np.ones((16, 1), np.int64), 0, InProgress(24, 0), BESIDE)
+    assert (found.begin.size, found.expire.tolist()) == (0, [0])
+
+
+def test_rows_of_about_the_length_of_the_most_urgent_begin_together() -> None:
+    length = np.ones((16, 1), np.int64)
+    length[:4, 0] = 3, 40, 38, 4
+    grid = LengthGrid.of(COUNTER.input)
+    assert grid is not None
+    begin = LengthCosts(grid, [1, 8], np.full((len(grid.edges), 2), 10.0 * MS))
+    costs = GenerationCosts(begin, Costs([1, 24], [20 * MS, 20 * MS]), mean_steps=10, beside=True)
+    found = schedule_generation(waiting(900, 800, 950, 960), length, 0, InProgress(22, 0), costs)
+    assert (found.begin.tolist(), found.waiting) == ([1, 2], 2)
+
+
+def test_rows_of_low_priority_begin_beside_a_step_after_the_others() -> None:
+    columns = waiting(900, 900, 900)
+    columns.flags[:2, 0] = LOW_PRIORITY
+    found = schedule_generation(columns, np.ones((16, 1), np.int64), 0, InProgress(23, 0), BESIDE)
+    assert found.begin.tolist() == [2]

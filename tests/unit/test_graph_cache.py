@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 
-from penstock.core.spec import Dim
+from penstock.core.dim import Dim
 from penstock.runtime.graph_cache import (
     CAPTURE_EVERY_S,
     GRAPH_BYTES,
     USES,
     GraphCache,
     GraphShapes,
+    fine_row_sizes,
     room_sizes,
     row_sizes,
     size_of,
+    smallest_holding,
 )
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import LengthGrid
@@ -25,7 +27,7 @@ MB = 1 << 20
     ("dim", "rooms"),
     [
         (Dim("tokens", max=512, min=16), [16, 32, 64, 128, 256, 512]),
-        (Dim("tokens", max=100), [2, 2, 4, 8, 16, 32, 64, 100]),
+        (Dim("tokens", max=100), [2, 4, 8, 16, 32, 64, 100]),
         (Dim("frames", max=5000), [64, 128, 256, 512, 1024, 2048, 4096, 5000]),
         (Dim("one", max=1), [1]),
     ],
@@ -110,3 +112,17 @@ def test_a_shape_that_was_given_up_is_never_due_again_and_the_others_are() -> No
     cache.give_up((1, 8))
     uses = [(cache.due((1, 8), now_s * 2 * CAPTURE_EVERY_S), cache.due((2, 8), now_s)) for now_s in range(USES)]
     assert uses[-1] == (False, True)
+
+
+def test_fine_sizes_lie_between_the_others() -> None:
+    assert fine_row_sizes(150) == [1, 2, 4, 8, 16, 32, 64, 80, 96, 112, 128, 150]
+    shapes = GraphShapes([Dim("past", max=200)], 64, 32, fine=True)
+    assert {shape[1] for shape in shapes.all()} == {32, 64, 96, 128, 192, 200}
+    assert shapes.all()[0] == (64, 200)
+
+
+def test_the_smallest_shape_that_holds_another_is_found() -> None:
+    shapes = [(8, 64), (4, 256), (16, 16)]
+    assert smallest_holding(shapes, (3, 60)) == (8, 64)
+    assert smallest_holding(shapes, (9, 2)) == (16, 16)
+    assert smallest_holding(shapes, (9, 17)) is None

@@ -8,7 +8,8 @@ from PIL import Image
 from penstock.core.decode import decode_image
 from penstock.core.errors import BadExample, InvalidInput, TrainError
 from penstock.core.spec import Array, TensorSpec
-from penstock.train.data.image_folder import ImageFolder, centre_box, random_box
+from penstock.train.data.image_folder import ImageFolder
+from penstock.train.data.picture_reader import centre_box, random_box
 from penstock.train.data.sampler import Seeds, draws_of, example_seeds
 from tests.support.pictures import COLOUR, picture_folder, save, smooth
 

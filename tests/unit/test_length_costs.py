@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from penstock.core.dim import Dim
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import LengthGrid, resized
 from penstock.serve.table.slots import SlotTable, TableLayout

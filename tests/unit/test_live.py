@@ -169,7 +169,7 @@ def test_its_exported_step_answers_as_torch_does_and_is_taken_where_it_is_faster
     graph.unlink()
     graph.with_suffix(".refused").write_text("as it was")
     assert made("auto").executor.max_rows == 7
-    assert "executor torch for hark, because ONNX Runtime cannot run it: as it was" in caplog.text
+    assert "torch runs hark, often slower, because ONNX Runtime cannot: as it was" in caplog.text
 
 
 def stepping(seed: int, run: RunStep | None = None) -> StreamingExecutor:
@@ -239,3 +239,32 @@ def test_whole_signals_of_one_length_are_learned_from(tmp_path: Path) -> None:
     assert load(tmp_path / "run" / "bundle").application.live is not None
     with pytest.raises(TrainError, match="declares int16"):
         train(found, tmp_path / "other", recipe(dtype=np.int32), overrides={}, quiet=True)
+
+
+class MeanOfAll(Sequential):
+    """Subtracts the mean of the whole signal, which a stream does not know yet."""
+
+    def forward(self, whole_BT: torch.Tensor, length_B: torch.Tensor | None = None) -> torch.Tensor:
+        outputs = super().forward(whole_BT, length_B)
+        return outputs - outputs.mean(1, keepdim=True)
+
+
+def test_a_live_network_that_cannot_stream_is_refused_before_its_training(tmp_path: Path) -> None:
+    declared_net = write_live_app(tmp_path, LIVE_PY.replace("    return Sequential(", "    return MeanOfAll("))
+    declared_net.write_text(
+        declared_net.read_text().replace(
+            "import torch\n", "import torch\nfrom tests.unit.test_live import MeanOfAll\n", 1
+        )
+    )
+    found = find_application(str(declared_net))
+    part = ArraySet(inputs=sounds(8), targets=np.zeros(8, np.int64))
+    recipe = Recipe(
+        data=lambda: Data(train=part, validation=part),
+        loss=lambda scores, targets: -scores[:, :, 0].mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        batch_size=4,
+        steps=4,
+    )
+    with pytest.raises(TrainError, match="'hark' is live, and its network, before any training, does not give"):
+        train(found, tmp_path / "run", recipe, overrides={}, quiet=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -25,7 +25,8 @@ from penstock.core.errors import (
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.bundle_writer import Bundle
-from penstock.runtime.load import load, load_weights
+from penstock.runtime.load import load
+from penstock.runtime.load_weights import load_weights
 from tests.support.small import APP_PY, Small, examples, network, small, write_app, written
 
 DECODING: dict[str, Any] = {"decode": lambda body, _: np.frombuffer(body, "<f4"), "accepts": ("text/plain",)}
@@ -188,12 +189,22 @@ def test_a_bundle_of_an_object_asks_for_its_application(tmp_path: Path) -> None:
 def test_an_application_that_moved_is_named(tmp_path: Path, kind: Any) -> None:
     folder = from_file(tmp_path / "old")
     (tmp_path / "old" / "app.py").unlink()
-    with pytest.raises(ApplicationError, match=r"There is no file .*old/app.py.* elsewhere now, name it with --app"):
+    with pytest.raises(ApplicationError, match=r"There is no file .*old/app.py.* put its file beside .*--app"):
         load(folder)
     moved = write_app(tmp_path / "new")
     assert load(folder, app=kind(moved)).files.changed_sources(find_application(str(moved))) == []
     with pytest.raises(ApplicationError, match=r"There is no file .*nowhere.py; give the path of an app.py.$"):
         bundle_application(load(folder, app=kind(moved)).files, "nowhere.py")
+
+
+def test_an_application_that_moved_with_its_bundle_is_found_beside_it(tmp_path: Path) -> None:
+    folder = from_file(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    bundle = tmp_path / "new" / folder.name
+    assert bundle_application(load(bundle).files).reference == str(tmp_path / "new" / "app.py")
+    write_app(tmp_path / "new", APP_PY.replace(".tanh()", ".sigmoid()"))
+    with pytest.raises(SourcesChanged):
+        load(bundle)
 
 
 def test_changed_sources_are_refused_unless_accepted_and_golden_still_holds(tmp_path: Path) -> None:

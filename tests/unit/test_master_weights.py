@@ -16,10 +16,11 @@ from penstock.nn.entry import EntryConv2d
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.overrides import with_overrides
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.world import World
-from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe, StepExecution, with_overrides
+from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe, StepExecution
 from penstock.train.step.master_weights import MasterWeights, why_no_master_weights
 from penstock.train.step.schedules import warm_up_cosine
 from penstock.train.trainer import Trainer

@@ -42,7 +42,7 @@ def test_a_load_that_fails_keeps_no_memory_of_its_table(
         execution=ExecutionSettings(device="cpu", executor="torch", cache=tmp_path),
         frontends=1,
     )
-    loader = ModelLoader(settings, shared=True)
+    loader = ModelLoader(settings, lambda key, activity: None, shared=True)
     command = LoadModel(key=0, model=0, name="doubler", version="1", bundle=str(bundle))
 
     def tables() -> int:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.record import RecordSpec
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 from penstock.runtime.named_network import NamedNetwork
 from penstock.runtime.torch_executor import TorchExecutor
 

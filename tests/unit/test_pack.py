@@ -11,19 +11,8 @@ import pytest
 from safetensors.numpy import save
 
 from penstock.core.errors import PackCorrupt, PackError
-from penstock.core.pack import (
-    DESCRIPTION,
-    GOLDEN,
-    MODEL,
-    SIGNATURE,
-    Pack,
-    PackLive,
-    PackModel,
-    PackState,
-    digest,
-    pack_json,
-    read_pack,
-)
+from penstock.core.pack import DESCRIPTION, GOLDEN, MODEL, SIGNATURE, Pack, PackModel, digest, pack_json, read_pack
+from penstock.core.pack_live import PackLive, PackState
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.signature import new_key, public_file, read_public_key, sign

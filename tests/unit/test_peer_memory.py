@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.common import PRECISIONS
-from penstock.kernels.peer_memory import why_no_peer_memory
+from penstock.kernels.peer_memory import dispatch, why_no_peer_memory
 from penstock.train.parallel import collectives
 from penstock.train.parallel import world as world_module
 from penstock.train.parallel.buckets import MAX_PEER_MEMORY_BYTES, GradientBuckets
@@ -155,6 +155,16 @@ def test_who_cannot_share_says_why() -> None:
     of_hosts = World(0, 4, group=cast(Any, object()), local_size=2)
     of_hosts.sum_on_host = lambda *values: [float(value) for value in values]  # pyright: ignore[reportAttributeAccessIssue]
     assert of_hosts.share_memory() == "the GPUs are on several hosts"
+
+
+def test_processes_that_see_their_own_gpu_alone_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asserts(*_: int) -> bool:
+        raise AssertionError("Invalid peer device id")
+
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", asserts)
+    assert why_no_peer_memory(torch.device("cuda", 0), 2) == "each process sees its own GPU alone"
 
 
 def test_one_that_cannot_is_everybodys_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.record import RecordSpec, chunk_spec, given_by_name
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.spec import TensorSpec
 
 TOKENS = Dim("tokens", max=9)
 BOXES = Dim("boxes", max=4, min=0)

@@ -11,7 +11,8 @@ import pytest
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.serve.control import repository as module
 from penstock.serve.control.repository import ModelRepository, TableMemory
-from penstock.serve.messages import RESTARTING, ChainLoaded, LoadModel, ModelLoaded, ModelState
+from penstock.serve.messages import RESTARTING, WITHDRAWN, ChainLoaded, LoadModel, ModelLoaded, ModelState
+from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import ModelSettings
 
 
@@ -31,7 +32,8 @@ class Sides:
         self.tables: dict[int, int] = {}
         self.answering: dict[str, set[int]] = {}
         self.models: dict[int, int] = {}
-        self.states: dict[str, ModelState] = {}
+        self.versions: dict[int, str] = {}
+        self.states: dict[tuple[str, str], ModelState] = {}
 
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         await asyncio.sleep(0)
@@ -39,7 +41,7 @@ class Sides:
         if self.fails and (error := self.fails.pop(0)) is not None:
             raise error
         self.tables[command.key] = engine
-        self.models[command.key] = command.model
+        self.models[command.key], self.versions[command.key] = command.model, command.version
         loaded = ModelLoaded(
             command=replace(command, name=command.name or "only"),
             engine=engine,
@@ -62,7 +64,11 @@ class Sides:
             raise EngineLost("it ended")
         if self.attach_fails and (error := self.attach_fails.pop(0)) is not None:
             raise error
-        others = {key for key in self.answering.get(command.name, ()) if self.models[key] == command.model}
+        others = {
+            key
+            for key in self.answering.get(command.name, ())
+            if self.models[key] == command.model or self.versions[key] != command.version
+        }
         self.answering[command.name] = others | {command.key}
 
     async def load_chain(self, reference: str) -> ChainLoaded:
@@ -74,10 +80,14 @@ class Sides:
         await asyncio.sleep(0)
 
     def publish_state(self, state: ModelState) -> None:
-        self.states[state.name] = state
+        if state.state == WITHDRAWN:
+            del self.states[state.name, state.version]
+        else:
+            self.states[state.name, state.version] = state
 
     def state(self, name: str) -> tuple[str, str]:
-        return self.states[name].state, self.states[name].reason
+        newest = max((version for other, version in self.states if other == name), key=int)
+        return self.states[name, newest].state, self.states[name, newest].reason
 
     def die(self, engine: int, repository: ModelRepository) -> None:
         self.tables = {key: there for key, there in self.tables.items() if there != engine}
@@ -407,7 +417,7 @@ def test_models_of_a_lost_engine_can_be_replaced_while_it_is_gone(models: Path) 
         sides.engines = (0, 1)
         await repository.restore(0)
         assert sides.serving("first") == {0, 1}
-        assert before.isdisjoint(sides.answering["first"])
+        assert before.isdisjoint(sides.tables)
         versions = {loaded.command.version for loaded, _ in repository.loaded if loaded.command.name == "first"}
         assert versions == {"2"}
 
@@ -434,3 +444,93 @@ def test_a_chain_is_as_ready_as_its_parts(models: Path) -> None:
         assert sides.state("both") == ("READY", "")
 
     run(scene)
+
+
+def test_a_bundle_whose_application_has_another_name_leaves_no_state_behind(tmp_path: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        said: list[str] = []
+        sides.while_loading = lambda command, engine: said.extend(name for name, _ in sides.states)
+        repository = ModelRepository(ModelSettings(bundles=(tmp_path / "moved",)), sides)
+        await repository.load_all()
+        assert said == ["moved"]
+        assert [state.name for state in repository.states] == ["only"]
+        registry = ModelRegistry(repository.change, loading=False)
+        registry.set_state(ModelState(name="moved", version="1", state="LOADING"))
+        registry.set_state(ModelState(name="moved", version="1", state=WITHDRAWN))
+        assert list(sides.states) == [("only", "1")]
+        assert registry.index() == []
+
+    run(scene)
+
+
+def served(repository: ModelRepository) -> set[tuple[str, str]]:
+    return {(loaded.command.name, loaded.command.version) for loaded, _ in repository.loaded}
+
+
+def test_the_newest_version_is_served_unless_others_are_chosen(models: Path) -> None:
+    for version in ("2", "10"):
+        (models / "first" / version).mkdir()
+
+    async def scene(*versions: str) -> set[tuple[str, str]]:
+        repository = ModelRepository(ModelSettings(directory=models, versions=versions), Sides())
+        await repository.load_all()
+        return served(repository)
+
+    second = ("second", "1")
+    assert asyncio.run(scene()) == {("first", "10"), second}
+    assert asyncio.run(scene("all")) == {("first", "1"), ("first", "2"), ("first", "10"), second}
+    assert asyncio.run(scene("first=2")) == {("first", "2"), second}
+    assert asyncio.run(scene("all", "first=1,10")) == {("first", "1"), ("first", "10"), second}
+    with pytest.raises(UnknownRoute, match=r"Of model 'first', version 3 is not there; there is 1, 2, 10."):
+        asyncio.run(scene("first=3"))
+
+
+def test_a_version_that_was_added_or_removed_is_followed_by_a_load(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides(0, 1)
+        repository = ModelRepository(ModelSettings(directory=models, versions=("first=all",)), sides)
+        await repository.load_all()
+        (models / "first" / "2").mkdir()
+        await repository.load("first")
+        assert served(repository) == {("first", "1"), ("first", "2"), ("second", "1")}
+        sides.die(0, repository)
+        await repository.restore(0)
+        assert sides.serving("first") == {0, 1}
+        assert len(repository.loaded) == 6
+        (models / "first" / "1").rmdir()
+        await repository.load("first")
+        assert served(repository) == {("first", "2"), ("second", "1")}
+        assert {version for name, version in sides.states if name == "first"} == {"2"}
+        await repository.unload("first")
+        assert sides.state("first") == ("UNAVAILABLE", "unloaded")
+        await asyncio.sleep(0.01)
+        assert len(sides.tables) == 2
+
+    run(scene)
+
+
+def test_a_new_version_that_cannot_be_loaded_leaves_the_others(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        repository = ModelRepository(ModelSettings(directory=models, versions=("all",)), sides)
+        await repository.load_all()
+        (models / "first" / "2").mkdir()
+        # The bundles are empty folders, so that a version that is served is loaded again first.
+        sides.fails = [None, ServeError("it is damaged")]
+        with pytest.raises(InvalidInput, match="it is damaged"):
+            await repository.load("first")
+        assert served(repository) == {("first", "1"), ("second", "1")}
+
+    run(scene)
+
+
+def test_a_change_during_the_start_is_refused_with_what_is_loaded() -> None:
+    async def change(name: str, unload: bool) -> None:
+        raise AssertionError(name)
+
+    registry = ModelRegistry(change, loading=True)
+    registry.starting = True
+    registry.set_state(ModelState(name="speech", version="1", state="LOADING", reason="reading the bundle"))
+    with pytest.raises(Overloaded, match=r"The server is starting and loads speech \(reading the bundle\)\."):
+        asyncio.run(registry.change("digits", unload=False))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.core.spec import TensorSpec
-from penstock.serve.engine.scheduler import Columns, Schedule, ready_slots, schedule, urgency
+from penstock.serve.engine.scheduler import BatchSchedule, Columns, ready_slots, schedule, urgency
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE, SlotTable, TableLayout
 
@@ -153,7 +153,7 @@ def test_low_priority_alone_is_scheduled_like_normal_rows() -> None:
 
 
 def test_every_ready_row_is_run_expired_or_waiting() -> None:
-    chosen: Schedule = schedule(table_of([50, 150, 9000] * 6, [0, 0, LOW_PRIORITY] * 6), NOW_NS, CURVE)
+    chosen: BatchSchedule = schedule(table_of([50, 150, 9000] * 6, [0, 0, LOW_PRIORITY] * 6), NOW_NS, CURVE)
     assert chosen.run.size + chosen.expire.size + chosen.waiting == 18
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from penstock.core.errors import TrainError
-from penstock.train.step.schedules import Schedule, warm_up_cosine, warm_up_steps
+from penstock.train.step.schedules import MakeSchedule, warm_up_cosine, warm_up_steps
 
 
-def rates(schedule: Schedule, steps: int, peak: float = 0.5) -> list[float]:
+def rates(schedule: MakeSchedule, steps: int, peak: float = 0.5) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], peak)
     moving = schedule(optimizer, steps)
     seen: list[float] = []

@@ -1,116 +1,122 @@
-"""Settings of a server: how they reach its processes, and which are refused."""
+"""Settings of a recipe by name: what they reach, how they are typed, and mistakes."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD, AdamW
 
-from penstock.core.errors import ServeError
-from penstock.serve.settings import (
-    AccessSettings,
-    BatchSettings,
-    ExecutionSettings,
-    LimitSettings,
-    ModelSettings,
-    NetworkSettings,
-    Settings,
-    TelemetrySettings,
+from penstock.core.errors import TrainError
+from penstock.train.overrides import parse_settings, read_settings, with_overrides
+from penstock.train.recipe import Data, EMASettings, Recipe
+from penstock.train.step.schedules import warm_up_cosine
+
+
+def no_data() -> Data:
+    raise AssertionError("no data are read")
+
+
+RECIPE = Recipe(
+    data=no_data,
+    loss=partial(F.cross_entropy, label_smoothing=0.1),
+    optimizer=partial(AdamW, lr=1e-3, weight_decay=0.01),
+    schedule=warm_up_cosine(0.1),
+    epochs=3,
 )
 
-MODELS = ModelSettings(bundles=(Path("bundle"),))
 
-
-def test_settings_survive_the_way_to_another_process() -> None:
-    settings = Settings(
-        models=ModelSettings(bundles=(Path("one"), Path("two"))),
-        network=NetworkSettings(tls_certificate=Path("c"), tls_key=Path("k"), port=0),
-        access=AccessSettings(api_keys=Path("keys"), cors=("https://site.example", "*")),
-        execution=ExecutionSettings(cache=Path("cache"), device="cpu,cpu"),
+def test_arguments_of_the_optimizer_the_schedule_and_the_loss_are_settings() -> None:
+    made = with_overrides(
+        RECIPE, {"optimizer.lr": 0.5, "optimizer.eps": 1e-6, "schedule.last": 0.25, "loss.label_smoothing": 0.0}
     )
-    assert Settings.from_json(settings.to_json()) == settings
+    optimizer: Any = made.optimizer([nn.Parameter(torch.zeros(2))])
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["eps"], group["weight_decay"]) == (0.5, 1e-6, 0.01)
+    assert made.schedule is not None
+    schedule = made.schedule(optimizer, 10)
+    for _ in range(10):
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
+    loss: Any = made.loss
+    assert loss.keywords == {"label_smoothing": 0.0}
+    assert isinstance(RECIPE.optimizer, partial)
+    assert RECIPE.optimizer.keywords["lr"] == 1e-3, "the recipe itself is not changed"
+
+
+def test_records_in_a_recipe_are_reached_too() -> None:
+    made = with_overrides(RECIPE, {"execution.threads": 2, "ema.decay": 0.9, "steps": 7})
+    assert (made.execution.threads, made.ema, made.steps, made.epochs) == (2, EMASettings(decay=0.9), 7, None)
+
+
+def test_settings_are_toml_values_or_words(tmp_path: Path) -> None:
+    typed = ["optimizer.lr=1e-2", "precision=bf16", "clip_norm=none", "execution.graph=false", 'x="3"', "at=[1, 2]"]
+    assert parse_settings(typed) == {
+        "optimizer.lr": 0.01,
+        "precision": "bf16",
+        "clip_norm": None,
+        "execution.graph": False,
+        "x": "3",
+        "at": [1, 2],
+    }
+    file = tmp_path / "recipe.toml"
+    file.write_text("epochs = 5\n[optimizer]\nlr = 0.01\n[execution]\nthreads = 1\n")
+    assert read_settings(file) == {"epochs": 5, "optimizer.lr": 0.01, "execution.threads": 1}
 
 
 @pytest.mark.parametrize(
-    "site",
-    ["*", "https://site.example", "http://localhost:5173", "http://[::1]:8080", "chrome-extension://abcdefgh"],
-)
-def test_what_a_browser_sends_as_origin_can_be_listed(site: str) -> None:
-    assert AccessSettings(cors=(site,)).cors == (site,)
-
-
-@pytest.mark.parametrize(
-    "site",
+    ("settings", "message"),
     [
-        "https://site.example/",
-        "https://Site.example",
-        "site.example",
-        "https://site.example:443",
-        "http://site.example:80",
-        "https://user@site.example",
-        "null",
-        "https://*.example /x",
-        "",
+        ({"optimiser.lr": 1}, "no setting 'optimiser.lr'; the nearest are optimizer.lr"),
+        ({"optimizer.rate": 1}, "no setting 'optimizer.rate'; the nearest are optimizer"),
+        ({"epoch": 1}, "no setting 'epoch'; the nearest are epochs"),
+        ({"seed.more": 1}, "'seed' of the recipe is of type int and has no settings"),
+        ({"ema.warm_up": True}, "set ema.decay first"),
+        ({"clip_norm": -1}, "clip_norm -1"),
+        ({"epochs": "abc"}, "epochs is 'abc'; it must be a number"),
+        ({"steps": 7.5}, "steps is 7.5; it must be a whole number or none"),
+        ({"steps": True}, "steps is True; it must be a whole number or none"),
+        ({"batch_size": True}, "batch_size is True; it must be a whole number"),
+        ({"execution.graph": "maybe"}, "execution.graph is 'maybe'; it must be true or false"),
+        ({"execution.threads": 1.5}, "execution.threads is 1.5; it must be a whole number or none"),
+        ({"optimizer.lr": "fast"}, "optimizer.lr is 'fast'; it must be a number"),
+        ({"ema.decay": "x"}, "ema.decay is 'x'; it must be a number"),
+        ({"precision": "fp8"}, "precision 'fp8'"),
     ],
 )
-def test_what_no_browser_sends_is_not_silently_never_matched(site: str) -> None:
-    with pytest.raises(ServeError, match="what a browser sends as Origin"):
-        AccessSettings(cors=("https://good.example", site))
+def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainError, match=message):
+        with_overrides(RECIPE, settings)
 
 
-@pytest.mark.parametrize(
-    ("record", "changes", "why"),
-    [
-        (ModelSettings, {}, "no bundle is named"),
-        (ModelSettings, {"directory": Path("models"), "app": "app.py"}, "--app says where the application of one"),
-        (NetworkSettings, {"port": 65_536}, "--port is 65536"),
-        (NetworkSettings, {"grpc_port": -1}, "--grpc-port is -1"),
-        (NetworkSettings, {"tls_key": Path("k")}, "TLS needs both"),
-        (NetworkSettings, {"tls_certificate": Path("c")}, "TLS needs both"),
-        (LimitSettings, {"max_connections": 0}, "--max-connections is 0"),
-        (LimitSettings, {"max_headers": 7}, "--max-headers is 7"),
-        (LimitSettings, {"idle_timeout_s": 0.0}, "--idle-timeout-s is 0 and .* must be above 0"),
-        (LimitSettings, {"request_timeout_s": -1.0}, "--request-timeout-s is -1; both must be above 0"),
-        (LimitSettings, {"watchdog_s": 2.9}, "--watchdog-s is 2.9; it must be at least 3"),
-        (BatchSettings, {"latency_ms": 0.0}, "--latency-ms is 0; it must be above 0"),
-        (BatchSettings, {"max_batch": 0}, "--max-batch is 0"),
-        (TelemetrySettings, {"log_format": "xml"}, "--log-format is 'xml'"),
-        (TelemetrySettings, {"otlp_endpoint": "host:4318"}, "--otlp-endpoint is 'host:4318'"),
-        (TelemetrySettings, {"trace_share": 0.0}, "--trace-share is 0"),
-        (ExecutionSettings, {"precision": "int8"}, "--precision is 'int8'"),
-        (ExecutionSettings, {"device": "gpu"}, "--device is 'gpu'"),
-        (ExecutionSettings, {"device": "cuda:0,auto"}, "--device is 'cuda:0,auto'"),
-        (ExecutionSettings, {"device": "cuda:0,"}, "--device is 'cuda:0,'"),
-        (ExecutionSettings, {"device": "cuda:0 cuda:1"}, "--device is 'cuda:0 cuda:1'"),
-        (ExecutionSettings, {"device": ",".join(["cpu"] * 65)}, "--device names 65 devices"),
-        (
-            ExecutionSettings,
-            {"device": "cpu,cuda:1", "executor": "onnx"},
-            "--executor onnx is for a CPU, and --device is cpu,cuda:1",
-        ),
-    ],
-)
-def test_invalid_settings_are_refused_at_start(record: Any, changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(ServeError, match=why):
-        record(**changes)
+def test_an_optimizer_that_is_a_plain_function_has_no_settings() -> None:
+    recipe = with_overrides(RECIPE, {"optimizer": lambda parameters: SGD(parameters, lr=0.1)})
+    with pytest.raises(
+        TrainError, match=r"'optimizer' of the recipe is of type function and has no settings; a declared"
+    ):
+        with_overrides(recipe, {"optimizer.lr": 1})
 
 
-@pytest.mark.parametrize(
-    ("device", "frontends", "why"),
-    [
-        ("cpu,cpu", 0, "--frontends is 0, and each of the 2 devices"),
-        ("cpu", 65, "--frontends is 65; it must be from 0"),
-    ],
-)
-def test_invalid_numbers_of_front_ends_are_refused(device: str, frontends: int, why: str) -> None:
-    with pytest.raises(ServeError, match=why):
-        Settings(models=MODELS, execution=ExecutionSettings(device=device), frontends=frontends)
+@pytest.mark.parametrize("text", ["lr", "=3", "lr=", " =1"])
+def test_what_is_typed_wrong_is_shown(text: str) -> None:
+    with pytest.raises(TrainError, match="write NAME=VALUE"):
+        parse_settings([text])
 
 
-def test_each_device_has_an_engine_and_several_engines_have_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = ExecutionSettings(), ExecutionSettings(device="cpu,cpu")
-    assert one.devices == ("auto",)
-    assert ExecutionSettings(device="cuda:0,cuda:1,cpu").devices == ("cuda:0", "cuda:1", "cpu")
-    for cores, alone, several in ((1, 0, 1), (2, 0, 1), (4, 2, 2), (64, 4, 4)):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        assert Settings(models=MODELS, execution=one).frontend_processes == alone
-        assert Settings(models=MODELS, execution=two).frontend_processes == several
+def test_functions_and_broken_files_are_refused(tmp_path: Path) -> None:
+    for text in ("optimizer=adam", "ema=0.9", "selection=1", "execution=3"):
+        with pytest.raises(TrainError, match="of a recipe is no single value"):
+            parse_settings([text])
+    for text in ("optimizer.lr=2024-01-01", "optimizer.momentum=nan"):
+        with pytest.raises(TrainError, match="a setting is a number, true, false"):
+            parse_settings([text])
+    file = tmp_path / "broken.toml"
+    file.write_text("epochs = = 5")
+    with pytest.raises(TrainError, match="is not TOML"):
+        read_settings(file)
+    with pytest.raises(TrainError, match="cannot be read"):
+        read_settings(tmp_path / "none.toml")

@@ -81,7 +81,7 @@ def test_what_is_no_slide_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SourceError, match=r"text\.tif is no picture"):
         open_slide(text)
     monkeypatch.setattr("penstock.device.slides._openslide", lambda: None)
-    with pytest.raises(SourceError, match=r"pip install 'penstock\[slides\]'"):
+    with pytest.raises(SourceError, match=r"pip install 'penstock-nn\[slides\]'"):
         open_slide(text)
     picture = tmp_path / "cut.png"
     Image.fromarray(smooth(200, 200)).save(picture)

@@ -29,7 +29,7 @@ def test_columns_have_their_shapes() -> None:
     assert shapes == {
         **dict.fromkeys(("submitted", "taken", "consumed", "produced", "busy", "generation"), (12,)),
         **dict.fromkeys(("length", "deadline_ns", "arrival_ns", "flags"), (12, 2)),
-        **dict.fromkeys(("output", "output_length", "status", "queue_ns", "batch_rows"), (12, 2)),
+        **dict.fromkeys(("output", "output_length", "status", "queue_ns", "compute_ns", "batch_rows"), (12, 2)),
         "input": (12, 2, 3),
         "done": (3, 8),
         "done_count": (3,),

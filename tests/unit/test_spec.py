@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
-from penstock.core.spec import PROTOCOL_DATATYPES, Dim, TensorSpec
+from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec
 
 GREY = TensorSpec(dtype="uint8", shape=(2, 3), meaning="grey image", units="0..255", name="image")
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from penstock.core.errors import TrainError
 from penstock.kernels.peer_memory import KERNELS
+from penstock.train.callbacks.callback import Started
+from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.history import History
 from penstock.train.loop import Loop
 from penstock.train.parallel.watchdog import Watchdog
@@ -257,7 +259,8 @@ def test_what_cannot_be_profiled_is_said_and_the_training_goes_on(
         History(),
         Watchdog(trainer.world),
         checkpoints=None,
-        write=lambda line: None,
+        callbacks=Callbacks(),
+        start_event=Started(name="net", folder=None, step=0, total_steps=99),
         resume_hint="",
         profile=Profile(trainer.world, 4, 10, tmp_path),
     )

@@ -16,7 +16,7 @@ from penstock import Dim, TensorSpec
 from penstock.core.errors import ApplicationError, InvalidInput, RequestError, TooLarge
 from penstock.core.record import RecordSpec
 from penstock.core.text import ByteText
-from penstock.serve.http.plain import chunk_of
+from penstock.serve.http.plain_body import chunk_of
 from tests.support.small import small
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,9 @@ from penstock.train.data.image_folder import ImageFolder
 from penstock.train.data.shard_writer import write_shards
 from penstock.train.data.shards import Shards
 from penstock.train.interrupt import Interrupt
+from penstock.train.overrides import with_overrides
 from penstock.train.parallel.losses import CrossEntropy
-from penstock.train.recipe import CheckpointPolicy, Data, Loading, Recipe, StepExecution, accuracy, with_overrides
+from penstock.train.recipe import CheckpointPolicy, Data, Loading, Recipe, StepExecution, accuracy
 from penstock.train.report.run_log import read_metrics
 from penstock.train.run import RunResult, train
 from penstock.train.step.schedules import warm_up_cosine

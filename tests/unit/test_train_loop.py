@@ -1,6 +1,7 @@
 """Training in this process, on a network that takes milliseconds."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
 import penstock
 from benchmarks.acceptance.train.resume import APPLICATION
@@ -17,6 +20,7 @@ from penstock.core.find_application import FoundApplication, find_application
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.interrupt import Interrupt
+from penstock.train.overrides import with_overrides
 from penstock.train.recipe import (
     ArraySet,
     CheckpointPolicy,
@@ -25,12 +29,13 @@ from penstock.train.recipe import (
     Selection,
     StepExecution,
     accuracy,
-    with_overrides,
 )
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import read_metrics
 from penstock.train.run import RunResult, train
+from penstock.train.run_folder import held
 from penstock.train.step.host_sync import HostSync
+from penstock.train.step.schedules import warm_up_cosine
 
 STEPS = 40
 
@@ -89,6 +94,41 @@ def test_an_interrupted_run_goes_on_to_the_undisturbed_end(
     assert resumed.metrics == undisturbed.metrics
     steps = [line["step"] for line in read_metrics(tmp_path / "run")]
     assert steps == [line["step"] for line in read_metrics(tmp_path / "undisturbed")]
+
+
+def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
+    return OneCycleLR(optimizer, 0.1, total_steps=steps + 1)
+
+
+def cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
+    return CosineAnnealingLR(optimizer, steps)
+
+
+@pytest.mark.parametrize("schedule", [None, warm_up_cosine(0.1), one_cycle])
+def test_a_longer_run_has_the_rates_of_its_own_length(found: FoundApplication, tmp_path: Path, schedule: Any) -> None:
+    run(found, tmp_path / "run", steps=20, schedule=schedule)
+    run(found, tmp_path / "run", steps=30, schedule=schedule)
+    run(found, tmp_path / "whole", steps=30, schedule=schedule)
+    rates = [
+        {line["step"]: line["learning_rate"] for line in read_metrics(tmp_path / name)} for name in ("run", "whole")
+    ]
+    after = [step for step in rates[1] if step > 20]
+    assert after
+    assert [rates[0][step] for step in after] == pytest.approx([rates[1][step] for step in after])
+
+
+def test_a_schedule_that_follows_from_its_own_rates_is_not_made_longer(found: FoundApplication, tmp_path: Path) -> None:
+    run(found, tmp_path / "run", steps=20, schedule=cosine)
+    run(found, tmp_path / "run", steps=20, schedule=cosine)
+    with pytest.raises(TrainError, match="the schedule is a CosineAnnealingLR for the run's first number of steps"):
+        run(found, tmp_path / "run", steps=30, schedule=cosine)
+
+
+def test_a_folder_has_one_command_at_a_time(found: FoundApplication, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with held(tmp_path / "run"), pytest.raises(TrainError, match="another command trains in"):
+        run(found, tmp_path / "run")
+    assert run(found, tmp_path / "run", steps=3).best_step
 
 
 @pytest.mark.parametrize(("busy", "saves"), [(False, 40), (True, 1)])
@@ -200,7 +240,7 @@ def test_metrics_may_be_numpys_numbers(found: FoundApplication, tmp_path: Path) 
 
 def test_a_checkpoint_of_another_network_is_refused(found: FoundApplication, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
-    other.write_text(APPLICATION.replace("nn.Linear(8, 32)", "nn.Linear(8, 16)").replace("32", "16"))
+    other.write_text(re.sub(r"\b32\b", "16", APPLICATION))
     run(found, tmp_path / "run")
     with pytest.raises(TrainError, match=r"does not fit the network \(.*; resume with its network"):
         run(find_application(str(other)), tmp_path / "run")

@@ -15,6 +15,7 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.checkpoint.state import full_state, load_full_state, parts_of
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.overrides import with_overrides
 from penstock.train.parallel import buckets as gradients_module
 from penstock.train.parallel import losses
 from penstock.train.parallel.batch_norm import SynchronizedBatchNorm, synchronize
@@ -24,7 +25,7 @@ from penstock.train.parallel.losses import CrossEntropy, _VocabParallelLoss  # p
 from penstock.train.parallel.tensor_parallel import ParallelModel, WeightSlice, parallelize
 from penstock.train.parallel.world import World
 from penstock.train.placement import Placement
-from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe, StepExecution, with_overrides
+from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe, StepExecution
 from penstock.train.step.capturable_optimizer import check_optimizer
 from penstock.train.trainer import Trainer
 

@@ -1,4 +1,4 @@
-"""The translator's corpus: what is read from packages, what is kept, what is held out, tokens and packed rows."""
+"""The translator's corpus: what is read from packages, what is kept, what is held out, and packed rows."""
 
 import gzip
 import io
@@ -12,22 +12,12 @@ import pytest
 from penstock.apps.translate.corpus import archives, catalogues, held_out, help_pages, sentences
 from penstock.apps.translate.corpus.catalogues import catalogue_pairs, plain
 from penstock.apps.translate.corpus.help_pages import help_pairs
-from penstock.apps.translate.corpus.learn_merges import learn_vocabulary
 from penstock.apps.translate.corpus.pairs import Pair, distinct, is_good, normal, without
 from penstock.apps.translate.corpus.phrases import number, phrase_pairs
 from penstock.apps.translate.make_data import encoded
 from penstock.apps.translate.packed_pairs import PackedPairs, Pairs
-from penstock.apps.translate.tokenizer import END, FIRST, SYNTHETIC, Tokenizer, pieces
+from penstock.apps.translate.tokenizer import END, FIRST, SYNTHETIC, tokenizer
 from penstock.core.errors import TrainError
-
-TEXTS = (
-    "Please choose a name.",
-    "¿Dónde está el fichero «añadido»?",
-    "  two\tspaces \n here ",
-    "日本 🦜 x̄ ½ e\u0301",
-    "tab\x00",
-    "100,000.5% of O'Neill",
-)
 
 
 def package(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Path:
@@ -173,36 +163,6 @@ def test_phrases_depend_on_the_seed_alone_and_start_alike() -> None:
     assert len({pair.english for pair in pairs}) > 350
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_survives_the_tokens(text: str) -> None:
-    for tokenizer in (Tokenizer.read(), learn_vocabulary(TEXTS[:2], 320), Tokenizer([], [])):
-        tokens = tokenizer.encode(text)
-        assert all(0 <= token < len(tokenizer) for token in tokens)
-        wanted = " ".join(text.replace("e\u0301", "é").split())
-        assert tokenizer.decode([FIRST, *tokens, END]) == wanted
-
-
-def test_pieces_keep_letters_together_and_digits_apart() -> None:
-    assert list(pieces("It's 25 años, x̄!")) == [" It", "'", "s", " 2", "5", " años", ",", " x̄", "!"]
-    assert list(pieces("  ")) == []
-
-
-def test_merges_are_learned_from_the_most_frequent_and_applied_in_order(tmp_path: Path) -> None:
-    texts = ["aaab"] * 60 + ["ab"] * 55
-    tokenizer = learn_vocabulary(texts, 4 + 256 + 3 + 3)
-    assert tokenizer.merges[0] == ("a", "a")
-    assert len(tokenizer) == 266
-    assert len(tokenizer.encode("ab")) <= 2
-    tokenizer.write(tmp_path / "v.json")
-    assert Tokenizer.read(tmp_path / "v.json").encode("aaab aab") == tokenizer.encode("aaab aab")
-
-
-def test_the_vocabulary_of_the_package_is_the_size_that_the_application_declares() -> None:
-    from penstock.apps.translate.app import app
-
-    assert app.inputs["tokens"].limits == (0, len(Tokenizer.read()) - 1)
-
-
 def test_pairs_are_packed_whole_into_rows() -> None:
     rng = np.random.default_rng(0)
     texts = [(rng.integers(4, 99, rng.integers(1, 9)), rng.integers(4, 99, rng.integers(1, 9))) for _ in range(100)]
@@ -234,11 +194,10 @@ def test_a_pair_that_is_longer_than_a_row_is_refused() -> None:
 
 
 def test_translations_by_rules_are_marked() -> None:
-    tokenizer = Tokenizer.read()
-    arrays = encoded([Pair("Hello.", "Hola.", "apertium"), Pair("Hello.", "Hola.", "x.mo")], tokenizer, "train")
-    plain_tokens = tokenizer.encode("Hello.")
+    arrays = encoded([Pair("Hello.", "Hola.", "apertium"), Pair("Hello.", "Hola.", "x.mo")], tokenizer(), "train")
+    plain_tokens = tokenizer().encode("Hello.")
     assert arrays["train_source"].tolist() == [SYNTHETIC, *plain_tokens, *plain_tokens]
-    assert arrays["train_target_lengths"].tolist() == [len(tokenizer.encode("Hola."))] * 2
+    assert arrays["train_target_lengths"].tolist() == [len(tokenizer().encode("Hola."))] * 2
 
 
 def test_data_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:

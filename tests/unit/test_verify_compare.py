@@ -3,15 +3,18 @@
 import math
 import wave
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from penstock.apps.detect.app import app as detect
+from penstock.core.agreement import Agreement
 from penstock.core.errors import PackError
 from penstock.core.find_application import find_application
-from penstock.verify.backends import Backend
+from penstock.verify.backends import Backend, TrainingBackend
 from penstock.verify.compare import Comparison, compare, difference_of
 from penstock.verify.verify_inputs import Example, examples_of
 
@@ -26,7 +29,7 @@ class Fixed(Backend):
     def answer(self, example: Example) -> Any:
         return self.answers[example.name]
 
-    def reply(self, answer: Any) -> Any:
+    def reply(self, answer: Any, example: Example) -> Any:
         return {"best": "ab"[int(answer.argmax())], "top": [["a", float(answer[0])]]}
 
 
@@ -65,6 +68,8 @@ def test_replies_are_compared_number_by_number() -> None:
     assert (found.worst, found.disagreements) == ("one", 0)
     assert found.difference == pytest.approx(0.1, abs=1e-6)
     assert compared(one={"best": "b", "top": [["a", 0.8]]}).disagreements == 1
+    # A server says why an answer in steps ended.
+    assert compared(one={"best": "a", "top": [["a", 0.8]], "ended": "end"}).difference == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,29 @@ def test_replies_are_compared_number_by_number() -> None:
 )
 def test_json_apart(one: Any, other: Any, difference: float) -> None:
     assert difference_of(one, other) == difference
+
+
+BOXES = {
+    "boxes": np.array([[10, 20, 30, 40], [1, 1, 2, 2]], np.float32),
+    "classes": np.array([0, 1]),
+    "scores": np.array([0.9, 0.2], np.float32),
+}
+
+
+@pytest.mark.parametrize(("moved", "kept", "difference"), [(0, 1, 0), (1, 1, 0.5), (0, 2, math.inf), (0, 0, math.inf)])
+def test_the_boxes_of_a_reply_are_compared_in_the_frame_from_the_smallest_score_that_is_answered(
+    moved: float, kept: int, difference: float
+) -> None:
+    assert detect.row_sets is not None
+    rule = Agreement(output=detect.output, sets=detect.row_sets, tolerance=0.05, scales=dict.fromkeys(BOXES, 1.0))
+    predictor: Any = SimpleNamespace(application=detect, predict=lambda raw: BOXES)
+    # A picture of 512 x 896 is twice as large as the frame.
+    reply = {name: each[:kept].tolist() for name, each in BOXES.items()}
+    reply["boxes"] = (2 * BOXES["boxes"][:kept] + moved).tolist()
+    example = Example(name="street", raw=np.zeros((512, 896, 4), np.uint8), body=b"a PNG")
+    server = Fixed("server", {"street": reply})
+    found = compare(TrainingBackend(predictor), [server], [example], labelled=(), rule=rule)
+    assert max(one.difference for one in found) == pytest.approx(difference, abs=1e-6)
 
 
 def test_pictures_in_a_folder_broken_ones_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock.runtime.load import load
 from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
 from penstock.verify.browser import BrowserBackend, browser_obstacle
 from penstock.verify.compare import compare
-from penstock.verify.verify_inputs import Example, golden_examples
+from penstock.verify.verify_inputs import PNG, Example, as_png, golden_examples
 
 SCENES = 24
 
@@ -30,7 +30,7 @@ def boxes_agree(bundle: Path, pack: Path) -> list[float]:
     for number, pixels in enumerate(drawn_set("test", SCENES).pixels):
         opaque = np.full((1, *pixels.shape[1:]), 255, np.uint8)
         raw = np.ascontiguousarray(np.concatenate([pixels, opaque]).transpose(1, 2, 0))
-        examples.append(Example(name=f"scene {number}", raw=raw))
+        examples.append(Example(name=f"scene {number}", raw=raw, body=as_png(raw), content_type=PNG))
     with ExitStack() as opened:
         server = opened.enter_context(running_server(bundle, ("--latency-ms", "5000")))
         client = opened.enter_context(Client(server.url, timeout_s=TIMEOUT_S))

@@ -32,7 +32,7 @@ def export_seconds(bundle: Path) -> list[float]:
     times_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "pack"
-        command = [sys.executable, "-m", "penstock", "export", str(bundle), "--to", str(to)]
+        command = [sys.executable, "-m", "penstock", "export", str(bundle), "--out", str(to)]
         for _ in range(EXPORTS):
             begun_s = time.perf_counter()
             done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_S, check=False)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.acceptance.report.best_peer import BestPeer, best_peer
+from benchmarks.acceptance.report.peer_bars import PICTURE, peer_bars
 from benchmarks.acceptance.report.results import ROOT, read_results
 from penstock.bench.measurement import Measurement
 from penstock.core.errors import BenchError
@@ -95,7 +96,7 @@ class TargetRow:
 
 
 def report(group: str | None = None) -> list[str]:
-    """Print the table, write the page, and return the ids that fall short or were not measured.
+    """Print the table, write the page and its picture, and return the ids that fall short or were not measured.
 
     Args:
         group: Print and return only the targets of this group; the page has all.
@@ -111,6 +112,7 @@ def report(group: str | None = None) -> list[str]:
     chosen = [row for row in rows if group in (None, row.target.issue)]
     _print(chosen)
     PAGE.write_text(page(rows, measurements))
+    PICTURE.write_text(peer_bars(measurements))
     return [row.target.id for row in chosen if not row.verdict.startswith("met")]
 
 

@@ -104,7 +104,7 @@ def one_gpu(device: str, precision: str) -> Machine:
 
 
 def vs_padded() -> list[float]:
-    """Return the goodput at 50 ms over the rate of the same server with padded texts, which has all the time it wants.
+    """Return the goodput at 50 ms over the rate of the same server with padded texts and no time limit.
 
     Raises:
         BenchError: The machine has one core only, or an answer was wrong.
@@ -189,7 +189,7 @@ def _mosec(bundle: Path, machine: Machine) -> float:
 
 def _mosec_server(batch: int, queue: int) -> ComparedServer:
     tuning = {"text": Tuning(max_batch=batch, max_wait_ms=1, max_queue=queue)}
-    return ComparedServer(name="mosec", label="Mosec", path="/predict", tuning=tuning, program="text_server.py")
+    return ComparedServer(name="mosec", label="Mosec", path="/predict", tuning=tuning)
 
 
 def _mosec_target(bundle: Path, port: int) -> Target:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from benchmarks.acceptance.train.rank_processes import own_world, rank0_lines
 from penstock.train.checkpoint.state import full_state
+from penstock.train.overrides import with_overrides
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.world import World, split_rows
 from penstock.train.placement import Placement, Placements
-from penstock.train.recipe import ArraySet, Data, Parallel, Recipe, with_overrides
+from penstock.train.recipe import ArraySet, Data, Parallel, Recipe
 from penstock.train.trainer import Trainer
 
 # B examples, S side of a picture, T frames, F features, C classes

@@ -12,7 +12,8 @@ from typing import IO, final
 
 from penstock.core.errors import BenchError
 from penstock.train.parallel.launch import free_port
-from penstock.train.parallel.world import RankAssignment, World, device_of, join_world
+from penstock.train.parallel.rank_assignment import RankAssignment
+from penstock.train.parallel.world import World, device_of, join_world
 
 POLL_S = 0.5
 # Lines of a failed rank that are printed.

@@ -7,6 +7,9 @@ from typing import Any, final
 from mosec import Server, Worker
 
 from benchmarks.peers.bundle_network import Network, peer_arguments
+from benchmarks.peers.text_network import TextNetwork
+from penstock.core.bundle import read_manifest
+from penstock.core.record import RecordSpec
 
 
 @final
@@ -16,13 +19,16 @@ class Predict(Worker):
     def __init__(self) -> None:
         super().__init__()
         # The worker's process is a fresh one that was started with the same command line.
-        self._network = Network(peer_arguments().bundle)
+        bundle = peer_arguments().bundle
+        texts = isinstance(read_manifest(bundle).input, RecordSpec)
+        self._network = (TextNetwork if texts else Network)(bundle)
 
     def deserialize(self, data: bytes) -> bytes:
         return data
 
-    def forward(self, data: list[bytes]) -> list[bytes]:
-        return self._network.answer(data)
+    def forward(self, data: list[bytes] | bytes) -> list[bytes] | bytes:
+        # Mosec gives no list where the largest batch is one row.
+        return self._network.answer(data) if isinstance(data, list) else self._network.answer([data])[0]
 
     def serialize(self, data: Any) -> bytes:
         return data

@@ -5,9 +5,10 @@ from typing import Any
 from penstock.core.application import Application
 from penstock.core.boxes import Boxes
 from penstock.core.decode import decode_image
+from penstock.core.dim import Dim
 from penstock.core.finish import Finish
 from penstock.core.prepare import Prepare, RawSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 
 LABELS = ("car", "person", "sign", "light")
 HEIGHT, WIDTH, STRIDE = 256, 448, 4
@@ -38,7 +39,7 @@ def network() -> Any:
 
 
 def peaks() -> Any:
-    """Make the module that finds the boxes in what the network gives."""
+    """Make the module that finds boxes in the network's outputs."""
     from penstock.nn.peak_boxes import PeakBoxes
 
     return PeakBoxes(stride=STRIDE, most=int(_objects), threshold=THRESHOLD)

@@ -1,6 +1,5 @@
 """Sets of drawn scenes: `python -m penstock.apps.detect.drawn WORLD SEED COUNT FILE`, one process for each core."""
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from penstock.apps.detect import other_things, things
 from penstock.apps.detect.app import HEIGHT, WIDTH
 from penstock.apps.detect.scene import draw_scene
+from penstock.core.cores import available_cores
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 
@@ -64,7 +64,7 @@ def drawn_set(part: str, count: int, world: str = "default") -> LabelledPictures
     Raises:
         TrainError: A process that draws failed.
     """
-    cores = min(len(os.sched_getaffinity(0)), max(1, count // 8))
+    cores = min(available_cores(), max(1, count // 8))
     ends = [count * core // cores for core in range(cores + 1)]
     with TemporaryDirectory(prefix="penstock-") as folder:
         files = [Path(folder) / f"{core}.npz" for core in range(cores)]

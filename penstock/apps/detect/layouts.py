@@ -48,8 +48,28 @@ class BoxedPicture:
     classes: Array
 
 
+def coco_labels(annotations: str | Path) -> tuple[str, ...]:
+    """The names of the categories of a COCO file that have boxes, in the order of the file.
+
+    Raises:
+        TrainError: It is no such file, or no category has a box.
+    """
+    try:
+        given = json.loads(Path(annotations).read_bytes())
+        used = {each["category_id"] for each in given["annotations"]}
+        labels = tuple(str(each["name"]) for each in given["categories"] if each["id"] in used)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_coco(annotations, error) from None
+    if not labels:
+        raise TrainError(f"{annotations} has no boxes; give a file with annotations.")
+    return labels
+
+
 def coco_pictures(
-    annotations: str | Path, pictures: str | Path, names: Mapping[str, str] = COCO_NAMES
+    annotations: str | Path,
+    pictures: str | Path,
+    names: Mapping[str, str] = COCO_NAMES,
+    labels: Sequence[str] = LABELS,
 ) -> list[BoxedPicture]:
     """Read a COCO file of instances, `instances_val2017.json`.
 
@@ -57,13 +77,14 @@ def coco_pictures(
         annotations: The JSON file.
         pictures: The folder of its pictures.
         names: The application's label of each category that counts. Crowds are left out.
+        labels: The application's labels, in the order of its classes.
 
     Raises:
         TrainError: It is no such file, or a box is not four numbers.
     """
     try:
         given = json.loads(Path(annotations).read_bytes())
-        kinds = {each["id"]: LABELS.index(names[each["name"]]) for each in given["categories"] if each["name"] in names}
+        kinds = {each["id"]: labels.index(names[each["name"]]) for each in given["categories"] if each["name"] in names}
         rows: dict[Any, list[tuple[list[float], int]]] = {each["id"]: [] for each in given["images"]}
         for each in given["annotations"]:
             if each["category_id"] in kinds and not each.get("iscrowd", 0):
@@ -71,11 +92,15 @@ def coco_pictures(
                 rows[each["image_id"]].append(([left, top, left + wide, top + high], kinds[each["category_id"]]))
         files = {each["id"]: Path(pictures) / each["file_name"] for each in given["images"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TrainError(
-            f"{annotations} is not a COCO file of instances ({type(error).__name__}: {error}); give one such as "
-            f"instances_val2017.json."
-        ) from None
+        raise _no_coco(annotations, error) from None
     return [_boxed(files[each], found) for each, found in rows.items()]
+
+
+def _no_coco(annotations: str | Path, error: Exception) -> TrainError:
+    return TrainError(
+        f"{annotations} is not a COCO file of instances ({type(error).__name__}: {error}); give one such as "
+        f"instances_val2017.json."
+    )
 
 
 def kitti_pictures(root: str | Path, names: Mapping[str, str] = KITTI_NAMES) -> list[BoxedPicture]:
@@ -101,8 +126,8 @@ def kitti_pictures(root: str | Path, names: Mapping[str, str] = KITTI_NAMES) -> 
                     found.append(([left, top, right, bottom], LABELS.index(names[kind])))
             except ValueError:
                 raise TrainError(
-                    f"line {number} of {file} is {line!r:.60}; it must be a type and at least seven numbers, of which "
-                    f"the fourth to the seventh are the box."
+                    f"line {number} of {file} is {line!r:.60}; it must be a type and at least seven numbers, the "
+                    f"box as the fourth to the seventh."
                 ) from None
         pictures = [Path(root) / "image_2" / f"{file.stem}{suffix}" for suffix in (".png", ".jpg")]
         present = [picture for picture in pictures if picture.is_file()]
@@ -123,18 +148,19 @@ class BoxedPictures(Examples):
 
     Args:
         pictures: See `coco_pictures` and `kitti_pictures`.
+        frame: Height and width of the frame, in pixels.
 
     Raises:
         TrainError: There are none.
     """
 
-    def __init__(self, pictures: Sequence[BoxedPicture]) -> None:
+    def __init__(self, pictures: Sequence[BoxedPicture], frame: tuple[int, int] = (HEIGHT, WIDTH)) -> None:
         if not pictures:
             raise TrainError("there are no pictures; give at least one.")
         self._pictures = pictures
         self._room = max(1, *(len(picture.boxes) for picture in pictures))
-        self._frame = Letterbox(HEIGHT, WIDTH)
-        self.input_dtype, self.input_shape = np.dtype(np.uint8), (3, HEIGHT, WIDTH)
+        self._frame = Letterbox(*frame)
+        self.input_dtype, self.input_shape = np.dtype(np.uint8), (3, *frame)
 
     def __len__(self) -> int:
         """Count the pictures."""
@@ -149,7 +175,8 @@ class BoxedPictures(Examples):
             pixels = raw_picture(picture.file, index)
             with torch.inference_mode():
                 inputs_B[row] = self._frame(torch.from_numpy(pixels)).round().numpy()
-            count, share = len(picture.boxes), max(pixels.shape[0] / HEIGHT, pixels.shape[1] / WIDTH)
+            _, height, width = self.input_shape
+            count, share = len(picture.boxes), max(pixels.shape[0] / height, pixels.shape[1] / width)
             boxes[row, :count], classes[row, :count] = picture.boxes / share, picture.classes
         return {"boxes": boxes, "classes": classes}
 

@@ -37,12 +37,12 @@ class Pencil:
         self.haze_share = 0.0
 
     def begin_object(self) -> None:
-        """Begin an object: what is drawn until `end_object` is its silhouette."""
+        """Begin an object; everything drawn until `end_object` adds to its silhouette."""
         self._extents.append([np.inf, np.inf, -np.inf, -np.inf])
         self._number = len(self._extents)
 
     def end_object(self) -> None:
-        """End the object; what is drawn now hides it."""
+        """End the object; later drawing covers it."""
         self._number = 0
 
     def polygon(self, points: list[Point], colour: Colour) -> None:

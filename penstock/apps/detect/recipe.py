@@ -3,18 +3,17 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
-from torch.optim import AdamW
 
-from penstock.apps.detect.app import LABELS, STRIDE, peaks
+from penstock.apps.detect.app import LABELS, peaks
 from penstock.apps.detect.drawn import drawn_set
 from penstock.apps.detect.loss import augment, detection_loss
 from penstock.apps.detect.precision import mean_average_precision
 from penstock.core.spec import Array
+from penstock.nn.peak_boxes import PeakBoxes
 from penstock.train.recipe import ArraySet, Data, EMASettings, Recipe, Selection
-from penstock.train.step.parameter_groups import parameter_groups
-from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.step.declared_optimizer import Optimizer
+from penstock.train.step.declared_schedule import Schedule
 
 # n pictures
 
@@ -32,23 +31,32 @@ def recipe() -> Recipe:
 
 
 def detect_recipe(
-    data: Callable[[], Data], raw_examples: Callable[[], list[Array]], *, steps: int = STEPS, batch_size: int = 32
+    data: Callable[[], Data],
+    raw_examples: Callable[[], list[Array]],
+    *,
+    steps: int = STEPS,
+    batch_size: int = 32,
+    classes: int = len(LABELS),
+    finish: Callable[[], PeakBoxes] = peaks,
 ) -> Recipe:
     """The recipe for any pictures with boxes.
 
     Args:
-        data: The examples: pictures `[n, 3, 256, 448]` in 0..255, and as targets `boxes` and `classes`, see `drawn`.
+        data: The examples: pictures `[n, 3, H, W]` in 0..255, and as targets `boxes` and `classes`, see `drawn`.
         raw_examples: Some whole pictures, uint8 `[H, W, 4]`, that become golden examples.
         steps: Training steps.
         batch_size: Pictures for each step.
+        classes: Number of classes.
+        finish: Makes the module that finds the boxes, for the precision of a validation.
     """
     return Recipe(
         data=data,
         raw_examples=raw_examples,
-        loss=partial(detection_loss, stride=STRIDE),
-        optimizer=adamw,
-        schedule=warm_up_cosine(0.05),
-        metrics={"map50": map50},
+        loss=partial(detection_loss, stride=finish().stride),
+        # No weight decay on biases and normalization weights.
+        optimizer=Optimizer("adamw", lr=PEAK_RATE, weight_decay=0.05, decay_vectors=False),
+        schedule=Schedule("cosine", warmup=0.05),
+        metrics={"map50": partial(map50, finish=finish, classes=classes)},
         selection=Selection(metric="map50", mode="max", every_epochs=5.0),
         batch_size=batch_size,
         steps=steps,
@@ -57,11 +65,6 @@ def detect_recipe(
         ema=EMASettings(decay=0.998, warm_up=True),
         clip_norm=10.0,
     )
-
-
-def adamw(named_parameters: list[tuple[str, torch.nn.Parameter]]) -> AdamW:
-    """AdamW without weight decay on biases and normalization weights."""
-    return AdamW(parameter_groups(named_parameters, lr=PEAK_RATE, weight_decay=0.05))
 
 
 def drawn_scenes() -> Data:
@@ -90,15 +93,17 @@ def raw_scenes() -> list[Array]:
     return raws
 
 
-def map50(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+def map50(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, finish: Callable[[], PeakBoxes], classes: int
+) -> float:
     """Mean average precision at an overlap of a half, see `penstock.apps.detect.precision`."""
-    finish = peaks()
+    boxes_of = finish()
     boxes, true = [], []
     for start in range(0, len(wanted["classes"]), PICTURES_AT_ONCE):
         part = slice(start, start + PICTURES_AT_ONCE)
-        made = {name: tensor.cpu() for name, tensor in finish(found["heat"][part], found["sides"][part]).items()}
+        made = {name: tensor.cpu() for name, tensor in boxes_of(found["heat"][part], found["sides"][part]).items()}
         for row, count in enumerate(made["objects"].tolist()):
             boxes.append(tuple(made[name][row, :count].float().numpy() for name in ("boxes", "classes", "scores")))
     for each, kinds in zip(wanted["boxes"].cpu().numpy(), wanted["classes"].cpu().numpy(), strict=True):
         true.append((each[kinds >= 0], kinds[kinds >= 0]))
-    return mean_average_precision(boxes, true, len(LABELS), OVERLAP)
+    return mean_average_precision(boxes, true, classes, OVERLAP)

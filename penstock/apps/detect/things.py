@@ -1,4 +1,4 @@
-"""The things of a road scene: what has to be found, and what only looks like it.
+"""The objects of a road scene: those to find, and those that only resemble them.
 
 Each function draws one thing that stands at `(x, y)` on the ground, `metre` pixels for each metre.
 """
@@ -26,7 +26,7 @@ class Style:
         person: A person.
         sign: The plate of a road sign, without its pole.
         light: A traffic light, without its pole.
-        clutter: What is not to be found.
+        clutter: Objects without a label, which the detector must ignore.
         sign_height: Metres from the ground to the middle of a sign.
         light_height: Metres from the ground to the foot of a traffic light.
     """

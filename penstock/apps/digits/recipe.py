@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +58,10 @@ def digit_images() -> tuple[Array, Array]:
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    flat, targets = load_digits(return_X_y=True)
-    grey = np.round(flat.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    found: Any = load_digits()
+    grey = np.round(found.data.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     large = [Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for image in grey]
-    return np.stack([np.asarray(image) for image in large]), targets.astype(np.int64)
+    return np.stack([np.asarray(image) for image in large]), found.target.astype(np.int64)
 
 
 def split(targets: Array, share: float) -> tuple[Array, Array]:

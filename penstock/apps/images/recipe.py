@@ -1,13 +1,12 @@
 """Training recipe of image classification: random views, mixup, and an EMA of the weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
 
 from penstock.apps.images import photographs
 from penstock.apps.images.app import LABELS
@@ -20,7 +19,8 @@ from penstock.train.data.picture_layouts import find_pictures, split_pictures
 from penstock.train.data.readers import OnBad
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.recipe import Data, EMASettings, Loading, Recipe, Selection, StepExecution, accuracy
-from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.step.declared_optimizer import Optimizer
+from penstock.train.step.declared_schedule import Schedule
 
 # B batch, H height, W width, n examples, K classes
 
@@ -77,8 +77,9 @@ def images_recipe(
         data=data,
         raw_examples=raw_examples,
         loss=CrossEntropy(smoothing),
-        optimizer=partial(adamw, rate=rate),
-        schedule=warm_up_cosine(0.1),
+        # No weight decay on biases and normalization weights.
+        optimizer=Optimizer("adamw", lr=rate, weight_decay=0.05, decay_vectors=False),
+        schedule=Schedule("cosine", warmup=0.1),
         metrics={"accuracy": accuracy, "top5": partial(top_accuracy, count=TOP)},
         selection=Selection(metric="loss", every_epochs=max(1.0, (epochs or 0) / VALIDATIONS)),
         batch_size=batch_size,
@@ -126,15 +127,6 @@ def raw_pictures(folder: str | Path) -> list[Array]:
         with suppress(BadExample):
             raws.append(small_rgba(picture, most=RAW_SIDE + index))
     return raws or [small_rgba(chosen[0], most=RAW_SIDE)]
-
-
-def adamw(parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
-    """AdamW without weight decay on biases and normalization weights."""
-    every = list(parameters)
-    scaled = [parameter for parameter in every if parameter.ndim > 1]
-    other = [parameter for parameter in every if parameter.ndim <= 1]
-    groups = [{"params": scaled, "weight_decay": 0.05}, {"params": other, "weight_decay": 0.0}]
-    return AdamW(groups, lr=rate)
 
 
 def top_accuracy(logits: Tensor, labels: Tensor, count: int) -> float:

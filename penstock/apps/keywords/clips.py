@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.apps.keywords.app import RATE_HZ, SYMBOLS
+from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 
 # n signals, T samples of a signal, L words of a signal at most
@@ -60,6 +61,8 @@ def read_clips(split: str, folder: Path = DATA) -> dict[str, list[Clip]]:
     """Read the words of every voice of a split: `"train"`, `"validation"` or `"test"`."""
     import soundfile
 
+    if not (folder / "index.csv").exists():
+        raise TrainError("the spoken words are not installed; pip install 'penstock-nn[apps]'.")
     clips: dict[str, list[Clip]] = {}
     sounds: dict[str, Array] = {}
     with (folder / "index.csv").open(newline="") as source:

@@ -1,7 +1,7 @@
-"""Drawings of single cells: nuclei, mitotic figures in several phases, and what resembles them.
+"""Drawings of single cells: nuclei, mitotic figures in several phases, and objects that resemble them.
 
-A drawing has three planes: the nuclear stain that it adds, the share that it leaves of what is below, and the
-counterstain that it adds. Units are optical density and pixels of 0.25 um.
+A drawing has three planes: the nuclear stain that it adds, the share of the tissue below that stays visible,
+and the counterstain that it adds. Units are optical density and pixels of 0.25 um.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Cells:
 
     Args:
         stain: Nuclear stain that is added, `[N, P, P]` float32.
-        keep: Share of what is below that is left, `[N, P, P]` float32.
+        keep: Share of the tissue below that stays visible, `[N, P, P]` float32.
         plasma: Counterstain that is added, `[N, P, P]` float32.
     """
 

@@ -4,14 +4,12 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim import AdamW
 
 from penstock.apps.mitosis.app import DENSE
 from penstock.apps.mitosis.evaluate import Matches, match
@@ -19,7 +17,8 @@ from penstock.apps.mitosis.style import FIRST
 from penstock.apps.mitosis.tiles import SlideTiles, generated_slides
 from penstock.core.spec import Array
 from penstock.train.recipe import Data, EMASettings, Predictions, Recipe, Selection
-from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.step.declared_optimizer import Optimizer
+from penstock.train.step.declared_schedule import Schedule
 
 # B tiles, h, w cells of a map, K kinds
 
@@ -54,8 +53,8 @@ def mitosis_recipe(data: Callable[[], Data], *, steps: int, batch_size: int = BA
     return Recipe(
         data=data,
         loss=focal_loss,
-        optimizer=partial(AdamW, lr=RATE, weight_decay=0.02),
-        schedule=warm_up_cosine(0.1),
+        optimizer=Optimizer("adamw", lr=RATE, weight_decay=0.02),
+        schedule=Schedule("cosine", warmup=0.1),
         metrics={"f1": best_f1},
         selection=Selection(metric="f1", mode="max", every_epochs=1.0),
         batch_size=batch_size,

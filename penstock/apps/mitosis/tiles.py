@@ -1,6 +1,5 @@
 """Tiles of annotated slides as training examples."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from penstock.apps.mitosis.app import CELLS, MARGIN, STRIDE, TILE
 from penstock.apps.mitosis.style import Style
 from penstock.apps.mitosis.tissue import make_slide
+from penstock.core.cores import available_cores
 from penstock.core.errors import BadExample, SourceError, TrainError
 from penstock.core.spec import Array
 from penstock.device.slides import ArraySlide, Slide
@@ -35,7 +35,7 @@ class AnnotatedSlide:
     Args:
         slide: Its pixels.
         figures: Centres, `[n, 2]`, x and y in pixels.
-        look_alikes: Centres of what was annotated as no figure, `[m, 2]`.
+        look_alikes: Centres of the objects annotated as other than figures, `[m, 2]`.
     """
 
     slide: Slide
@@ -166,7 +166,7 @@ def generated_slides(
         first_seed: Of the first slide; each next one has the next seed.
         threads: Threads; None for one per core.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or available_cores()
     make = partial(make_slide, height=side, width=side, style=style)
     with ThreadPoolExecutor(threads) as pool:
         made = list(pool.map(make, range(first_seed, first_seed + count)))

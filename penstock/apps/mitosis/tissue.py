@@ -27,7 +27,7 @@ STRIP = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slide:
-    """A picture of tissue and what is in it.
+    """A picture of tissue and its annotations.
 
     Args:
         pixels: uint8 `[H, W, 3]`, 0.25 um a pixel.

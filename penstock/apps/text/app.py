@@ -3,7 +3,8 @@
 from typing import Any
 
 from penstock.core.application import Application
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.dim import Dim
+from penstock.core.spec import Array, TensorSpec
 from penstock.core.text import ByteText
 
 MAX_BYTES = 512

@@ -34,9 +34,9 @@ def texts():
 
 def recipe():
     import numpy as np
-    import torch
     from torch.nn.functional import cross_entropy
 
+    from penstock import Optimizer
     from penstock.train.recipe import ArraySet, Data, Recipe, Selection, StepExecution, accuracy
 
     def examples(pairs):
@@ -54,7 +54,7 @@ def recipe():
     return Recipe(
         data=data,
         loss=cross_entropy,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01),
+        optimizer=Optimizer("adamw", lr=1e-3, weight_decay=0.01),
         metrics={{"accuracy": accuracy}},
         selection=Selection(metric="accuracy", mode="max"),
         batch_size=32,

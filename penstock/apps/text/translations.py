@@ -51,15 +51,15 @@ def _folder() -> Path:
     found = importlib.util.find_spec("django")
     if found is None or found.origin is None:
         raise TrainError(
-            "the texts come from the package django, which is not installed; pip install 'penstock[apps]'."
+            "the texts come from the package django, which is not installed; pip install 'penstock-nn[apps]'."
         )
     return Path(found.origin).parent
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
-    """The original sentences and their translations of a file of gettext."""
+    """Pairs of an original sentence and its translation, from a gettext file."""
     for block in re.split(r"\n\s*\n", text):
-        # Another sentence's translation, which nobody has checked, or one that is not used any more.
+        # gettext's unchecked guess from a similar sentence, or an obsolete entry.
         if "#, fuzzy" in block or block.startswith("#~"):
             continue
         fields: dict[str, str] = {}

@@ -1,57 +1,19 @@
 """English text to Spanish, token by token."""
 
-import json
-from functools import cache
-from typing import Any
-
-import numpy as np
-
-from penstock.apps.translate.tokenizer import END, Tokenizer
+from penstock.apps.translate.tokenizer import VOCABULARY
 from penstock.core.application import Application
-from penstock.core.errors import InvalidInput
+from penstock.core.dim import Dim
 from penstock.core.generate import Generate
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import TensorSpec
+from penstock.core.subword_text import SubwordReply, SubwordText
 
 # Of the network in model.py; keys and values of each decoder layer are one entry of the state.
 WIDTH, HEADS, LAYERS = 384, 6, 4
 ENTRY = 2 * LAYERS * WIDTH
 MAX_TOKENS = 256
-JSON = "application/json"
 
 source = Dim("source", max=MAX_TOKENS)
 past = Dim("past", max=MAX_TOKENS)
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    """The tokenizer, read at the first request."""
-    return Tokenizer.read()
-
-
-def decode(body: bytes, content_type: str) -> dict[str, Array]:
-    """Turn a text, or JSON with a `text` or with `tokens`, into tokens."""
-    try:
-        text = body.decode()
-        if content_type == JSON:
-            given: Any = json.loads(text)
-            if isinstance(given, dict) and given.keys() == {"tokens"}:
-                return {"tokens": np.asarray(given["tokens"])}
-            if not isinstance(given, dict) or given.keys() != {"text"} or not isinstance(given["text"], str):
-                raise InvalidInput('The JSON is not {"text": "..."}; send the English text so, or as text/plain.')
-            text = given["text"]
-    except ValueError as error:
-        raise InvalidInput(f"The body is not text in UTF-8, or not JSON ({error}).") from None
-    tokens = tokenizer().encode(text)
-    if not tokens:
-        raise InvalidInput("The text is empty; send at least one word.")
-    if len(tokens) > MAX_TOKENS:
-        raise InvalidInput(f"The text has {len(tokens):,} tokens; send at most {MAX_TOKENS}, about a paragraph.")
-    return {"tokens": np.array(tokens, np.int64)}
-
-
-def reply(tokens_T: Array) -> dict[str, str]:
-    """Join the tokens of all steps to a text."""
-    return {"text": tokenizer().decode(int(token) for token in tokens_T if token != END)}
 
 
 app = Application(
@@ -67,10 +29,10 @@ app = Application(
         )
     },
     output=TensorSpec(dtype="int64", shape=(), meaning="a token of the Spanish text, or 2 for its end", name="token"),
-    decode=decode,
-    accepts=("text/plain", JSON),
+    decode=SubwordText(tensor="tokens", vocabulary=VOCABULARY, max_tokens=MAX_TOKENS),
+    accepts=("text/plain", "application/json"),
     max_body_bytes=1 << 16,
-    reply=reply,
+    reply=SubwordReply(tensor="token", vocabulary=VOCABULARY),
     model="penstock.apps.translate.model:translator",
     recipe="penstock.apps.translate.recipe:recipe",
     generate=Generate(
@@ -80,5 +42,6 @@ app = Application(
             "token": TensorSpec(dtype="int64", shape=(), meaning="the newest token"),
         },
         max_steps=MAX_TOKENS,
+        partial_replies=True,
     ),
 )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from penstock.apps.translate.corpus.apertium import translated
 from penstock.apps.translate.model import translator, with_beams
-from penstock.apps.translate.tokenizer import Tokenizer
+from penstock.apps.translate.tokenizer import tokenizer
 from penstock.apps.translate.translation import translate
 from penstock.core.errors import PenstockError, TrainError
 
@@ -78,14 +78,13 @@ def evaluate(weights: Path, prompts: Path, out: Path, *, apertium: bool) -> dict
     """
     pairs = read_prompts(prompts)
     english, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    tokenizer = Tokenizer.read()
     network = translator()
     network.load_state_dict(load_file(weights))
     network.to("cuda" if torch.cuda.is_available() else "cpu")
     made: dict[str, list[str]] = {}
     for name, each in (("greedy", network), ("beam", with_beams(network))):
         began_s = time.perf_counter()
-        made[name] = translate(each, english, tokenizer)
+        made[name] = translate(each, english, tokenizer())
         print(f"{name}: {len(english)} texts in {time.perf_counter() - began_s:.1f} s", flush=True)
     if apertium:
         made["apertium"] = translated(english, "eng-spa")

@@ -19,12 +19,13 @@ from penstock.apps.translate.corpus.apertium import backward_pairs, forward_pair
 from penstock.apps.translate.corpus.catalogues import catalogue_pairs
 from penstock.apps.translate.corpus.held_out import forbidden_texts, prompt_pairs
 from penstock.apps.translate.corpus.help_pages import help_pairs
-from penstock.apps.translate.corpus.learn_merges import learn_vocabulary
 from penstock.apps.translate.corpus.pairs import Pair, distinct, is_good, normal, without
 from penstock.apps.translate.corpus.phrases import phrase_pairs
 from penstock.apps.translate.corpus.sentences import fortunes, manual_pages, wordnet_examples
-from penstock.apps.translate.tokenizer import SYNTHETIC, VOCABULARY, Tokenizer
+from penstock.apps.translate.tokenizer import SYNTHETIC, VOCABULARY
 from penstock.core.errors import PenstockError, TrainError
+from penstock.core.learn_subwords import learn_subwords
+from penstock.core.subwords import Subwords
 
 VOCABULARY_SIZE = 8_000
 PHRASES = 40_000
@@ -80,9 +81,9 @@ def make(packages: Path, folder: Path, *, new_vocabulary: bool, phrases: int = P
     assert not trained & forbidden, sorted(trained & forbidden)[:3]
     if new_vocabulary:
         VOCABULARY.parent.mkdir(exist_ok=True)
-        learn_vocabulary((text for pair in people for text in pair[:2]), VOCABULARY_SIZE).write(VOCABULARY)
+        learn_subwords((text for pair in people for text in pair[:2]), VOCABULARY_SIZE).write(VOCABULARY)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer.read()
+    tokenizer = Subwords.read(VOCABULARY)
     print(f"{len(tokenizer):,} tokens in the vocabulary", flush=True)
     arrays = encoded(train, tokenizer, "train") | encoded(validation, tokenizer, "validation")
     np.savez_compressed(folder / "pairs.npz", **arrays)  # type: ignore[arg-type]
@@ -94,7 +95,7 @@ def make(packages: Path, folder: Path, *, new_vocabulary: bool, phrases: int = P
     print(f"{dict(kinds)}; {len(lines)} prompts; {(folder / 'pairs.npz').stat().st_size:,} bytes")
 
 
-def encoded(pairs: Iterable[Pair], tokenizer: Tokenizer, name: str) -> dict[str, np.ndarray]:
+def encoded(pairs: Iterable[Pair], tokenizer: Subwords, name: str) -> dict[str, np.ndarray]:
     """Tokens of pairs, one behind the other, as uint16, and their numbers."""
     sides: list[list[int]] = [[], []]
     lengths: list[list[int]] = [[], []]

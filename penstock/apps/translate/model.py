@@ -1,7 +1,7 @@
 """The network of the translator."""
 
 from penstock.apps.translate.app import HEADS, LAYERS, WIDTH
-from penstock.apps.translate.tokenizer import END, FIRST, Tokenizer
+from penstock.apps.translate.tokenizer import END, FIRST, tokenizer
 from penstock.models.encoder_decoder import EncoderDecoder
 from penstock.nn.decoding import Beam, Decoding, Greedy
 
@@ -13,7 +13,7 @@ SHARED = ("memory", "source", "past")
 def translator(width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS, dropout: float = 0.1) -> Greedy:
     """The network with a greedy choice of tokens, 20 million parameters."""
     decoder = EncoderDecoder(
-        len(Tokenizer.read()),
+        len(tokenizer()),
         width=width,
         heads=heads,
         encoder_layers=layers,

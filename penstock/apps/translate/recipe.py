@@ -4,15 +4,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
 
 from penstock.apps.translate.packed_pairs import PackedPairs, Pairs
-from penstock.apps.translate.tokenizer import Tokenizer
+from penstock.apps.translate.tokenizer import tokenizer
 from penstock.core.spec import Array
 from penstock.models.encoder_decoder import Scored
 from penstock.train.recipe import Data, EMASettings, Recipe, Selection, StepExecution
-from penstock.train.step.parameter_groups import parameter_groups
-from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.step.declared_optimizer import Optimizer
+from penstock.train.step.declared_schedule import Schedule
 
 # B rows, T tokens
 
@@ -40,19 +39,14 @@ EXAMPLES = (
 )  # fmt: skip
 
 
-def optimizer(named_parameters: object) -> AdamW:
-    """AdamW without weight decay on biases and norms."""
-    groups = parameter_groups(named_parameters, lr=PEAK_RATE, weight_decay=0.01)  # type: ignore[arg-type]
-    return AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98))
-
-
 def recipe() -> Recipe:
     """3,600 steps of 256 rows, about 60,000 tokens on each side: 244 s on one H200."""
     return Recipe(
         data=default_data,
         loss=smoothed_loss,
-        optimizer=optimizer,
-        schedule=warm_up_cosine(0.06, last=0.02),
+        # No weight decay on biases and norms.
+        optimizer=Optimizer("adamw", lr=PEAK_RATE, weight_decay=0.01, betas=(0.9, 0.98), decay_vectors=False),
+        schedule=Schedule("cosine", warmup=0.06, last=0.02),
         metrics={"bits_per_token": bits_per_token, "accuracy": token_accuracy},
         selection=Selection(metric="bits_per_token", every_epochs=5.0),
         batch_size=256,
@@ -81,8 +75,7 @@ def packed_data(file: Path) -> Data:
 
 def examples() -> list[dict[str, Array]]:
     """Some sentences of different lengths, whose translations are recorded in the bundle."""
-    tokenizer = Tokenizer.read()
-    return [{"tokens": torch.tensor(tokenizer.encode(text)).numpy()} for text in EXAMPLES]
+    return [{"tokens": torch.tensor(tokenizer().encode(text)).numpy()} for text in EXAMPLES]
 
 
 def smoothed_loss(scored: Scored, counts_BT: Tensor, smoothing: float = SMOOTHING) -> Tensor:

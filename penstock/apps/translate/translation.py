@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.apps.translate.tokenizer import END, PADDING, Tokenizer
+from penstock.apps.translate.tokenizer import END, PADDING
 from penstock.core.beams import best_beam
+from penstock.core.subwords import Subwords
 from penstock.nn.decoding import Beam, Decoding
 
 # B texts, S source tokens, W beams
@@ -17,7 +18,7 @@ MAX_STEPS = 160
 ROOM = 32
 
 
-def translate(network: Decoding, texts: Sequence[str], tokenizer: Tokenizer, *, batch: int = 64) -> list[str]:
+def translate(network: Decoding, texts: Sequence[str], tokenizer: Subwords, *, batch: int = 64) -> list[str]:
     """Translate texts.
 
     Args:

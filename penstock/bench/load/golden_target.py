@@ -49,6 +49,10 @@ def served_application(url: str, name: str = "") -> dict[str, Any]:
         with urlopen(f"{url.rstrip('/')}/v1/apps", timeout=10) as answer:
             return next(app for app in json.loads(answer.read())["apps"] if name in ("", app["name"]))
     except StopIteration:
+        if not name:
+            raise BenchError(
+                f"{url} serves no model; while it starts, wait until {url.rstrip('/')}/v2/health/ready is 200."
+            ) from None
         raise BenchError(f"{url} does not serve {name!r}; start the server with it.") from None
     except (URLError, OSError, ValueError, KeyError, IndexError) as error:
         raise BenchError(f"no penstock server answers at {url} ({error}); start one with 'penstock serve'.") from None

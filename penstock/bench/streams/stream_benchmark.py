@@ -188,7 +188,7 @@ def workload_for(
     if protocol not in PROTOCOLS:
         raise BenchError(f"--protocol is {protocol!r}; it must be {' or '.join(PROTOCOLS)}.")
     if protocol == "grpc" and find_spec("grpc") is None:
-        raise BenchError("--protocol grpc needs packages that are not installed; install penstock[grpc].")
+        raise BenchError("--protocol grpc needs packages that are not installed; install penstock-nn[grpc].")
     if model is not None and url is None:
         raise BenchError("--model names a model of a running server; give its address by --url.")
     if bundle is not None:

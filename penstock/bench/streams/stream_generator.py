@@ -129,7 +129,7 @@ def send_job(job: StreamSenderJob) -> StreamLoadResult:
     """Send the streams of a job in this process."""
     if job.workload.protocol == "websocket":
         return send_streams(job, open_websockets)
-    # Imported only here, because WebSockets do not need the packages of penstock[grpc].
+    # Imported only here, because WebSockets do not need the packages of penstock-nn[grpc].
     from penstock.bench.streams.grpc_stream import open_sequences
 
     return send_streams(job, open_sequences)

@@ -19,33 +19,36 @@ export async function run() {
   if (reason) return notice(reason);
   const engine = new Engine(description);
   if (engine.threads > 1) write(byId("threads"), `${engine.threads} threads`);
+  byId("slower").hidden = !engine.lackedThreads;
   const opened = engine.open();
   opened.catch(() => null); // reported where it is awaited
+  const panel = panelOf(description, engine);
   try {
-    if (description.kind === "live") await new Hearing(description, engine).begin(opened);
-    else if (!isPicture(description.inputs)) await new Typing(description, engine).begin(opened);
-    else await new Looking(description, engine, openIndex(description)).begin(opened);
+    await panel.begin(opened);
   } catch (error) {
     notice(`The network does not run here: ${error.message}`);
   }
 }
 
+function panelOf(description, engine) {
+  const { kind, inputs, generate } = description;
+  if (kind === "live" && isSound(inputs)) return new Hearing(description, engine);
+  if (kind === "live" || generate || !isPicture(inputs)) return new Typing(description, engine);
+  return new Looking(description, engine, openIndex(description));
+}
+
 /** The reason that this app does not support a pack, or null. */
-function unsupported({ kind, inputs, outputs }) {
+function unsupported({ kind, inputs, outputs, generate }) {
   const [input] = inputs;
   const takes = `This network takes ${input.dtype} ${JSON.stringify(input.shape)}`;
-  if (kind !== "live" && !isPicture(inputs)) {
+  if (generate && isPicture(inputs)) return `${takes} and answers in steps, which the app shows of other inputs alone; run it in Python.`;
+  if (kind === "live" ? !isSound(inputs) : !isPicture(inputs)) {
     if (input.max_shape) return `${takes}; of any size the app supports pictures alone.`;
-    const foreign = [...inputs, ...outputs].find(({ dtype }) => !(dtype in ARRAYS));
+    const states = generate ? Object.values(generate.state) : [];
+    const foreign = [...inputs, ...outputs, ...states].find(({ dtype }) => !(dtype in ARRAYS));
     return foreign ? `This network has ${foreign.dtype} "${foreign.name}", which browsers do not have.` : null;
   }
-  if (!outputs[0].labels?.length) return `This network's output "${outputs[0].name}" has no labels to show.`;
-  if (kind !== "live") {
-    const { name, shape } = outputs[0];
-    return shape.length === 1 ? null : `This network's output "${name}" has a score for each label in several places; of pictures the app shows one.`;
-  }
-  const isSound = input.shape.length === 1 && ["int16", "float32"].includes(input.dtype);
-  return isSound ? null : `${takes}; the app supports one channel of sound.`;
+  return null;
 }
 
 /** True for RGBA of any size, and for grey or RGB of a fixed size. */
@@ -54,4 +57,9 @@ function isPicture([{ dtype, shape, max_shape: largest }, ...others]) {
   if (others.length || dtype !== "uint8" || more !== undefined) return false;
   if (height === null || largest?.length) return height === null && width === null && channels === 4;
   return width > 1 && height > 1 && (channels === 1 || channels === 3);
+}
+
+/** True for one channel of sound. */
+function isSound([{ dtype, shape }]) {
+  return shape.length === 1 && ["int16", "float32"].includes(dtype);
 }

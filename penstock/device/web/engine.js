@@ -9,7 +9,9 @@ export class Engine {
   constructor(description) {
     this.description = description;
     // Threads need shared memory, which browsers allow only in isolated pages.
-    this.threads = globalThis.crossOriginIsolated ? Math.min(MAX_THREADS, navigator.hardwareConcurrency) : 1;
+    const threads = Math.min(MAX_THREADS, navigator.hardwareConcurrency);
+    this.threads = globalThis.crossOriginIsolated ? threads : 1;
+    this.lackedThreads = threads - this.threads; // for want of isolation
     this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data: { id, answer, problem } }) => {
       const { resolve, reject } = this.#waiting.get(id);
@@ -24,7 +26,10 @@ export class Engine {
     return this.#request({ method: "open", description: this.description, threads: this.threads });
   }
 
-  /** Run the network on an ImageBitmap, which is transferred: `{ outputs: { name: numbers }, ms }`. */
+  /**
+   * Run the network on an ImageBitmap, which is transferred: `{ outputs: { name: numbers }, ms, seen }`. `seen` is the size at
+   * which the network saw it. Where outputs are boxes, or vary in length, each is `{ values, shape }`.
+   */
   picture(bitmap) {
     return this.#request({ method: "picture", bitmap }, [bitmap]);
   }
@@ -47,6 +52,21 @@ export class Engine {
   /** Run the network on nested lists of numbers by name; the outputs are as those of `tensors`. */
   json(inputs) {
     return this.#request({ method: "json", inputs });
+  }
+
+  /**
+   * Yield each step of an answer: `{ outputs, ended, ms }`, outputs as those of `tensors`. Leaving the loop stops the
+   * answer. `form` is that of the inputs, "json" or "tensors".
+   */
+  async *generate(inputs, form = "json") {
+    const { run, ms } = await this.#request({ method: form, inputs });
+    let begin = ms; // counts to the first step
+    for (let ended = null; ended === null; ) {
+      const step = await this.#request({ method: "step", run });
+      ended = step.ended;
+      yield { ...step, ms: step.ms + begin };
+      begin = 0;
+    }
   }
 
   /** Run the network on the next chunk of a stream: `{ rows, values, ms }`. */

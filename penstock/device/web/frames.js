@@ -10,9 +10,9 @@ export class Frames {
   #presented = 0;
   #processed = 0;
 
-  /** Run `engine` on the frames of `video`; `onAnswer` gets outputs, times in ms, and figures. */
-  constructor(video, engine, onAnswer) {
-    Object.assign(this, { video, engine, onAnswer });
+  /** Run the function `run` on the frames of `video`; `onAnswer` gets what it returns, times in ms, and figures. */
+  constructor(video, run, onAnswer) {
+    Object.assign(this, { video, runPicture: run, onAnswer });
   }
 
   /** Run until `stop`; errors are thrown. */
@@ -23,8 +23,9 @@ export class Frames {
       if (this.#stopped) break;
       const bitmap = await createImageBitmap(this.video);
       this.#processed++;
-      const { outputs, ms } = await this.engine.picture(bitmap);
-      if (!this.#stopped) this.onAnswer({ outputs, capturedMs, modelMs: ms, ...this.#figures(capturedMs) });
+      const result = await this.runPicture(bitmap);
+      if (this.#stopped) result.picture?.close();
+      else this.onAnswer({ ...result, capturedMs, ...this.#figures(capturedMs) });
     }
   }
 

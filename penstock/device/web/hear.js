@@ -1,7 +1,11 @@
 // Microphone panel: words recognised in live sound.
 
 import { byId, element, milliseconds, percent, write } from "./dom.js";
+import { Examples, Recorded } from "./examples.js";
+import { goldenOf } from "./golden.js";
 import { Resampler } from "./resample.js";
+import { areScores, output } from "./show.js";
+import { joined, overSignal } from "./signals.js";
 import { Words } from "./words.js";
 
 const MOST_WORDS = 200;
@@ -11,29 +15,80 @@ const FLUSH_MS = 500; // limit for the last samples; a browser may have paused i
 
 export class Hearing {
   #sound = null;
+  #opened = false;
 
   constructor(description, engine) {
     Object.assign(this, { description, engine });
     this.rateHz = description.live.rate_hz;
     this.chunkFrames = description.live.chunk;
-    const [output] = description.outputs;
-    this.words = new Words(output.labels, /log/i.test(`${output.units} ${output.meaning}`));
+    const [heard] = description.outputs;
+    const hasWords = areScores(heard) && heard.shape.length === 2;
+    this.output = heard;
+    this.words = hasWords ? new Words(heard.labels, /log/i.test(`${heard.units} ${heard.meaning}`)) : null;
+    this.isProbability = /probability/i.test(`${heard.units} ${heard.meaning}`);
   }
 
   async begin(opened) {
     byId("hear").hidden = false;
+    if (this.words) {
+      const known = this.words.labels.slice(this.words.blank + 1);
+      write(byId("known"), `It knows ${known.length === 1 ? "one word" : `${known.length} words`}: ${known.join(", ")}.`);
+    }
     write(byId("chunk-length"), milliseconds((1000 * this.chunkFrames) / this.rateHz));
     byId("listen").addEventListener("click", () => (this.#sound ? this.stop() : this.start()));
     addEventListener("pagehide", () => this.stop());
+    this.recorded = new Recorded(this.description, this.words && ((outputs) => this.#wordsOf(outputs)));
+    byId("heard-numbers").after(this.recorded.view);
+    this.examples = new Examples(this.description, await goldenOf(this.description), (example) => this.#length(example), (example) => this.example(example));
+    byId("hear").querySelector(".figures").before(this.examples.view);
     await opened;
+    this.#opened = true;
     const allowed = await navigator.permissions?.query({ name: "microphone" }).catch(() => null);
     if (allowed?.state === "granted") await this.start();
+  }
+
+  /** Run the network over a recorded sound, as fast as the device can. */
+  async example(example) {
+    if (!this.#opened) return this.#say("The network is still loading.");
+    await this.stop();
+    byId("listen").disabled = true;
+    this.words?.reset();
+    byId("words").replaceChildren();
+    write(byId("word-big"), "");
+    const parts = [];
+    try {
+      for await (const part of overSignal(this.engine, this.description, example.inputs[this.description.inputs[0].name])) {
+        parts.push({ ...part, values: part.values.slice() });
+        this.#answer(part);
+      }
+      this.examples.mark(example);
+      this.recorded.show(example.outputs, { [this.output.name]: joined(this.output, parts) });
+      this.#say("a recorded example");
+    } catch (error) {
+      this.#fail(`The network does not run: ${error.message}`);
+    } finally {
+      byId("listen").disabled = false;
+    }
+  }
+
+  /** The words of recorded outputs. */
+  #wordsOf(outputs) {
+    const { values, shape: [rows] } = outputs[this.output.name];
+    const words = new Words(this.output.labels, this.words.isLog);
+    return words.take(rows, values).map(({ word }) => word).join(" ") || "no words";
+  }
+
+  #length({ inputs }) {
+    const { shape: [samples] } = inputs[this.description.inputs[0].name];
+    return `${(samples / this.rateHz).toFixed(1)} s`;
   }
 
   async start() {
     this.#say("opening the microphone");
     byId("listen").disabled = true;
     try {
+      this.examples.mark(null);
+      this.recorded.show(null);
       await this.engine.reset();
       const sound = await openMicrophone();
       this.#prepare(sound.rateHz);
@@ -49,7 +104,7 @@ export class Hearing {
   }
 
   #prepare(rateHz) {
-    this.words.reset();
+    this.words?.reset();
     this.resampler = new Resampler(rateHz, this.rateHz);
     this.chunk = new Int16Array(this.chunkFrames);
     this.filled = 0;
@@ -101,15 +156,26 @@ export class Hearing {
     try {
       while (this.waiting.length) {
         const { samples, length, last } = this.waiting.shift();
-        const { rows, values, ms } = await this.engine.sound(samples, length, last);
-        write(byId("chunk-ms"), milliseconds(ms));
-        for (const word of this.words.take(rows, values)) showWord(word);
+        this.#answer(await this.engine.sound(samples, length, last));
       }
     } catch (error) {
       this.#fail(`The network does not run: ${error.message}`);
     } finally {
       this.busy = null;
     }
+  }
+
+  #answer({ rows, values, ms }) {
+    write(byId("chunk-ms"), milliseconds(ms));
+    if (this.words) for (const word of this.words.take(rows, values)) showWord(word, this.isProbability);
+    else if (rows) this.#showNumbers(rows, values);
+  }
+
+  /** The frames of the latest chunk, of an output without words. */
+  #showNumbers(rows, values) {
+    const shape = [rows, ...this.output.shape.slice(1)];
+    const size = shape.reduce((product, extent) => product * extent, 1);
+    byId("heard-numbers").replaceChildren(output(this.output, { values: values.subarray(0, size), shape }));
   }
 
   #fail(sentence) {
@@ -195,10 +261,10 @@ function showLevel(piece) {
   byId("level").style.transform = `scaleX(${share})`;
 }
 
-function showWord({ word, probability }) {
+function showWord({ word, probability }, isProbability) {
   write(byId("word-big"), word);
   const words = byId("words");
-  words.append(element("li", {}, element("b", {}, word), element("small", {}, percent(probability))));
+  words.append(element("li", {}, element("b", {}, word), element("small", {}, isProbability ? percent(probability) : probability.toPrecision(3))));
   if (words.children.length > MOST_WORDS) words.firstChild.remove();
   words.scrollTop = words.scrollHeight;
 }

@@ -1,15 +1,23 @@
-// Camera panel: a live camera or a photo, and the network's answer.
+// Camera panel: a live camera or a photo, and the network's answer: labels, or boxes over the picture.
 
+import { BoxAnswers } from "./boxes.js";
 import { CameraProblem, cameras, isFront, openCamera } from "./camera.js";
-import { byId, element, milliseconds, notice, percent, write } from "./dom.js";
+import { byId, element, milliseconds, notice, write } from "./dom.js";
+import { Examples, Recorded } from "./examples.js";
 import { Frames } from "./frames.js";
-import { Recognition, likeliest } from "./recognition.js";
-import { Smoothing } from "./smoothing.js";
+import { goldenOf } from "./golden.js";
+import { LabelAnswers } from "./labels.js";
+import { NumberAnswers } from "./numbers.js";
+import { imageOf, pictureOf } from "./pixels.js";
+import { areScores } from "./show.js";
 
-const BARS = 5;
 // A photo's pixels, upright, without colour conversion by the browser.
 const UNCONVERTED = { colorSpaceConversion: "none" };
 const STABLE_MS = 800; // time after which an unchanged answer is announced to screen readers
+
+/** Whether the first output is a probability of each label. */
+const isClassifier = ({ recognition, outputs: [first] }) =>
+  Boolean(recognition) || (areScores(first) && first.shape.length === 1 && (!first.units || first.units === "probability"));
 
 export class Looking {
   #generation = 0; // incremented whenever the source changes
@@ -23,12 +31,8 @@ export class Looking {
   constructor(description, engine, index) {
     Object.assign(this, { description, engine, index });
     byId("resized").hidden = description.inputs[0].shape[0] === null;
-    this.main = description.outputs[0];
-    this.recognition = description.recognition && new Recognition(description.recognition);
-    this.smoothing = this.recognition && new Smoothing(this.recognition);
+    this.answers = new (description.shows ? BoxAnswers : isClassifier(description) ? LabelAnswers : NumberAnswers)(description);
     this.video = byId("video");
-    this.rows = Array.from({ length: Math.min(BARS, this.main.labels.length) }, bar);
-    byId("bars").replaceChildren(...this.rows.map(({ view }) => view));
   }
 
   /** Show the panel; start the camera at once if it was allowed before. */
@@ -42,6 +46,10 @@ export class Looking {
     byId("search-now").addEventListener("click", () => this.#find());
     navigator.mediaDevices?.addEventListener("devicechange", () => this.#stream && this.#listCameras());
     this.#offerSearch();
+    this.recorded = new Recorded(this.description);
+    byId("look").querySelector(".figures").before(this.recorded.view);
+    this.examples = new Examples(this.description, await goldenOf(this.description), (example) => pictureOf(this.#imageOf(example)), (example) => this.example(example));
+    byId("look").querySelector(".tools").after(this.examples.view);
     // The camera opens while the network loads.
     const allowed = await navigator.permissions?.query({ name: "camera" }).catch(() => null);
     if (allowed?.state === "granted") await this.start();
@@ -89,13 +97,15 @@ export class Looking {
     this.video.hidden = byId("photo").hidden = byId("label").hidden = true;
     if (this.#photoUrl) URL.revokeObjectURL(this.#photoUrl);
     this.#photoUrl = null;
-    this.smoothing?.reset();
+    this.answers.reset();
+    this.examples?.mark(null);
+    this.recorded?.show(null);
     for (const name of ["age-ms", "rate"]) write(byId(name), "–");
     write(byId("camera-start"), "Start the camera");
     this.#say("The camera is off.");
   }
 
-  /** Classify one picture from disk, without smoothing. */
+  /** Run the network on one picture from disk, without smoothing. */
   async photo(file) {
     this.stop();
     const generation = this.#generation;
@@ -109,24 +119,61 @@ export class Looking {
       return;
     }
     if (generation !== this.#generation) return bitmap.close(); // another source was chosen meanwhile
-    this.#photoUrl = URL.createObjectURL(file);
-    byId("photo").src = this.#photoUrl;
-    byId("photo").hidden = false;
-    this.#say("");
+    this.#showPhoto(file);
     try {
       await this.#opened;
-      const { outputs, ms } = await this.engine.picture(bitmap);
-      if (generation !== this.#generation) return;
-      const probabilities = outputs[this.main.name];
-      this.#render(this.recognition?.answer(probabilities) ?? this.#plain(probabilities), outputs, ms);
+      const result = await runPicture(this.engine, bitmap, this.answers.keepsPicture);
+      if (generation !== this.#generation) return result.picture?.close();
+      this.#render(this.answers.photo(result), result);
       await this.#find();
     } catch (error) {
       if (generation === this.#generation) this.#broken(error);
     }
   }
 
+  /** Run the network on a recorded example, pixel by pixel as it was recorded. */
+  async example(example) {
+    this.stop();
+    const generation = this.#generation;
+    const image = this.#imageOf(example);
+    const { width, height } = image;
+    this.#say("The network is still loading.");
+    try {
+      await this.#opened;
+      const blob = await new Promise((resolve) => pictureOf(image).toBlob(resolve));
+      const { outputs, ms } = await this.engine.pixels(image);
+      const picture = this.answers.keepsPicture ? await createImageBitmap(image) : null;
+      if (generation !== this.#generation) return picture?.close();
+      this.#showPhoto(blob);
+      this.examples.mark(example);
+      const result = { outputs, modelMs: ms, seen: { width, height }, picture };
+      this.#render(this.answers.photo(result), result);
+      this.recorded.show(example.outputs, this.#named(outputs), result.seen);
+      await this.#find();
+    } catch (error) {
+      if (generation === this.#generation) this.#broken(error);
+    }
+  }
+
+  #imageOf({ inputs }) {
+    return imageOf(inputs[this.description.inputs[0].name]);
+  }
+
+  #named(outputs) {
+    const specs = this.description.outputs.map(({ name, shape }) => [name, ArrayBuffer.isView(outputs[name]) ? { values: outputs[name], shape } : outputs[name]]);
+    return Object.fromEntries(specs);
+  }
+
+  #showPhoto(blob) {
+    this.#photoUrl = URL.createObjectURL(blob);
+    byId("photo").src = this.#photoUrl;
+    byId("photo").hidden = false;
+    this.#say("");
+  }
+
   async #watch() {
-    const frames = new Frames(this.video, this.engine, (frame) => this.#frame(frame));
+    const run = (bitmap) => runPicture(this.engine, bitmap, this.answers.keepsPicture);
+    const frames = new Frames(this.video, run, (frame) => this.#frame(frame));
     this.#frames = frames;
     try {
       await this.#opened;
@@ -136,37 +183,22 @@ export class Looking {
     }
   }
 
-  #frame({ outputs, capturedMs, modelMs, ageMs, rate, presented, processed }) {
-    const probabilities = outputs[this.main.name];
-    const answer = this.smoothing?.take(probabilities, capturedMs / 1000) ?? this.#plain(probabilities);
-    this.#render(answer, outputs, modelMs);
+  #frame(result) {
+    const { outputs, capturedMs, modelMs, ageMs, rate, presented, processed } = result;
+    const answer = this.answers.frame(result);
+    this.#render(answer, result);
     write(byId("age-ms"), milliseconds(ageMs));
     write(byId("rate"), rate === null ? "–" : rate.toFixed(1));
     document.dispatchEvent(new CustomEvent("penstock-frame", { detail: { answer, outputs, capturedMs, modelMs, ageMs, presented, processed } }));
   }
 
-  /** The answer of an application without a recognition: the likeliest label. */
-  #plain(probabilities) {
-    const top = likeliest(probabilities, BARS).map((index) => [this.main.labels[index], probabilities[index]]);
-    const [label, probability] = top[0];
-    return { label, group: label, probability, group_probability: probability, unsure: false, top };
-  }
-
-  #render(answer, outputs, modelMs) {
-    const { label, group, probability, group_probability, unsure, top } = answer;
+  #render(answer, { outputs, modelMs, picture }) {
     byId("label").hidden = false;
-    byId("label").toggleAttribute("data-unsure", unsure);
-    write(byId("label-big"), unsure ? "unsure" : group);
-    write(byId("label-small"), unsure ? "" : [label === group ? "" : (label ?? "which kind is unsure"), percent(label && label !== group ? probability : group_probability)].filter(Boolean).join(" · "));
-    this.rows.forEach((row, place) => {
-      const [name, share] = top[place];
-      write(row.name, name);
-      write(row.number, percent(share));
-      row.fill.style.transform = `scaleX(${share})`;
-    });
+    const spoken = this.answers.show(answer, picture, this.video.hasAttribute("data-mirrored") && this.#stream !== null);
     write(byId("model-ms"), milliseconds(modelMs));
-    this.#embedding = outputs.embedding ?? null;
-    this.#announceWhenStable(unsure ? "unsure" : [group, label !== group && label].filter(Boolean).join(", "));
+    const { embedding } = outputs;
+    this.#embedding = (ArrayBuffer.isView(embedding) ? embedding : embedding?.values) ?? null;
+    this.#announceWhenStable(spoken);
   }
 
   /** Announce an answer to screen readers once it is stable. */
@@ -223,12 +255,14 @@ export class Looking {
   }
 }
 
-function release(stream) {
-  for (const track of stream.getTracks()) track.stop();
+/** Run the network on an ImageBitmap; `picture` is a copy of it to draw on, if it is kept. */
+async function runPicture(engine, bitmap, keeps) {
+  // The engine takes the bitmap away.
+  const picture = keeps ? await createImageBitmap(bitmap) : null;
+  const { outputs, ms, seen } = await engine.picture(bitmap);
+  return { outputs, modelMs: ms, seen, picture };
 }
 
-function bar() {
-  const row = { name: element("span"), fill: element("i"), number: element("b") };
-  row.view = element("li", {}, row.name, element("span", { className: "track" }, row.fill), row.number);
-  return row;
+function release(stream) {
+  for (const track of stream.getTracks()) track.stop();
 }

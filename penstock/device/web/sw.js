@@ -9,6 +9,9 @@ const ROOT = new URL("../", location).href; // the pack's folder
 const NAME = `penstock ${ROOT} `; // prefix of its caches; other packs of this origin have other ones
 const KEPT = NAME + VERSION;
 const KEY = `${NAME}key`; // holds the public key that signed the first signed version
+const GOLDEN = "golden.safetensors";
+const MOST_GOLDEN_BYTES = 8e6; // larger examples, of large pictures, are not installed
+const PAGE = "web/index.html";
 const TYPES = {
   css: "text/css",
   html: "text/html; charset=utf-8",
@@ -21,8 +24,9 @@ const TYPES = {
   wasm: "application/wasm",
   webmanifest: "application/manifest+json",
 };
+const EMBEDDER = "cross-origin-embedder-policy";
 // Headers of the host that are kept: they isolate the page, which allows more than one thread.
-const HEADERS = ["content-security-policy", "cross-origin-embedder-policy", "cross-origin-opener-policy"];
+const HEADERS = ["content-security-policy", EMBEDDER, "cross-origin-opener-policy"];
 // For workers, which follow the policy of their own file, not that of index.html.
 const SCRIPT_POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'";
 const NO_ROOM = "the browser has no room for it; free some space on this device, and try again.";
@@ -63,7 +67,7 @@ async function install() {
     const pack = await parsed(bytes);
     const signedBy = await checkSignature(bytes);
     await keep("pack.json", bytes, response, VERSION);
-    await keepFiles(needed(pack));
+    await keepFiles(needed(pack), await request(PAGE));
     await pin(signedBy);
   } catch (error) {
     // Unless this version is already active in another service worker.
@@ -82,19 +86,23 @@ async function parsed(bytes) {
   return pack;
 }
 
-/** The app's files and the network: [path, { sha256, bytes }] of each. */
+/** The app's files, the network, vocabularies and recorded examples: [path, { sha256, bytes }] of each. */
 function needed(pack) {
-  const model = pack.models.fp32.file;
-  if (!pack.files[model]) throw new Error(`pack.json has no hash of ${model}.`);
-  return Object.entries(pack.files).filter(([path]) => path.startsWith("web/") || path === model);
+  const { file, step } = pack.models.fp32;
+  const others = [file, step, pack.text?.vocabulary, pack.reply?.vocabulary].filter(Boolean);
+  const lacking = others.find((path) => !pack.files[path]);
+  if (lacking) throw new Error(`pack.json has no hash of ${lacking}.`);
+  if (pack.files[GOLDEN]?.bytes <= MOST_GOLDEN_BYTES) others.push(GOLDEN);
+  return Object.entries(pack.files).filter(([path]) => path.startsWith("web/") || others.includes(path));
 }
 
-async function keepFiles(files) {
+/** Keep files; `page` is the host's response to the page as it is now. */
+async function keepFiles(files, page) {
   const total = files.reduce((sum, [, { bytes }]) => sum + bytes, 0);
   let done = 0;
   const keepOne = async ([path, { sha256: expected, bytes: size }]) => {
-    if (!(await keptBefore(path, expected))) {
-      const { bytes, response } = await fetched(path);
+    if (!(await keptBefore(path, expected, page))) {
+      const { bytes, response } = await (path === PAGE ? whole(path, page) : fetched(path));
       if ((await sha256(bytes)) !== expected) throw new Error(`${path} does not match pack.json: its hash differs.`);
       await keep(path, bytes, response, expected);
     }
@@ -115,18 +123,23 @@ async function request(path) {
   }
 }
 
-async function fetched(path) {
-  const response = await request(path);
+const fetched = async (path) => whole(path, await request(path));
+
+async function whole(path, response) {
   if (!response.ok) throw new Error(`${path} did not come: the host says ${response.status}.`);
   return { bytes: await response.arrayBuffer(), response };
 }
 
-/** Reuse a file that is unchanged from another version. */
-async function keptBefore(path, hash) {
+/** Reuse a file that is unchanged from another version, unless it came with other policies than the page has now. */
+async function keptBefore(path, hash, page) {
+  if (path === PAGE) return false;
+  const isScript = /\.m?js$/.test(path);
   for (const name of await caches.keys()) {
     if (!name.startsWith(NAME) || name === KEY) continue;
     const kept = await (await caches.open(name)).match(address(path));
     if (kept?.headers.get("x-sha256") !== hash) continue;
+    // Browsers load no worker without this header into a page that has it.
+    if (isScript && kept.headers.get(EMBEDDER) !== page.headers.get(EMBEDDER)) continue;
     if (name !== KEPT) await (await caches.open(KEPT)).put(address(path), kept);
     return true;
   }

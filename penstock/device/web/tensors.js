@@ -23,7 +23,20 @@ const dimsOf = (specs) => specs.flatMap(({ shape }) => shape.filter(varies));
 const product = (sizes) => sizes.reduce((size, extent) => size * extent, 1);
 const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 20 });
 const listed = (names) => names.map((name) => `'${name}'`).join(", ");
+const hasDefault = (spec) => typeof spec.default === "number";
 const list = (sizes) => `[${sizes.map((size) => size ?? "any").join(", ")}]`;
+
+/** Required names, and those that may be left out. */
+function wanted(names, optional) {
+  const [required, options] = [names.filter((name) => !optional.includes(name)), optional].map(listed);
+  return required && options ? `${required} and, optionally, ${options}` : required || options;
+}
+
+/** The tensor of an input that is left out, of a fixed size. */
+function filled({ dtype, shape, default: number }) {
+  const values = new ARRAYS[dtype](product(shape));
+  return { values: values.fill(values instanceof BigInt64Array || values instanceof BigUint64Array ? BigInt(number) : number), shape };
+}
 
 /** `int64[tokens<=512]`. */
 export function describe({ dtype, shape }) {
@@ -33,17 +46,20 @@ export function describe({ dtype, shape }) {
 /** Make the inputs `{ name: { values, shape } }` of nested lists of numbers by name. */
 export function fromNumbers(specs, given) {
   const names = specs.map(({ name }) => name);
+  const optional = specs.filter(hasDefault).map(({ name }) => name);
   if (typeof given !== "object" || given === null || Array.isArray(given)) {
-    throw new Error(`The input is a ${kind(given)}; it must have ${listed(names)} by name.`);
+    throw new Error(`The input is a ${kind(given)}; it must have ${wanted(names, optional)} by name.`);
   }
   const unknown = Object.keys(given).find((name) => !names.includes(name));
   if (unknown !== undefined) throw new Error(`There is no input '${unknown.slice(0, 80)}'; there is ${listed(names)}.`);
-  const missing = names.find((name) => !Object.hasOwn(given, name));
-  if (missing !== undefined) throw new Error(`The input '${missing}' is missing; send ${listed(names)}.`);
-  const shapes = Object.fromEntries(specs.map((spec) => [spec.name, nestedShape(given[spec.name], spec)]));
-  const lengths = lengthsOf(specs, shapes);
+  const missing = names.find((name) => !Object.hasOwn(given, name) && !optional.includes(name));
+  if (missing !== undefined) throw new Error(`The input '${missing}' is missing; send ${wanted(names, optional)}.`);
+  const present = specs.filter(({ name }) => Object.hasOwn(given, name));
+  const shapes = Object.fromEntries(present.map((spec) => [spec.name, nestedShape(given[spec.name], spec)]));
+  const lengths = lengthsOf(present, shapes);
   return Object.fromEntries(
     specs.map((spec) => {
+      if (!present.includes(spec)) return [spec.name, filled(spec)];
       const shape = sizesOf(spec, lengths);
       return [spec.name, { values: typed({ ...spec, shape }, flat({ ...spec, shape }, given[spec.name])), shape }];
     }),
@@ -133,6 +149,15 @@ export function toText(values, shape, write = String) {
     ? Array.from({ length: rows }, (_, row) => toText(values.subarray(row * size, (row + 1) * size), rest, write))
     : Array.from(values, (value) => write(value));
   return `[${items.join(",")}]`;
+}
+
+/** The function that writes a number of a dtype in the fewest digits that are read as the same number. */
+export function exactly(dtype) {
+  if (dtype !== "float32") return String;
+  return (value) => {
+    const few = [6, 7, 8].map((digits) => Number(value.toPrecision(digits))).find((number) => Math.fround(number) === value);
+    return String(few ?? value);
+  };
 }
 
 function nestedShape(given, spec) {

@@ -1,28 +1,35 @@
-// Text panel: a text, or the inputs of a network as JSON by name; and its outputs by name.
+// Text panel: a text, or the inputs of a network as JSON by name; and its outputs by name, or step by step.
 
-import { byId, element, milliseconds, percent, write } from "./dom.js";
-import { largest, likeliest } from "./recognition.js";
-import { describe, toText } from "./tensors.js";
-import { fromBytes, toBytes } from "./text.js";
+import { byId, element, milliseconds, write } from "./dom.js";
+import { beginning, Examples, fewNumbers, Recorded } from "./examples.js";
+import { goldenOf } from "./golden.js";
+import { numbersOf, output } from "./show.js";
+import { joined, overSignal } from "./signals.js";
+import { LinesOfSteps, TextOfSteps } from "./steps.js";
+import { describe, exactly, fromNumbers, toText } from "./tensors.js";
+import { textOf, textsOf } from "./texts.js";
 
-const BARS = 5;
-const MOST_ROWS = 200;
-const MOST_TEXT = 4000;
-const DIGITS = 6; // shown of a float32
-const EXAMPLE = "web/example.json";
+const MOST_FRAMES = 1_000_000;
+const MOST_NUMBERS = 10_000; // of an example in the text box
 
 export class Typing {
   #newest = 0; // number of the latest run
   #opened = false;
+  #stopped = false;
+  #texts = { given: null, made: null };
+  #example = null; // in the text box, as `{ text, example }`
 
   constructor(description, engine) {
     Object.assign(this, { description, engine });
   }
 
   async begin(opened) {
-    const { inputs, files, text } = this.description;
+    const { inputs } = this.description;
+    this.#texts = await textsOf(this.description);
+    const { given } = this.#texts;
     byId("type").hidden = false;
-    if (text) {
+    if (this.description.generate) write(byId("type-per"), "a step");
+    if (given) {
       write(byId("type-label"), "A text");
       Object.assign(byId("type-json"), { spellcheck: true, rows: 5 });
     }
@@ -32,27 +39,53 @@ export class Typing {
       if (this.#opened) this.run();
       else this.#say("The network is still loading.");
     });
+    byId("type-stop").addEventListener("click", () => (this.#stopped = true));
     byId("type-json").addEventListener("keydown", ({ key, ctrlKey, metaKey }) => {
       if (key === "Enter" && (ctrlKey || metaKey)) byId("type-form").requestSubmit();
     });
-    if (files?.[EXAMPLE]) {
-      const example = await (await fetch(`../${EXAMPLE}`)).json();
-      byId("type-json").value = text ? fromBytes(example[text.tensor]) : lines(example);
-    }
+    const golden = await goldenOf(this.description);
+    this.#offer(golden);
+    if (golden?.length) this.#fill(golden[0]);
     await opened;
     this.#opened = true;
-    if (byId("type-json").value) await this.run();
+    if (golden?.length) await this.run();
   }
 
-  /** Run the network on the text; the reason is shown if it does not fit. */
+  #offer(golden) {
+    const { made } = this.#texts;
+    this.recorded = new Recorded(this.description, made && ((outputs) => textOf(made(), outputs)));
+    byId("type-outputs").after(this.recorded.view);
+    const face = (example) => (this.#texts.given ? beginning(this.#texts.given.example(example.inputs)) : fewNumbers(this.description, example));
+    this.examples = new Examples(this.description, golden, face, (example) => {
+      this.#fill(example);
+      byId("type-form").requestSubmit();
+    });
+    byId("type-form").after(this.examples.view);
+  }
+
+  /** Put an example into the text box; a long one is run as it is, and the box says so. */
+  #fill(example) {
+    const tensors = Object.values(example.inputs);
+    const size = tensors.reduce((sum, { values }) => sum + values.length, 0);
+    const text = this.#texts.given ? this.#texts.given.example(example.inputs) : size > MOST_NUMBERS ? "" : lines(this.description.inputs, example.inputs);
+    this.#example = { text, example };
+    Object.assign(byId("type-json"), { value: text, placeholder: text || !size ? "" : `An example of ${size.toLocaleString("en")} numbers` });
+  }
+
+  /** Run the network on the text, or on the example whose text it is; the reason is shown if it does not fit. */
   async run() {
     const mine = ++this.#newest;
     try {
-      const { text } = this.description;
       const typed = byId("type-json").value;
-      const given = text ? { [text.tensor]: Array.from(toBytes(typed, text)) } : parsed(typed);
-      const { outputs, ms } = await this.engine.json(given);
+      const example = typed === this.#example?.text ? this.#example.example : null;
+      this.examples.mark(example);
+      this.recorded.show(null);
+      const inputs = example ? bytesOf(example.inputs) : this.#texts.given ? this.#texts.given.inputs(typed) : parsed(typed);
+      if (this.description.generate) return await this.#generate(inputs, example, mine);
+      if (this.description.kind === "live") return await this.#signal(inputs, example, mine);
+      const { outputs, ms } = await (example ? this.engine.tensors(inputs) : this.engine.json(inputs));
       if (mine !== this.#newest) return;
+      this.recorded.show(example?.outputs, outputs);
       this.#say("");
       write(byId("type-ms"), milliseconds(ms));
       const { outputs: specs } = this.description;
@@ -60,14 +93,78 @@ export class Typing {
     } catch (error) {
       if (mine !== this.#newest) return;
       byId("type-outputs").replaceChildren();
+      byId("type-stop").hidden = true;
+      write(byId("type-ended"), "");
       write(byId("type-ms"), "–");
       this.#say(error.message);
     }
   }
 
+  /** Run a live network over a whole signal, chunk by chunk. */
+  async #signal(inputs, example, mine) {
+    const { inputs: [input], outputs: [spec] } = this.description;
+    const signal = example ? example.inputs[input.name] : signalOf(input, inputs);
+    const parts = [];
+    let ms = 0;
+    for await (const part of overSignal(this.engine, this.description, signal)) {
+      if (mine !== this.#newest) return;
+      // A copy, as the engine's memory may be used again.
+      parts.push({ ...part, values: part.values.slice() });
+      ms += part.ms;
+    }
+    this.#say("");
+    write(byId("type-ms"), milliseconds(ms));
+    const outputs = { [spec.name]: joined(spec, parts) };
+    byId("type-outputs").replaceChildren(output(spec, outputs[spec.name]));
+    this.recorded.show(example?.outputs, outputs);
+  }
+
+  /** Show the steps of an answer as they come, until it ends, is stopped, or another one is asked for. */
+  async #generate(inputs, example, mine) {
+    const { outputs: specs, generate } = this.description;
+    const { made } = this.#texts;
+    const shown = made ? new TextOfSteps(made()) : new LinesOfSteps(specs, numbersOf);
+    let steps = 0;
+    let reason = null;
+    const all = [];
+    this.#stopped = false;
+    for await (const { outputs, ended, ms } of this.engine.generate(inputs, example ? "tensors" : "json")) {
+      if (mine !== this.#newest) return;
+      if (!steps++) {
+        this.#say("");
+        write(byId("type-ended"), "");
+        byId("type-outputs").replaceChildren(shown.element);
+        byId("type-stop").hidden = false;
+      }
+      shown.add(outputs);
+      if (example) all.push(outputs);
+      write(byId("type-ms"), milliseconds(ms));
+      reason = ended;
+      if (this.#stopped) break;
+    }
+    shown.end();
+    byId("type-stop").hidden = true;
+    write(byId("type-ended"), endOf(reason, steps, generate));
+    this.recorded.show(example?.outputs, this.#stopped || !example ? null : stacked(example.outputs, all));
+  }
+
   #say(sentence) {
     write(byId("type-state"), sentence);
   }
+}
+
+/** A sentence on the end of an answer. */
+function endOf(reason, steps, { max_steps: most }) {
+  const count = `${steps.toLocaleString("en")} ${steps === 1 ? "step" : "steps"}`;
+  if (reason === null) return `Stopped after ${count}.`;
+  if (reason === "end") return `The answer is whole, ${count}.`;
+  return `Cut after ${count}${steps < most ? "" : ", the most that an answer has"}.`;
+}
+
+/** The frames of a signal of any length. */
+function signalOf(spec, inputs) {
+  const frames = { name: "frames", min: 1, max: MOST_FRAMES };
+  return fromNumbers([{ ...spec, shape: [frames, ...spec.shape.slice(1)] }], inputs)[spec.name];
 }
 
 function parsed(text) {
@@ -83,44 +180,16 @@ function described(spec) {
 }
 
 /** JSON with one line for each input. */
-function lines(example) {
-  const each = Object.entries(example).map(([name, numbers]) => `  ${JSON.stringify(name)}: ${JSON.stringify(numbers)}`);
+function lines(specs, inputs) {
+  const each = specs.map(({ name, dtype }) => `  ${JSON.stringify(name)}: ${toText(inputs[name].values, inputs[name].shape, exactly(dtype))}`);
   return `{\n${each.join(",\n")}\n}`;
 }
 
-function output(spec, { values, shape }) {
-  const heading = element("h2", {}, `${spec.name} `, element("small", {}, `${spec.dtype}[${shape.join(", ")}]`));
-  const section = element("section", { className: "output" }, heading, content(spec, values, shape));
-  section.setAttribute("aria-label", spec.name);
-  return section;
-}
+const bytesOf = (inputs) => Object.fromEntries(Object.entries(inputs).map(([name, { values, shape }]) => [name, { bytes: new Uint8Array(values.slice().buffer), shape }]));
 
-function content({ dtype, labels, units }, values, shape) {
-  if (!labels?.length) {
-    const text = toText(values, shape, dtype === "float32" ? (value) => String(Number(value.toPrecision(DIGITS))) : String);
-    return element("pre", { tabIndex: 0 }, text.length > MOST_TEXT ? `${text.slice(0, MOST_TEXT)}…` : text);
-  }
-  const numbers = Array.from(values, Number);
-  const isShare = units === "probability" || numbers.every((value) => value >= 0 && value <= 1);
-  const score = (value) => (isShare ? percent(value) : value.toPrecision(3));
-  if (shape.length === 1) return bars(labels, numbers, score, isShare);
-  const rows = Math.min(numbers.length / labels.length, MOST_ROWS);
-  const best = Array.from({ length: rows }, (_, row) => {
-    const scores = numbers.slice(row * labels.length, (row + 1) * labels.length);
-    const index = largest(scores);
-    return element("li", {}, element("b", {}, labels[index]), element("small", {}, score(scores[index])));
-  });
-  return element("ol", { className: "words" }, ...best);
-}
-
-function bars(labels, numbers, score, isShare) {
-  const [lowest, highest] = [Math.min(0, ...numbers), Math.max(...numbers)];
-  const rows = likeliest(numbers, BARS).map((index) => {
-    const share = isShare ? numbers[index] : (numbers[index] - lowest) / (highest - lowest || 1);
-    const fill = element("i");
-    fill.style.transform = `scaleX(${share})`;
-    const track = element("span", { className: "track" }, fill);
-    return element("li", {}, element("span", {}, labels[index]), track, element("b", {}, score(numbers[index])));
-  });
-  return element("ol", { className: "bars" }, ...rows);
+/** The outputs of all steps, stacked as the recorded ones are; null where their sizes change from step to step. */
+function stacked(recorded, steps) {
+  const names = Object.keys(recorded);
+  if (names.some((name) => steps.some((step) => String(step[name].shape) !== String(steps[0][name].shape)))) return null;
+  return Object.fromEntries(names.map((name) => [name, { values: steps.flatMap((step) => Array.from(step[name].values)), shape: [steps.length, ...steps[0][name].shape] }]));
 }

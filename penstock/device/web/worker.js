@@ -1,14 +1,17 @@
 // Web worker that runs the network: frames and chunks of sound in, outputs out.
 
+import { Generation } from "./generation.js";
 import { ARRAYS, checkNumbers, fromNumbers, lengthsOf, reframe, roomOf, sizesOf } from "./tensors.js";
 import * as ort from "./vendor/ort.wasm.min.mjs";
 
 let pack = null;
 let session = null;
+let stepSession = null; // of a network whose answer takes steps
+let answer = null; // in progress: `{ run, generation }`
 let states = null; // state of a live network's stream
 let context = null; // of the canvas whose pixels are read
 
-const methods = { open, picture, pixels, array, tensors, json, sound, reset };
+const methods = { open, picture, pixels, array, tensors, json, step, sound, reset };
 
 self.onmessage = async ({ data: { id, method, ...rest } }) => {
   try {
@@ -23,13 +26,19 @@ async function open({ description, threads }) {
   pack = description;
   ort.env.wasm.numThreads = threads;
   ort.env.wasm.wasmPaths = new URL("./vendor/", import.meta.url).href;
-  const response = await fetch(`../${pack.models.fp32.file}`);
+  const { file, step: stepFile } = pack.models.fp32;
+  session = await opened(file);
+  if (stepFile) stepSession = await opened(stepFile);
+  return {};
+}
+
+async function opened(file) {
+  const response = await fetch(`../${file}`);
   if (!response.ok) throw new Error(`The network is not there (${response.status}).`);
-  session = await ort.InferenceSession.create(new Uint8Array(await response.arrayBuffer()), {
+  return ort.InferenceSession.create(new Uint8Array(await response.arrayBuffer()), {
     executionProviders: ["wasm"],
     graphOptimizationLevel: "all",
   });
-  return {};
 }
 
 /** Run the network on an ImageBitmap, and close it. */
@@ -44,7 +53,7 @@ async function picture({ bitmap }) {
   context.drawImage(bitmap, ...crop, 0, 0, width, height);
   bitmap.close();
   const { data } = context.getImageData(0, 0, width, height);
-  return pixels({ data, width, height });
+  return { ...(await pixels({ data, width, height })), seen: { width, height } };
 }
 
 /** Size and crop of the network's input: the whole picture, downscaled if too large; for a fixed size, its centre. */
@@ -61,9 +70,11 @@ function fit(bitmap) {
   return { width, height, crop: [(bitmap.width - size[0]) / 2, (bitmap.height - size[1]) / 2, ...size] };
 }
 
-/** Run the network on RGBA pixels, row by row. */
+/** Run the network on RGBA pixels, row by row; outputs of varying length are as those of `tensors`. */
 async function pixels({ data, width, height }) {
-  return run(tensorOf(data, width, height));
+  if (!isNamed(pack)) return run(tensorOf(data, width, height));
+  const [{ name }] = pack.inputs;
+  return runNamed({ [name]: { values: new Uint8Array(data.buffer), shape: [height, width, 4] } });
 }
 
 /** Run the network on the bytes of an array of its input's type. */
@@ -86,7 +97,10 @@ async function json({ inputs }) {
   return runNamed(fromNumbers(pack.inputs, inputs));
 }
 
-/** Run the network on `{ name: { values, shape } }`; the outputs are of the same form, without padding. */
+/**
+ * Run the network on `{ name: { values, shape } }`; the outputs are of the same form, without padding. Where answers take
+ * steps, begin one: `{ run, ms }`.
+ */
 async function runNamed(inputs) {
   const shapes = Object.fromEntries(Object.entries(inputs).map(([name, { shape }]) => [name, shape]));
   const specs = pack.inputs.filter((spec) => !isRaw(spec));
@@ -104,6 +118,12 @@ async function runNamed(inputs) {
   }
   for (const [name, length] of Object.entries(lengths)) feeds[name] = new ort.Tensor("int64", BigInt64Array.of(BigInt(length)), [1]);
   const began = performance.now();
+  if (pack.generate) {
+    answer = { run: (answer?.run ?? 0) + 1, generation: new Generation(pack, { begin: session, step: stepSession }, ort.Tensor) };
+    const { run, generation } = answer;
+    await generation.begin(feeds);
+    return { run, ms: performance.now() - began };
+  }
   const outputs = await session.run(feeds);
   const ms = performance.now() - began;
   // Dimensions that no input has are outputs of their own.
@@ -115,6 +135,16 @@ async function runNamed(inputs) {
   });
   for (const tensor of Object.values(outputs)) tensor.dispose();
   return { outputs: Object.fromEntries(named), ms };
+}
+
+/** True where outputs are boxes or have lengths that vary, so that each is given with its shape. */
+const isNamed = ({ shows, outputs }) => Boolean(shows) || outputs.some(({ shape }) => shape.some((size) => typeof size === "object"));
+
+/** Take the next step of the answer that was begun as `run`: `{ outputs, ended, ms }`. */
+async function step({ run }) {
+  if (answer?.run !== run) throw new Error("Another answer was begun; begin this one again.");
+  const began = performance.now();
+  return { ...(await answer.generation.step()), ms: performance.now() - began };
 }
 
 /** True for an array of any size, which has no batch dimension. */
@@ -147,7 +177,7 @@ async function sound({ samples, length, last }) {
   } = pack;
   states ??= live.states.map(initialState);
   const feeds = {
-    [input.name]: new ort.Tensor(input.dtype, samples, [1, samples.length]),
+    [input.name]: new ort.Tensor(input.dtype, samples, [1, ...input.shape]),
     [live.length]: new ort.Tensor("int64", BigInt64Array.of(BigInt(length)), [1]),
     [live.last]: new ort.Tensor("bool", Uint8Array.of(last ? 1 : 0), [1]),
   };

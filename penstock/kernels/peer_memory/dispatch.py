@@ -36,6 +36,8 @@ def why_no_peer_memory(device: torch.device, processes: int) -> str | None:
         return "they have no GPUs"
     if not HAS_TRITON:
         return "Triton is not installed"
+    if torch.cuda.device_count() < processes:
+        return "each process sees its own GPU alone"
     others = [other for other in range(processes) if other != device.index]
     if not all(torch.cuda.can_device_access_peer(device.index, other) for other in others):
         return "the GPUs do not reach each other's memory"

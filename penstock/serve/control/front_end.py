@@ -14,11 +14,12 @@ from penstock.core.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import Access, Keys
+from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener
-from penstock.serve.http.plain import JSON, chunk_of
+from penstock.serve.http.plain_body import chunk_of
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.request_log import RequestLog
@@ -71,6 +72,7 @@ class FrontEnd:
     ) -> None:
         self._settings = settings
         self.models = ModelRegistry(change, loading=settings.models.directory is not None)
+        self.models.starting = True
         self.attachments = Attachments(
             models=self.models,
             budget_ns=settings.batching.budget_ns,
@@ -89,8 +91,8 @@ class FrontEnd:
         self._access = access_of(settings.access)
         self._batch_loop = batch_loop
         self._grpc: GrpcThread | None = None
-        # gRPC reads its limit once.
-        self._grpc_body_bytes = 0
+        # gRPC reads its limit once, when it starts; None before that.
+        self._grpc_body_bytes: int | None = None
         routes = Routes(
             self.models,
             self._access,
@@ -99,6 +101,7 @@ class FrontEnd:
                 upgrade_to_stream, models=self.models, access=self._access, generating=self._generate_connection
             ),
             reject_stream=partial(reject_page, access=self._access),
+            offers_examples=settings.access.examples,
         )
         handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
@@ -129,15 +132,15 @@ class FrontEnd:
         self.chains.refresh()
         self.http.forget_heads()
         name = loaded.command.name
-        needed = self.models.named(name).application.max_body_bytes
-        # One front-end says it for all.
-        if self._grpc is not None and self.attachments.index == 0 and needed > self._grpc_body_bytes:
+        needed, limit = self.models.named(name).application.max_body_bytes, self._grpc_body_bytes
+        # The first front-end logs it for all.
+        if limit is not None and self.attachments.index == 0 and needed > limit:
             log.warning(
                 "%s takes bodies of up to %d bytes, but gRPC messages are limited to the %d bytes of the models with "
                 "which the server started; restart it, or send larger ones by HTTP",
                 name,
                 needed,
-                self._grpc_body_bytes,
+                limit,
             )
 
     def attach_chain(self, reference: str, counts: ChainCounts, *, again: bool = False) -> Chain:
@@ -155,8 +158,13 @@ class FrontEnd:
         self.attachments.lose_engine(engine)
         self.http.forget_heads()
 
-    async def listen(self) -> None:
-        """Start to accept connections.
+    def listen(self) -> None:
+        """Accept connections: requests are answered for the models that are attached, others with 503."""
+        self.http.listen()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def started(self) -> None:
+        """Become ready, and serve gRPC: every model of the start is attached.
 
         Raises:
             ServeError: The port of gRPC is taken.
@@ -166,16 +174,18 @@ class FrontEnd:
         gc.freeze()
         # Thousands of waiting requests are not garbage; the default threshold would scan them often.
         gc.set_threshold(GARBAGE_AFTER)
-        self.http.listen()
-        self._sweeper = asyncio.create_task(self._sweep())
-        port = self._settings.network.grpc_port
-        if port is None:
-            return
-        # Imported here: the packages of penstock[grpc] are optional.
+        if self._settings.network.grpc_port is not None:
+            await self._serve_grpc(self._settings.network.grpc_port)
+        self.models.starting = False
+        self.models.epoch += 1
+        self.http.forget_heads()
+
+    async def _serve_grpc(self, port: int) -> None:
+        # Imported here: the packages of penstock-nn[grpc] are optional.
         from penstock.serve.grpc.service import GrpcServer
 
         home = asyncio.get_running_loop()
-        self._grpc_body_bytes = self.models.max_body_bytes
+        limit = self._grpc_body_bytes = self.models.max_body_bytes
         certificate, key = self._settings.network.tls_certificate, self._settings.network.tls_key
         tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
 
@@ -185,7 +195,7 @@ class FrontEnd:
                 batch_loop=self._batch_loop,
                 host=self._settings.network.host,
                 port=port,
-                max_message_bytes=self._grpc_body_bytes + MAX_HEAD_BYTES,
+                max_message_bytes=limit + MAX_HEAD_BYTES,
                 authorise=self._access.check_key,
                 tls=tls,
                 home=home,
@@ -240,7 +250,7 @@ def check_telemetry(telemetry: TelemetrySettings) -> None:
         import_module("penstock.serve.observe.tracing")
     except ModuleNotFoundError as error:
         raise ServeError(
-            f"--otlp-endpoint needs the package {error.name}; pip install 'penstock[telemetry]'."
+            f"--otlp-endpoint needs the package {error.name}; pip install 'penstock-nn[telemetry]'."
         ) from None
 
 

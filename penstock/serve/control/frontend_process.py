@@ -97,7 +97,9 @@ class FrontendProcess:
             case messages.ModelState():
                 front.models.set_state(message)
             case messages.StartListening():
-                self._tasks.start(front.listen())
+                front.listen()
+            case messages.ServerStarted():
+                self._tasks.start(self._become_ready())
             case messages.TakeOverListener(index=index):
                 front.http.accept_from(index, socket.socket(fileno=descriptors[0]))
             case messages.ReleaseListener(index=index):
@@ -138,6 +140,18 @@ class FrontendProcess:
             self._channel.send(messages.ChainLoaded(key=load.key, name=chain.name, parts=chain.parts))
         finally:
             os.close(descriptor)
+
+    async def _become_ready(self) -> None:
+        try:
+            await self._front.started()
+        # The thread of gRPC may raise anything, and be cancelled; the supervisor would wait for ever.
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, PenstockError):
+                log.exception("the front-end cannot start")
+            self._channel.send(messages.StartFailed(error=str(error) or type(error).__name__))
+            self._drained.set()
+        else:
+            self._channel.send(messages.FrontendReady())
 
     async def _retire(self, key: int) -> None:
         await self._front.retire(key)

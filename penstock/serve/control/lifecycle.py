@@ -1,9 +1,12 @@
 """Start and stop of a server, in one process or under a supervisor."""
 
 import asyncio
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from penstock.serve.http.listener import url_of
 from penstock.serve.settings import NetworkSettings
@@ -16,9 +19,20 @@ def on_stop_signal(stop: Callable[[], None]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-def announce(models: Iterable[str], listener: socket.socket, network: NetworkSettings) -> None:
-    """Print which models are served, and where."""
-    names = ", ".join(dict.fromkeys(models))
+def announce(
+    models: Iterable[str], fallbacks: Iterable[str], listener: socket.socket, network: NetworkSettings
+) -> None:
+    """Print which models are served, where, and which of them run slower than they could."""
+    names = ", ".join(dict.fromkeys(models)) or "no model"
     print(f"Serving {names} at {url_of(listener, network.tls_certificate is not None)}", flush=True)
     if network.grpc_port is not None:
         print(f"Serving {names} by gRPC on port {network.grpc_port}", flush=True)
+    for fallback in dict.fromkeys(fallbacks):
+        print(f"Note: {fallback}", flush=True)
+
+
+def end_at_once() -> NoReturn:
+    """End this process with status 0, although a thread of it still loads a network."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,27 +1,31 @@
 """Models of a server: found in folders, loaded by the engines, attached by the front-ends, replaced and unloaded.
 
-A model directory has a folder for each model, which is a bundle or holds numbered versions, each a bundle:
-
-    models/digits/manifest.json ...        the model `digits`
-    models/speech/3/manifest.json ...      the model `speech`; its highest version is served
-
-Each engine has a replica of each model. A new version replaces the old one only when it is ready in all engines; the
-old one is unloaded when the last of its requests has been answered.
+Each engine has a replica of each version that is served. A new version replaces an old one only when it is ready in all
+engines; the old one is unloaded when the last of its requests has been answered.
 """
 
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, final
 
-from penstock.core.application import is_url_safe
-from penstock.core.bundle import MANIFEST
-from penstock.core.errors import EngineLost, InvalidInput, Overloaded, PenstockError, ServeError, UnknownRoute
+from penstock.core.bundle import read_manifest
+from penstock.core.errors import (
+    BundleError,
+    EngineLost,
+    InvalidInput,
+    Overloaded,
+    PenstockError,
+    ServeError,
+    UnknownRoute,
+)
 from penstock.serve.background import BackgroundTasks
+from penstock.serve.control.model_directory import ModelFolder, find_versions, model_names
+from penstock.serve.control.model_states import ModelStates
 from penstock.serve.messages import RESTART_S, RESTARTING, ChainLoaded, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import ModelSettings
 from penstock.serve.table.slots import SlotTable
@@ -30,6 +34,8 @@ log = logging.getLogger(__name__)
 
 # A private table, or the descriptor of a shared one.
 TableMemory = SlotTable | int
+# Name and version of a model.
+Key = tuple[str, str]
 # Replicas of a model, by engine.
 Replicas = dict[int, tuple[ModelLoaded, TableMemory]]
 
@@ -82,53 +88,9 @@ class ServerProcesses(Protocol):
         """Publish the state of a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A model on disk.
-
-    Args:
-        name: The name that requests use; empty takes the application's own.
-        version: `"1"` where versions are not numbered.
-        bundle: Its bundle folder.
-    """
-
-    name: str
-    version: str
-    bundle: Path
-
-
-def find_model(directory: Path, name: str) -> ModelFolder:
-    """Find the newest version of a model in a model directory.
-
-    Raises:
-        UnknownRoute: There is no such model.
-    """
-    folder = directory / name
-    if not is_url_safe(name) or not folder.is_dir():
-        raise UnknownRoute(f"There is no folder {name!r} in the model directory.")
-    if (folder / MANIFEST).is_file():
-        return ModelFolder(name, "1", folder)
-    numbers = [each for each in folder.iterdir() if each.name.isascii() and each.name.isdecimal() and each.is_dir()]
-    if not numbers:
-        raise UnknownRoute(f"The folder {name!r} of the model directory is no bundle and has no numbered versions.")
-    newest = max(numbers, key=lambda each: int(each.name))
-    return ModelFolder(name, str(int(newest.name)), newest)
-
-
-def model_names(directory: Path) -> list[str]:
-    """List the models of a model directory.
-
-    Raises:
-        ServeError: It is no directory.
-    """
-    if not directory.is_dir():
-        raise ServeError(f"{directory} is not a directory; name the folder that holds the models' folders.")
-    return sorted(each.name for each in directory.iterdir() if each.is_dir() and is_url_safe(each.name))
-
-
 @dataclass(slots=True)
 class _LoadedModel:
-    """A model that is served, or was until its last engine died.
+    """A version of a model that is served, or was until its last engine died.
 
     Args:
         folder: Its folder, with the name that requests use.
@@ -155,17 +117,18 @@ class ModelRepository:
     def __init__(self, models: ModelSettings, processes: ServerProcesses) -> None:
         self._bundles = models.bundles
         self._chain_references = models.chains
-        self._directory = models.directory
+        self._directory, self._policies = models.directory, models.policies
         self._processes = processes
         self._keys, self._numbers = itertools.count(), itertools.count()
         self._change_lock = asyncio.Lock()
-        self._models: dict[str, _LoadedModel] = {}
+        # By name and version.
+        self._models: dict[Key, _LoadedModel] = {}
         # Replicas that the front-ends attach at this moment.
         self._attaching: Replicas = {}
-        self._states: dict[str, ModelState] = {}
+        # Models that engines load at this moment, by the key of the table.
+        self._loading: dict[int, ModelFolder] = {}
+        self._states = ModelStates(processes.publish_state)
         self._retiring = BackgroundTasks()
-        # By name: the parts of each chain.
-        self._chains: dict[str, tuple[str, ...]] = {}
 
     @property
     def loaded(self) -> list[tuple[ModelLoaded, TableMemory]]:
@@ -173,14 +136,19 @@ class ModelRepository:
         return [replica for model in self._models.values() for replica in model.replicas.values()]
 
     @property
+    def fallbacks(self) -> list[str]:
+        """Reasons why networks run in a slower way than there is, one for each replica."""
+        return [loaded.fallback for loaded, _ in self.loaded if loaded.fallback]
+
+    @property
     def chains(self) -> list[str]:
         """Names of the chains."""
-        return list(self._chains)
+        return self._states.chains
 
     @property
     def states(self) -> tuple[ModelState, ...]:
         """State of every model that was requested or lies in the model directory."""
-        return tuple(self._states.values())
+        return self._states.all
 
     async def load_all(self) -> None:
         """Load the models that the server was started with.
@@ -190,14 +158,33 @@ class ModelRepository:
         """
         folders = [ModelFolder("", "1", bundle) for bundle in self._bundles]
         if self._directory is not None:
-            folders += [find_model(self._directory, name) for name in model_names(self._directory)]
+            names = model_names(self._directory)
+            folders += [folder for name in names for folder in self._found(name)]
         async with self._change_lock:
             for folder in folders:
+                self._states.set(folder.named(), "LOADING", "waiting for its turn")
+            for folder in folders:
                 await self._load_version(folder)
+                self._withdraw(folder.named().key)
             for reference in self._chain_references:
                 loaded = await self._processes.load_chain(reference)
-                self._chains[loaded.name] = loaded.parts
-                self._set_chain_state(loaded.name)
+                self._states.add_chain(loaded.name, loaded.parts)
+
+    def note_progress(self, key: int, activity: str) -> None:
+        """Publish what an engine does to load a model that nothing serves yet.
+
+        Args:
+            key: Key of the table.
+            activity: The present step.
+        """
+        folder = self._loading.get(key)
+        if folder is None:
+            return
+        model = self._models.get(folder.key)
+        if not self._versions_of(folder.name):
+            self._states.set(folder, "LOADING", activity, since_ns=time.monotonic_ns())
+        elif model is not None and not model.replicas:
+            self._states.set(folder, "LOADING", f"{RESTARTING}: {activity}", since_ns=time.monotonic_ns())
 
     def drop_engine(self, engine: int) -> None:
         """Forget the replicas of an engine that died, until `restore`."""
@@ -207,7 +194,7 @@ class ModelRepository:
             if model.replicas:
                 model.keys = _keys_of(model.replicas)
             else:
-                self._set_state(model.folder, "LOADING", RESTARTING)
+                self._states.set(model.folder, "LOADING", RESTARTING)
 
     async def restore(self, engine: int) -> None:
         """Load the served models into an engine that was restarted; retry those that fail.
@@ -218,7 +205,7 @@ class ModelRepository:
         pause_s = MIN_RETRY_S
         while missing := await self._missing(engine):
             try:
-                reloaded = [await self._reload(name, engine) for name in missing]
+                reloaded = [await self._reload(key, engine) for key in missing]
                 for each in reloaded:
                     if each is not None:
                         await self._rejoin(*each, engine)
@@ -228,16 +215,16 @@ class ModelRepository:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
-    async def _missing(self, engine: int) -> list[str]:
+    async def _missing(self, engine: int) -> list[Key]:
         # A change that is under way may have begun when that engine was not there.
         async with self._change_lock:
-            missing = [name for name, model in self._models.items() if engine not in model.replicas]
-            return sorted(missing, key=lambda name: bool(self._models[name].replicas))
+            missing = [key for key, model in self._models.items() if engine not in model.replicas]
+            return sorted(missing, key=lambda key: bool(self._models[key].replicas))
 
-    async def _reload(self, name: str, engine: int) -> tuple[_LoadedModel, Replicas] | None:
+    async def _reload(self, key: Key, engine: int) -> tuple[_LoadedModel, Replicas] | None:
         """Load a model again; returns its replica if it is still to be attached."""
         async with self._change_lock:
-            model = self._models.get(name)
+            model = self._models.get(key)
             if model is None or engine in model.replicas:
                 return None
             with self._reporting(model, engine):
@@ -250,7 +237,7 @@ class ModelRepository:
     async def _rejoin(self, model: _LoadedModel, replicas: Replicas, engine: int) -> None:
         async with self._change_lock:
             # The model may have been replaced or unloaded meanwhile.
-            if self._models.get(model.folder.name) is not model or engine in model.replicas:
+            if self._models.get(model.folder.key) is not model or engine in model.replicas:
                 await self._unload_tables(_keys_of(replicas))
                 return
             with self._reporting(model, engine):
@@ -259,7 +246,7 @@ class ModelRepository:
     async def _join(self, model: _LoadedModel, replicas: Replicas) -> None:
         model.replicas |= await self._attach(replicas, None)
         model.keys = _keys_of(model.replicas)
-        self._set_state(model.folder, "READY")
+        self._states.set(model.folder, "READY")
 
     @contextmanager
     def _reporting(self, model: _LoadedModel, engine: int) -> Generator[None]:
@@ -267,7 +254,7 @@ class ModelRepository:
             yield
         except PenstockError as error:
             if not model.replicas:
-                self._set_state(model.folder, "LOADING", f"{RESTARTING}: {error}")
+                self._states.set(model.folder, "LOADING", f"{RESTARTING}: {error}")
             if isinstance(error, EngineLost):
                 raise
             log.error("engine %d cannot serve %s, and tries again: %s", engine, model.folder.name, error)
@@ -277,30 +264,29 @@ class ModelRepository:
         await (self.unload(name) if unload else self.load(name))
 
     async def load(self, name: str) -> None:
-        """Serve the newest version of a model; the version before it is served until then.
+        """Serve the versions of a model that its policy asks for; those before them are served until then.
+
+        A single version is loaded again in any case, one of several only if its bundle is another.
 
         Raises:
             UnknownRoute: There is no such model.
             InvalidInput: The model cannot be loaded.
             Overloaded: No engine runs, or one died meanwhile.
         """
-        assert self._directory is not None, "front-ends refuse this without a model directory"
-        if name in self._chains:
+        if name in self._states.chains:
             raise InvalidInput(f"{name!r} is a chain, whose parts are loaded one by one; rename the folder of a model.")
         async with self._change_lock:
-            folder = find_model(self._directory, name)
-            served = name in self._models
-            if not served:
-                self._set_state(folder, "LOADING")
-            try:
-                await self._load_version(folder)
-            except PenstockError as error:
-                if not served:
-                    self._set_state(folder, "UNAVAILABLE", str(error))
-                if isinstance(error, EngineLost):
-                    raise Overloaded(f"Model {name!r} is not loaded: {error}", RESTART_S) from None
-                log.warning("%s cannot be loaded: %s", name, error)
-                raise InvalidInput(f"Model {name!r} cannot be loaded: {error}") from None
+            folders, served = self._found(name), self._versions_of(name)
+            wanted = {folder.key for folder in folders}
+            for key in self._states.versions(name):
+                if key not in wanted:
+                    self._withdraw(key)
+            for folder in folders:
+                if not folder.several or not self._is_current(folder):
+                    await self._load_one(folder, is_new=not served)
+            for model in served:
+                if model.folder.key not in wanted:
+                    self._drop(model)
 
     async def unload(self, name: str) -> None:
         """Stop serving a model; accepted requests are still answered.
@@ -309,12 +295,56 @@ class ModelRepository:
             UnknownRoute: It is not loaded.
         """
         async with self._change_lock:
-            model = self._models.pop(name, None)
-            if model is None:
+            models = self._versions_of(name)
+            if not models:
                 raise UnknownRoute(f"There is no model {name!r} to unload.")
-            self._set_state(model.folder, "UNLOADING")
-            await self._retire(model.keys)
-            self._set_state(model.folder, "UNAVAILABLE", "unloaded")
+            for model in models:
+                del self._models[model.folder.key]
+                self._states.set(model.folder, "UNLOADING")
+            for model in models:
+                await self._retire(model.keys)
+                self._states.set(model.folder, "UNAVAILABLE", "unloaded")
+
+    def _found(self, name: str) -> list[ModelFolder]:
+        assert self._directory is not None, "front-ends refuse changes without a model directory"
+        return find_versions(self._directory, name, self._policies)
+
+    def _versions_of(self, name: str) -> list[_LoadedModel]:
+        return [model for model in self._models.values() if model.folder.name == name]
+
+    def _is_current(self, folder: ModelFolder) -> bool:
+        """Check whether a version is served as it lies on disk."""
+        model = self._models.get(folder.key)
+        if model is None or not model.replicas:
+            return False
+        served = {loaded.bundle_hash for loaded, _ in model.replicas.values()}
+        with suppress(BundleError):
+            return {read_manifest(folder.bundle).content_hash} == served
+        return False
+
+    async def _load_one(self, folder: ModelFolder, *, is_new: bool) -> None:
+        if is_new:
+            self._states.set(folder, "LOADING")
+        try:
+            await self._load_version(folder)
+        except PenstockError as error:
+            if is_new:
+                self._states.set(folder, "UNAVAILABLE", str(error))
+            if isinstance(error, EngineLost):
+                raise Overloaded(f"Model {folder.name!r} is not loaded: {error}", RESTART_S) from None
+            log.warning("%s cannot be loaded: %s", folder.name, error)
+            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {error}") from None
+
+    def _drop(self, model: _LoadedModel) -> None:
+        """Let a version go that its policy does not ask for any more."""
+        del self._models[model.folder.key]
+        self._withdraw(model.folder.key)
+        self._retiring.start(self._retire(model.keys))
+
+    def _withdraw(self, key: Key) -> None:
+        """Withdraw the state of a version that is no more, or was loaded under another name, see `--app`."""
+        if key not in self._models:
+            self._states.withdraw(key)
 
     async def _load_version(self, folder: ModelFolder) -> None:
         engines = self._processes.engines
@@ -323,28 +353,38 @@ class ModelRepository:
         number = next(self._numbers)
         replicas = await self._load_replicas(folder, number, engines)
         name = next(loaded.command.name for loaded, _ in replicas.values())
-        if not folder.name and name in self._models:
+        if not folder.name and self._versions_of(name):
             await self._unload_tables(_keys_of(replicas))
             raise ServeError(
                 f"two bundles are of application {name!r}; put them into a model directory, where folders name them."
             )
-        before = self._models.get(name)
-        replicas = await self._attach(replicas, before)
         folder = replace(folder, name=name)
-        self._models[name] = _LoadedModel(folder, number, replicas, _keys_of(replicas))
-        self._set_state(folder, "READY")
+        before = self._models.get(folder.key)
+        replicas = await self._attach(replicas, before)
+        self._models[folder.key] = _LoadedModel(folder, number, replicas, _keys_of(replicas))
+        self._states.set(folder, "READY")
         if before is not None and before.replicas:
             self._retiring.start(self._retire(_keys_of(before.replicas)))
 
     async def _load_replicas(self, folder: ModelFolder, number: int, engines: tuple[int, ...]) -> Replicas:
         """Load a model into engines; engines that die meanwhile get it when they are restarted."""
-        bundle = str(folder.bundle)
-        commands = [
-            LoadModel(key=key, model=number, name=folder.name, version=folder.version, bundle=bundle)
-            for key in itertools.islice(self._keys, len(engines))
-        ]
+        command = LoadModel(
+            key=0,
+            model=number,
+            name=folder.name,
+            version=folder.version,
+            several=folder.several,
+            bundle=str(folder.bundle),
+        )
+        commands = [replace(command, key=key) for key in itertools.islice(self._keys, len(engines))]
         loads = (self._processes.load(command, engine) for command, engine in zip(commands, engines, strict=True))
-        results = await asyncio.gather(*loads, return_exceptions=True)
+        named = folder.named()
+        self._loading |= {command.key: named for command in commands}
+        try:
+            results = await asyncio.gather(*loads, return_exceptions=True)
+        finally:
+            for command in commands:
+                del self._loading[command.key]
         failures = [each for each in results if isinstance(each, BaseException)]
         # An error of the model is more informative than the death of an engine.
         worst = min(failures, key=lambda error: isinstance(error, EngineLost), default=None)
@@ -381,28 +421,6 @@ class ModelRepository:
     async def _unload_tables(self, keys: list[int]) -> None:
         for key in keys:
             await self._processes.unload(key)
-
-    def _set_state(self, folder: ModelFolder, state: str, reason: str = "") -> None:
-        now = ModelState(name=folder.name, version=folder.version, state=state, reason=reason)
-        self._states[folder.name] = now
-        self._processes.publish_state(now)
-        for chain, parts in self._chains.items():
-            if folder.name in parts:
-                self._set_chain_state(chain)
-
-    def _set_chain_state(self, name: str) -> None:
-        """Publish the state of a chain: that of the first part which is not ready."""
-        states = [self._states[part] for part in self._chains[name] if part in self._states]
-        worst = next((state for state in states if state.state != "READY"), None)
-        now = ModelState(name=name, version="1", state="READY")
-        if worst is not None:
-            # An unloaded part may come back.
-            state = "UNAVAILABLE" if worst.state == "UNLOADING" else worst.state
-            now = ModelState(
-                name=name, version="1", state=state, reason=f"{worst.reason} (part {worst.name!r})".strip()
-            )
-        self._states[name] = now
-        self._processes.publish_state(now)
 
 
 def _keys_of(replicas: Replicas) -> list[int]:

@@ -7,7 +7,7 @@ from typing import final
 
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.front_end import FrontEnd
-from penstock.serve.control.lifecycle import announce, on_stop_signal
+from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal
 from penstock.serve.control.repository import ModelRepository, TableMemory
 from penstock.serve.engine.model_loader import ModelLoader
 from penstock.serve.messages import ChainLoaded, LoadModel, ModelLoaded, ModelState
@@ -30,7 +30,7 @@ class _SingleProcess:
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._listener = listener
-        self._loader = ModelLoader(settings, shared=False)
+        self._loader = ModelLoader(settings, self._report, shared=False)
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
         self._repository = ModelRepository(settings.models, self)
@@ -47,9 +47,17 @@ class _SingleProcess:
 
     async def run(self) -> None:
         on_stop_signal(self._signalled)
-        await self._repository.load_all()
-        await self._front.listen()
-        announce((served.name for served in self._front.models), self._listener, self._settings.network)
+        self._front.listen()
+        loading = asyncio.create_task(self._repository.load_all())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            self._front.http.abort()
+            end_at_once()
+        loading.result()
+        await self._front.started()
+        names = (served.name for served in self._front.models.newest)
+        announce(names, self._repository.fallbacks, self._listener, self._settings.network)
         await self._stop.wait()
         await self._front.drain(lambda: self._signals > 1)
 
@@ -76,6 +84,9 @@ class _SingleProcess:
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         loaded, table, _ = await self._loader.load(command)
         return loaded, table
+
+    def _report(self, key: int, activity: str) -> None:
+        self._repository.note_progress(key, activity)
 
     async def unload(self, key: int) -> None:
         self._loader.unload(key)

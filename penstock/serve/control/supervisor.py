@@ -22,7 +22,6 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.lifecycle import announce, on_stop_signal
 from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository, TableMemory
-from penstock.serve.http.listener import BACKLOG
 from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import shared_memory
@@ -59,13 +58,14 @@ class _Supervisor:
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
         self._repository = ModelRepository(settings.models, self)
         self._stop = asyncio.Event()
-        self._start_error = ""
+        self._start_error: ServeError | None = None
         # Set by the second signal.
         self._hurry = asyncio.Event()
         # Commands without a reply, by child, type and key.
         self._pending: dict[tuple[ChildProcess, type[Message], int], asyncio.Future[Reply]] = {}
         self._tasks = BackgroundTasks()
-        self._listening = False
+        # Whether every model of the start is loaded.
+        self._started = False
         # The front-end that accepts the connections of a dead one, by the index of the dead one.
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
@@ -91,6 +91,8 @@ class _Supervisor:
         on_stop_signal(self._signalled)
         for child in (*self._engines, *self._frontends):
             child.start()
+        for child in self._frontends:
+            child.send(messages.StartListening())
         loading = loop.create_task(self._first_load())
         stopping = loop.create_task(self._stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -100,19 +102,21 @@ class _Supervisor:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         if self._start_error:
-            raise ServeError(self._start_error)
-        await self._drain()
+            raise self._start_error
+        # A server that has not started has nothing to answer.
+        if self._started:
+            await self._drain()
 
     async def _first_load(self) -> None:
         await self._repository.load_all()
-        self._listening = True
-        for listener in self._sockets:
-            # Connections that arrive before the front-ends accept stay in the backlog.
-            listener.listen(BACKLOG)
-        for child in self._frontends:
-            child.send(messages.StartListening())
+        # Clients that wait for the announcement must find the server ready, and its port of gRPC open.
+        started = messages.ServerStarted()
+        await asyncio.gather(*(self._command(child, started, 0) for child in self._frontends if child.alive))
+        if self._start_error:
+            return
+        self._started = True
         names = (*(loaded.command.name for loaded, _ in self._repository.loaded), *self._repository.chains)
-        announce(names, self._sockets[0], self._settings.network)
+        announce(names, self._repository.fallbacks, self._sockets[0], self._settings.network)
 
     async def _drain(self) -> None:
         # The kernel would still queue connections at a listening socket without an accepting process.
@@ -208,6 +212,8 @@ class _Supervisor:
                     self._tasks.start(self._repository.restore(child.index))
             case ModelLoaded(command=command):
                 self._resolve(child, messages.LoadModel, command.key, message, descriptors)
+            case messages.LoadProgress(key=key, activity=activity):
+                self._repository.note_progress(key, activity)
             case messages.CommandDone(key=key):
                 self._resolve(child, ModelLoaded, key, message, [])
             case messages.ChainLoaded(key=key):
@@ -218,6 +224,8 @@ class _Supervisor:
                 self._fail_command(child, key, error)
             case messages.ChangeModel():
                 self._tasks.start(self._change(child, message))
+            case messages.FrontendReady():
+                self._resolve(child, messages.ServerStarted, 0, message, [])
             case messages.StartFailed(error=error):
                 child.start_error = error
             case _:
@@ -282,15 +290,15 @@ class _Supervisor:
         return [(key, future) for key, future in taken if not future.done()]
 
     def _fail_start(self, child: ChildProcess) -> None:
-        if not self._listening and child.keep_running:
+        if not self._started and child.keep_running:
             child.keep_running = False
-            default = f"the process of {child.name} ended while the server started; its log says why."
-            self._start_error = self._start_error or child.start_error or default
+            ended = EngineLost(f"the process of {child.name} ended while the server started; its log says why.")
+            self._start_error = self._start_error or (ServeError(child.start_error) if child.start_error else ended)
             self._stop.set()
 
     def _arrange_takeovers(self) -> None:
         ready = [child for child in self._frontends if child.ready]
-        if not self._listening or self._stop.is_set() or not ready:
+        if not self._started or self._stop.is_set() or not ready:
             return
         for index, child in enumerate(self._frontends):
             acting = self._takeovers.get(index)
@@ -311,6 +319,8 @@ class _Supervisor:
         for key, (reference, memory) in enumerate(self._chains):
             child.send(messages.LoadChain(key=key, reference=reference, again=True), (memory,))
         child.send(messages.StartListening())
+        if self._started:
+            child.send(messages.ServerStarted())
 
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()

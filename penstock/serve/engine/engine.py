@@ -19,7 +19,7 @@ from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.faults import begin_isolated
 from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
-from penstock.serve.engine.scheduler import Columns, Rows, Schedule, schedule, urgency
+from penstock.serve.engine.scheduler import BatchSchedule, Columns, Rows, schedule, urgency
 from penstock.serve.table import slots
 from penstock.serve.table.costs import OVERHEAD_NS, Costs
 from penstock.serve.table.length_costs import LengthCosts
@@ -81,7 +81,7 @@ class Engine:
         max_rows: A limit of the batch below what the budget allows; None for no other.
         costs: Batch costs; None where `measuring` will find them. Those of an input whose lengths vary are
             `LengthCosts`.
-        traced: Record queue time and batch size of each result, for traces.
+        traced: Record the batch size of each result, for traces.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Engine:
                 f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
             )
 
-    def tick(self, now_ns: int) -> Schedule:
+    def tick(self, now_ns: int) -> BatchSchedule:
         """Run the next batch, if there is one.
 
         Args:
@@ -335,7 +335,6 @@ class Engine:
         still_busy_B = np.zeros_like(batch.busy_B) if result.busy_B is None else result.busy_B & (status_B == slots.OK)
         flat["status"][to_B] = status_B
         if self._traced:
-            flat["queue_ns"][to_B] = batch.start_ns - flat["arrival_ns"][from_B]
             flat["batch_rows"][to_B] = rows_B.size
         # A batch that was begun while another ran had to wait for that one.
         took_ns = end_ns - max(batch.start_ns, self._end_ns)
@@ -347,11 +346,14 @@ class Engine:
             self._length_costs.observe(rows_B.size, int(flat["length"][from_B].max()), took_ns)
             self._length_costs.publish(table)
             table.uncaptured[0] = self._executor.uncaptured_batches
-        arrival_ns_B, deadline_ns_B = flat["arrival_ns"][from_B], flat["deadline_ns"][from_B]
-        self._count(rows_B.size, arrival_ns_B, deadline_ns_B, status_B, batch.start_ns, end_ns)
+        queue_B, compute_ns = batch.start_ns - flat["arrival_ns"][from_B], end_ns - batch.start_ns
+        # Always, for front-ends whose clients ask for them: a check for those would cost as much.
+        flat["queue_ns"][to_B] = queue_B
+        flat["compute_ns"][to_B] = compute_ns
+        self._count(queue_B, compute_ns, flat["deadline_ns"][from_B], status_B, end_ns)
         self._publish(rows_B, 1 - batch.busy_B, still_busy_B)
 
-    def _expire(self, chosen: Schedule) -> None:
+    def _expire(self, chosen: BatchSchedule) -> None:
         table, rows = self._table, chosen.expire
         put = rows * table.chunks + table.produced[rows] % table.chunks
         self._flat["output_length"][put] = 0
@@ -373,12 +375,8 @@ class Engine:
             ring[np.arange(count, count + own_B.size) % ring.size] = own_B
             table.done_count[frontend] = count + own_B.size
 
-    def _count(
-        self, rows: int, arrival_ns_B: Rows, deadline_ns_B: Rows, status_B: Rows, start_ns: int, end_ns: int
-    ) -> None:
-        table = self._table
-        queue_B, latency_B = start_ns - arrival_ns_B, end_ns - arrival_ns_B
-        compute_ns = end_ns - start_ns
+    def _count(self, queue_B: Rows, compute_ns: int, deadline_ns_B: Rows, status_B: Rows, end_ns: int) -> None:
+        table, rows, latency_B = self._table, queue_B.size, queue_B + compute_ns
         table.batch_counts[np.searchsorted(slots.BATCH_EDGES, rows)] += 1
         table.compute_counts[np.searchsorted(slots.TIME_EDGES_NS, compute_ns)] += rows
         for counts, times_B in ((table.queue_counts, queue_B), (table.latency_counts, latency_B)):

@@ -13,7 +13,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.engine.model_loader import ModelLoader
-from penstock.serve.messages import CommandFailed, LoadModel, Message, UnloadModel
+from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, UnloadModel
 from penstock.serve.settings import Settings
 from penstock.serve.table.slots import SlotTable
 
@@ -34,7 +34,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._own = own
         self._frontends = frontends
-        self._loader = ModelLoader(settings, shared=True, index=index)
+        self._loader = ModelLoader(settings, self._report, shared=True, index=index)
         self._tables: dict[int, SlotTable] = {}
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon)
         self._end = asyncio.Event()
@@ -62,6 +62,9 @@ class EngineProcess:
             for index in owners.tolist():
                 os.eventfd_write(self._frontends[index], 1)
         return rows
+
+    def _report(self, key: int, activity: str) -> None:
+        self._channel.send(LoadProgress(key=key, activity=activity))
 
     def _receive(self, message: Message, descriptors: list[int]) -> None:
         match message:

@@ -3,10 +3,15 @@
 The rows in progress are one batched state and some columns beside it, in the same order: slot, steps taken, maximum of
 steps, time of the last output. A tick begins waiting rows or steps all that are in progress, as `schedule_generation`
 decides; it makes the same number of Python calls for 1 row as for 256, except where the network raises.
+
+An executor that launches steps (`GeneratingAhead`) always has the next one launched when a tick waits for one, so that
+the device does not wait for the host. There a tick steps the rows in progress and begins others beside them; they join
+in the first tick that finds them ready.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -14,12 +19,13 @@ import numpy as np
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepOutput
-from penstock.runtime.generating import Generating, Mask, RowStates
+from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn, GenerationStep, Mask
 from penstock.serve.engine.engine import Backlog, finite_rows
-from penstock.serve.engine.generation_faults import begin_isolated, step_isolated
+from penstock.serve.engine.generation_faults import begin_isolated, rejected_rows, step_isolated
 from penstock.serve.engine.generation_measurement import measuring_generation
 from penstock.serve.engine.generation_scheduler import InProgress, not_busy, schedule_generation
-from penstock.serve.engine.scheduler import NO_ROWS, Columns, Rows, Schedule
+from penstock.serve.engine.rows_in_progress import NOTHING, Beginning, Launched, RowsInProgress
+from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.generation_costs import GenerationCosts
@@ -30,33 +36,8 @@ from penstock.serve.table.slots import SlotTable
 # B rows in progress
 
 NEVER_NS = 1 << 62
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowsInProgress:
-    """The rows in progress.
-
-    Args:
-        state: Their state; None where there are none.
-        slot_B: The slot of each.
-        steps_B: Steps taken.
-        limit_B: Maximum of steps.
-        last_ns_B: Time of the last output; before the first, that of the arrival.
-    """
-
-    state: RowStates | None
-    slot_B: Rows
-    steps_B: Rows
-    limit_B: Rows
-    last_ns_B: Rows
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        return self.slot_B.size
-
-
-NOTHING = RowsInProgress(state=None, slot_B=NO_ROWS, steps_B=NO_ROWS, limit_B=NO_ROWS, last_ns_B=NO_ROWS)
+# Steps that are launched beside the one whose results the engine waits for.
+STEPS_AHEAD = 1
 
 
 @final
@@ -76,7 +57,7 @@ class GenerationEngine:
 
     def __init__(
         self,
-        executor: Generating,
+        executor: GeneratingInTurn | GeneratingAhead,
         table: SlotTable,
         *,
         first_budget_ns: int,
@@ -101,7 +82,13 @@ class GenerationEngine:
         self._numbers = spec.size
         self._checks_finite = spec.takes_nan
         self.progress = NOTHING
-        self.costs = costs or GenerationCosts(self._unknown(), Costs([1], [0.0]), 1.0)
+        # Rows that begin in the next tick, and those that have begun and not joined.
+        self._chosen = NO_ROWS
+        self._beginning: deque[Beginning] = deque()
+        self._launched: deque[Launched] = deque()
+        self._end_ns = 0
+        beside = isinstance(executor, GeneratingAhead)
+        self.costs = costs or GenerationCosts(self._unknown(), Costs([1], [0.0]), 1.0, beside=beside)
         self.costs.publish(table)
 
     def _unknown(self) -> Costs | LengthCosts:
@@ -136,8 +123,8 @@ class GenerationEngine:
             f"ms, of {most} rows {step.of(most) / 1e6:.2f} ms"
         )
 
-    def tick(self, now_ns: int) -> Schedule:
-        """Begin waiting rows, or step those in progress.
+    def tick(self, now_ns: int) -> BatchSchedule:
+        """Begin waiting rows, or step those in progress; an executor that launches steps does both.
 
         Args:
             now_ns: The time.
@@ -145,23 +132,30 @@ class GenerationEngine:
         Returns:
             The rows that began or were stepped, those that expired, and the number of rows that wait.
         """
+        self._join_ready()
         cancelled = self._drop_cancelled()
+        self._launch_ahead()
+        began, self._chosen = self._chosen, NO_ROWS
+        if began.size:
+            self._begin(began)
         chosen = schedule_generation(
             not_busy(self._columns), self._table.length, now_ns, self._in_progress(), self.costs
         )
         if chosen.expire.size:
             self._fail(chosen.expire, slots.EXPIRED, taken=True)
-        if chosen.begin.size:
+        if chosen.begin.size and chosen.step and self.costs.beside:
+            # A tick that chooses rows and begins them too would take longer than a step.
+            self._chosen = chosen.begin
+        elif chosen.begin.size:
             self._begin(chosen.begin)
-            run = chosen.begin
-        else:
-            run = self._step() if chosen.step else NO_ROWS
-        self._table.in_progress[0] = self.progress.rows
-        return Schedule(run, np.concatenate([chosen.expire, cancelled]), chosen.waiting)
+            began = chosen.begin
+        run = self._step() if chosen.step else began
+        self._table.in_progress[0] = self.progress.rows + self._rows_beginning
+        return BatchSchedule(run, np.concatenate([chosen.expire, cancelled]), chosen.waiting)
 
     def backlog(self, now_ns: int) -> Backlog:
         """Predict the work of the next tick: a step of the rows in progress, and of those that wait."""
-        table, rows = self._table, self.progress.rows
+        table, rows = self._table, self.progress.rows + self._rows_beginning
         waiting = (table.submitted != table.consumed).nonzero()[0]
         if not rows + waiting.size:
             return Backlog(0, 0, 0, 0)
@@ -181,10 +175,14 @@ class GenerationEngine:
         self._table.other_tables_ns[0] = work_ns
         self._table.other_tables_share[0] = int(share * 1000)
 
+    @property
+    def _rows_beginning(self) -> int:
+        return sum(each.slot_B.size for each in self._beginning)
+
     def _in_progress(self) -> InProgress:
         progress = self.progress
         due_ns = int(progress.last_ns_B.min()) + self._step_budget_ns if progress.rows else NEVER_NS
-        return InProgress(progress.rows, due_ns)
+        return InProgress(progress.rows, due_ns, self._rows_beginning)
 
     def _begin(self, rows_B: Rows) -> None:
         table, spec, start_ns = self._table, self._table.layout.input, self._clock_ns()
@@ -192,13 +190,12 @@ class GenerationEngine:
             chunk_B = spec.gather(table.input[:, 0], rows_B, spec.empty(rows_B.size))
         else:
             chunk_B = table.input[rows_B, 0]
-        state, failed_B = begin_isolated(self._executor, chunk_B)
+        begun, failed_B = begin_isolated(self._executor, chunk_B)
         if failed_B.any():
             self._fail(rows_B[failed_B], slots.FAILED, taken=True)
             rows_B, chunk_B = rows_B[~failed_B], chunk_B[~failed_B]
-        if state is None:
+        if not begun:
             return
-        now_ns = self._clock_ns()
         # In this order: a front-end that sees the chunk consumed also sees that the row is busy.
         table.busy[rows_B] = 1
         table.consumed[rows_B] += 1
@@ -206,18 +203,41 @@ class GenerationEngine:
         counts = np.bincount(np.searchsorted(slots.TIME_EDGES_NS, start_ns - arrival_ns_B))
         table.queue_counts[: counts.size] += counts
         table.sums[1] += (start_ns - arrival_ns_B).sum()
-        before = self.progress
-        rows = rows_B.size
-        joined = state if before.state is None else self._executor.join([before.state, state])
-        self.progress = RowsInProgress(
-            state=joined,
-            slot_B=np.concatenate([before.slot_B, rows_B]),
-            steps_B=np.concatenate([before.steps_B, np.zeros(rows, np.int64)]),
-            limit_B=np.concatenate([before.limit_B, self._executor.limits(chunk_B)]),
-            # The rows that just began are due a step after this.
-            last_ns_B=np.concatenate([before.last_ns_B, np.full(rows, now_ns)]),
-        )
+        beginning = Beginning(begun, rows_B, self._executor.limits(chunk_B))
+        if isinstance(self._executor, GeneratingAhead):
+            self._beginning.append(beginning)
+            return
+        self._join(beginning)
         self._observe_begin(rows_B, self._clock_ns() - start_ns)
+
+    def _join_ready(self) -> None:
+        """Let the rows join that have begun; where none is in progress, wait for them."""
+        executor = self._executor
+        while self._beginning and isinstance(executor, GeneratingAhead):
+            if self.progress.rows and not all(map(executor.is_ready, self._beginning[0].begun)):
+                return
+            beginning = self._beginning.popleft()
+            failed_B = rejected_rows(executor, beginning.begun)
+            if failed_B.any():
+                self._fail(beginning.slot_B[failed_B], slots.FAILED, taken=False)
+                beginning = beginning.without(failed_B)
+            if beginning.slot_B.size:
+                self._join(beginning)
+
+    def _join(self, beginning: Beginning) -> None:
+        before, slot_B = self.progress, beginning.slot_B
+        if before.state is None:
+            # Steps of rows that have all left.
+            self._launched.clear()
+        in_progress = [] if before.state is None else [before.state]
+        self.progress = RowsInProgress(
+            state=self._executor.join([*in_progress, *beginning.begun]),
+            slot_B=np.concatenate([before.slot_B, slot_B]),
+            steps_B=np.concatenate([before.steps_B, np.zeros(slot_B.size, np.int64)]),
+            limit_B=np.concatenate([before.limit_B, beginning.limit_B]),
+            # The rows that just began are due a step after this.
+            last_ns_B=np.concatenate([before.last_ns_B, np.full(slot_B.size, self._clock_ns())]),
+        )
 
     def _observe_begin(self, rows_B: Rows, took_ns: int) -> None:
         begin = self.costs.begin
@@ -228,10 +248,11 @@ class GenerationEngine:
         self.costs.publish(self._table)
 
     def _step(self) -> Rows:
-        table, progress, start_ns = self._table, self.progress, self._clock_ns()
-        assert progress.state is not None
-        result, failed_B = step_isolated(self._executor, progress.state)
+        table = self._table
+        result, failed_B, start_ns = self._stepped()
         end_ns = self._clock_ns()
+        # Without the rows that joined after the launch.
+        progress = self.progress.first(result.done_B.size)
         steps_B, slot_B = progress.steps_B + 1, progress.slot_B
         status_B = np.full(slot_B.size, slots.OK, np.int64)
         if self._checks_finite:
@@ -242,12 +263,40 @@ class GenerationEngine:
         over_B = result.done_B | (status_B != slots.OK)
         self._count(progress, over_B, status_B, start_ns, end_ns)
         self._publish(slot_B, over_B, status_B, result.output_B, start_ns)
-        after = replace(progress, state=result.state, steps_B=steps_B, last_ns_B=np.full(slot_B.size, end_ns))
-        self.progress = self._without(after, over_B)
-        # With the rows that leave, which a step always has to move.
-        self.costs.step.observe(slot_B.size, self._clock_ns() - start_ns)
-        self.costs.publish(table)
+        later = slice(slot_B.size, None)
+        after = replace(
+            self.progress,
+            state=result.state,
+            steps_B=np.concatenate([steps_B, self.progress.steps_B[later]]),
+            last_ns_B=np.concatenate([np.full(slot_B.size, end_ns), self.progress.last_ns_B[later]]),
+        )
+        self.progress = self._without(after, np.concatenate([over_B, np.zeros(after.rows - over_B.size, np.bool_)]))
+        # In turn, with the rows that leave, which a step always has to move.
+        took_ns = (end_ns if self.costs.beside else self._clock_ns()) - start_ns
+        self.costs.step.observe(slot_B.size, took_ns)
+        self.costs.publish_step(table)
         return slot_B
+
+    def _launch_ahead(self) -> None:
+        """Launch steps first of all, so that the device goes on while the host decides what begins."""
+        executor, state = self._executor, self.progress.state
+        while isinstance(executor, GeneratingAhead) and state is not None and len(self._launched) <= STEPS_AHEAD:
+            self._launched.append(Launched(executor.launch(state), self._clock_ns()))
+
+    def _stepped(self) -> tuple[GenerationStep, Mask, int]:
+        """Return the next step of rows in progress, the rows that failed in it, and its start."""
+        executor, state, start_ns = self._executor, self.progress.state, self._clock_ns()
+        assert state is not None
+        if isinstance(executor, GeneratingInTurn):
+            return *step_isolated(executor, state), start_ns
+        while True:
+            launched = self._launched.popleft()
+            result = executor.finish(launched.handle, state)
+            # It ran when the one before it had ended.
+            start_ns, self._end_ns = max(launched.start_ns, self._end_ns), self._clock_ns()
+            # All its rows may have left since; the last step was launched for those that are here.
+            if result.done_B.size:
+                return result, np.zeros(result.done_B.size, np.bool_), start_ns
 
     def _publish(self, slot_B: Rows, over_B: Mask, status_B: Rows, output_B: Array, start_ns: int) -> None:
         table = self._table
@@ -324,6 +373,9 @@ class GenerationEngine:
             (table.latency_counts, latency_B[over_B]),
             (table.compute_counts, np.full(np.count_nonzero(over_B), end_ns - start_ns)),
         ):
+            # Usually no row is at its first step, and few end.
+            if not times_B.size:
+                continue
             counts += np.bincount(np.searchsorted(slots.TIME_EDGES_NS, times_B), minlength=counts.size)
         table.generated += (rows, latency_B[first_B].sum(), between_B[~first_B].sum())
         answers = int(np.count_nonzero(over_B))

@@ -1,38 +1,56 @@
 """Isolation of errors that a network raises in `begin` or `step`: only the request that causes one fails."""
 
 import logging
+from typing import Any
 
 import numpy as np
 
+from penstock.core.errors import DeviceLost
 from penstock.core.spec import Array
-from penstock.runtime.generating import Generating, GenerationStep, Mask, RowStates
+from penstock.runtime.generating import Generating, GeneratingAhead, GeneratingInTurn, GenerationStep, Mask, RowStates
 
 # B rows of a batch or in progress
 
 log = logging.getLogger(__name__)
 
 
-def begin_isolated(executor: Generating, chunk_B: Array) -> tuple[RowStates | None, Mask]:
+def begin_isolated(executor: Generating, chunk_B: Array) -> tuple[list[Any], Mask]:
     """Begin rows; where the network raises, bisect them for the requests that it raises on.
 
     Returns:
-        The state of the rows that began, None where none did; and the rows that failed, `[B]`.
+        The rows that began, in one part or several, which can join; and the rows that failed, `[B]`.
     """
     rows = len(chunk_B)
     try:
-        return executor.begin(chunk_B), np.zeros(rows, np.bool_)
+        return [executor.begin(chunk_B)], np.zeros(rows, np.bool_)
+    except DeviceLost:
+        # A CUDA graph runs no code of the application.
+        raise
     except Exception:
         # The network is the application's code, which may raise anything; the other requests go on.
         if rows == 1:
             log.exception("the network's begin raised on one request; that request alone fails")
-            return None, np.ones(1, np.bool_)
+            return [], np.ones(1, np.bool_)
         log.warning("the network's begin raised on %d requests; bisecting for the one that it raised on", rows)
     halves = [begin_isolated(executor, half) for half in np.split(chunk_B, [rows // 2])]
-    states = [state for state, _ in halves if state is not None]
-    return executor.join(states) if states else None, np.concatenate([failed_B for _, failed_B in halves])
+    return [each for begun, _ in halves for each in begun], np.concatenate([failed_B for _, failed_B in halves])
 
 
-def step_isolated(executor: Generating, state: RowStates) -> tuple[GenerationStep, Mask]:
+def rejected_rows(executor: GeneratingAhead, begun: list[Any]) -> Mask:
+    """Take rows whose lengths are out of range out of those that began; returns them, `[B]`.
+
+    The lengths are found on the device, after `begin` returned.
+    """
+    found: list[Mask] = []
+    for each in begun:
+        failed_B, reasons = executor.rejected(each)
+        for why in reasons:
+            log.error("%d requests fail: %s", np.count_nonzero(failed_B), why)
+        found.append(failed_B)
+    return np.concatenate(found)
+
+
+def step_isolated(executor: GeneratingInTurn, state: RowStates) -> tuple[GenerationStep, Mask]:
     """Step all rows in progress; where the network raises, bisect them for those that it raises on.
 
     A step that raised may have written its tensors in place, so that the same entries are written once more.

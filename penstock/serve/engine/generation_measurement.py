@@ -8,7 +8,7 @@ import numpy.typing as npt
 from penstock.core.errors import ServeError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.generating import Generating
+from penstock.runtime.generating import Generating, GeneratingAhead
 from penstock.serve.engine.engine import (
     MAX_BUDGET_SHARE,
     MEASURED_RUNS,
@@ -28,6 +28,10 @@ Times = npt.NDArray[np.int64]
 MAX_BEGIN_ROWS = 32
 # Times the time to begin one request, which is left in the budget of a step.
 MARGIN = 1.5
+# Where rows begin beside the steps, the share of a step's budget that a measured step may take.
+BESIDE_SHARE = 0.9
+# There, steps that are measured as one: rows do not begin beside each of them.
+STEPS_TOGETHER = 8
 
 
 def measuring_generation(
@@ -55,17 +59,20 @@ def measuring_generation(
 
     def begin_ns(chunk: Array, rows: int, limit_ns: int) -> Times:
         chunk_B = np.repeat(np.asarray(chunk).reshape(1, *executor.input.shape), rows, 0)
-        return _timed(lambda: executor.begin(chunk_B), clock_ns, limit_ns)
+        return _timed(lambda: executor.begin_alone(chunk_B), clock_ns, limit_ns)
 
     begin = yield from _measuring_begin(executor, example, min(max_rows, MAX_BEGIN_ROWS), first_budget_ns, begin_ns)
     one_ns = begin.of(1, begin.grid.longest) if isinstance(begin, LengthCosts) else begin.of(1)
+    beside = isinstance(executor, GeneratingAhead)
     # A request must be able to begin before a step without making it late; where that takes long, half of it is left.
     max_ns = max(step_budget_ns * MAX_BUDGET_SHARE, step_budget_ns - MARGIN * one_ns)
+    if beside:
+        max_ns = step_budget_ns * BESIDE_SHARE
     step = yield from _measuring_steps(executor, example, max_rows, step_budget_ns, max_ns, clock_ns)
     alone = begin.min_compute_L[0] if isinstance(begin, LengthCosts) else begin.min_compute_ns
     _check_budget("the first output of one request", alone + step.min_compute_ns, first_budget_ns, "first_ms")
     # Nothing is known of the answers yet; the half of the most is on the safe side.
-    return GenerationCosts(begin, step, max(1.0, executor.max_steps / 2))
+    return GenerationCosts(begin, step, max(1.0, executor.max_steps / 2), beside=beside)
 
 
 def _measuring_begin(
@@ -100,18 +107,13 @@ def _measuring_steps(
     max_ns: float,
     clock_ns: Callable[[], int],
 ) -> Generator[None, None, Costs]:
-    one = executor.begin(np.asarray(example).reshape(1, *executor.input.shape))
     sizes, medians, least_ns = batch_sizes(max_rows), [], 0.0
+    together = STEPS_TOGETHER if isinstance(executor, GeneratingAhead) else 1
     end_ns = clock_ns() + MEASURING_NS
     for rows in sizes:
         yield
-        state = executor.part(one, np.zeros(rows, np.int64))
-
-        def step() -> None:
-            executor.step(state)  # noqa: B023
-
-        # The same step again and again: it writes the same entries.
-        times = _timed(step, clock_ns, MEASURING_NS // 4)
+        step = executor.rehearsal(example, rows)
+        times = _timed(lambda: [step() for _ in range(together)], clock_ns, MEASURING_NS // 4) / together  # noqa: B023
         if not medians:
             least_ns = float(times.min())
             _check_budget("a step of one request", least_ns, budget_ns, "step_ms")

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.serve.engine.fair_shedding import RowWork, affordable
-from penstock.serve.engine.scheduler import NO_ROWS, Columns, Rows, Schedule, current_entry, ready_slots
+from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, current_entry, ready_slots
 from penstock.serve.table.costs import OVERHEAD_NS
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE
@@ -79,7 +79,7 @@ class _Batch(NamedTuple):
     spare_ns: float
 
 
-def schedule_lengths(columns: Columns, length: Rows, now_ns: int, costs: LengthCosts) -> Schedule:
+def schedule_lengths(columns: Columns, length: Rows, now_ns: int, costs: LengthCosts) -> BatchSchedule:
     """Choose the next batch of rows of different lengths.
 
     Args:
@@ -90,13 +90,13 @@ def schedule_lengths(columns: Columns, length: Rows, now_ns: int, costs: LengthC
     """
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
-        return Schedule(NO_ROWS, NO_ROWS, 0)
+        return BatchSchedule(NO_ROWS, NO_ROWS, 0)
     entry_R = current_entry(columns, rows_R)
     deadline_R = columns.deadline_ns[rows_R, entry_R]
     slack_R = deadline_R - now_ns
     length_R = length[rows_R, entry_R]
     if rows_R.size == 1 and slack_R[0] >= costs.of(1, int(length_R[0])):
-        return Schedule(rows_R, NO_ROWS, 0)
+        return BatchSchedule(rows_R, NO_ROWS, 0)
     flags_R = columns.flags[rows_R, entry_R]
     order_R = slack_R.argsort(kind="stable")
     flags_R = flags_R[order_R]
@@ -129,7 +129,7 @@ def length_backlog(columns: Columns, length: Rows, now_ns: int, costs: LengthCos
     return rows_R.size, int(deadline_R[urgent]) - now_ns - batch_ns, batch_ns, work_ns
 
 
-def _schedule(ready: _Ready, expired_R: Mask, low_R: Mask | None, costs: LengthCosts) -> Schedule:
+def _schedule(ready: _Ready, expired_R: Mask, low_R: Mask | None, costs: LengthCosts) -> BatchSchedule:
     normal_R = ~expired_R if low_R is None else ~expired_R & ~low_R
     # Usually all rows: the copies are saved then.
     everything = bool(normal_R.all())
@@ -140,7 +140,7 @@ def _schedule(ready: _Ready, expired_R: Mask, low_R: Mask | None, costs: LengthC
     behind_R = ~run_R & ~expired_R
     lost_R = behind_R & ~ready.soft_R & (ready.slack_R < batch.ns + costs.min_compute_of(ready.length_R))
     waiting = int(np.count_nonzero(behind_R)) - int(np.count_nonzero(lost_R))
-    return Schedule(ready.rows_R[run_R], ready.rows_R[expired_R | lost_R], waiting)
+    return BatchSchedule(ready.rows_R[run_R], ready.rows_R[expired_R | lost_R], waiting)
 
 
 def _best(ready: _Ready, costs: LengthCosts) -> _Batch:

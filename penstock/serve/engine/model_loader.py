@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
-from penstock.runtime.generating import Generating
+from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
+from penstock.runtime.loading_steps import LoadingSteps
 from penstock.serve.engine.engine import Engine
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
-from penstock.serve.engine.scheduler import Schedule
+from penstock.serve.engine.scheduler import BatchSchedule
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.settings import Settings
 from penstock.serve.table.generation_costs import budgets_ns
@@ -32,6 +34,7 @@ MAX_TABLE_BYTES = 512 << 20
 MAX_SLOTS = 4096
 # Live streams, each with a state of its own on the device.
 MAX_STREAMS_GPU, MAX_STREAMS_CPU = 32_768, 4096
+MAX_FALLBACK = 1000
 # Exit status of a process whose GPU failed.
 DEVICE_LOST = 70
 
@@ -65,12 +68,14 @@ class ModelLoader:
 
     Args:
         settings: Settings of the server.
+        report: Called in the event loop with the key of a table and the present step of loading its model.
         shared: Front-ends are separate processes, so that tables must be in shared memory.
         index: Index of this engine.
     """
 
-    def __init__(self, settings: Settings, *, shared: bool, index: int = 0) -> None:
+    def __init__(self, settings: Settings, report: Callable[[int, str], None], *, shared: bool, index: int = 0) -> None:
         self._settings = settings
+        self._report = report
         self._shared = shared
         self._index = index
         execution = settings.execution
@@ -81,7 +86,7 @@ class ModelLoader:
         self._multiplexer = Multiplexer(time.monotonic_ns)
         self.engines: dict[int, Engine | GenerationEngine] = {}
 
-    def tick(self) -> tuple[int, Schedule] | None:
+    def tick(self) -> tuple[int, BatchSchedule] | None:
         """Run the next batch of all models, see `Multiplexer.tick`; a failed GPU ends the process."""
         try:
             return self._multiplexer.tick()
@@ -110,12 +115,11 @@ class ModelLoader:
 
     async def _load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
         with ExitStack() as on_failure:
-            if self.engines or self._shared:
-                runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command, on_failure)
-            else:
-                runnable, table, descriptor, engine = self._build(command, on_failure)
-            for _ in engine.measuring(_measured_chunk(runnable)):
-                await asyncio.sleep(0)
+            progress = self._progress(command.key)
+            runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command, progress, on_failure)
+            with progress.step("measuring batches", runnable.application.name):
+                for _ in engine.measuring(_measured_chunk(runnable)):
+                    await asyncio.sleep(0)
             on_failure.pop_all()
         layout = table.layout
         name = command.name or runnable.application.name
@@ -136,6 +140,9 @@ class ModelLoader:
             frontends=layout.frontends,
             bundle_hash=manifest.content_hash,
             application=self._settings.models.app or manifest.reference,
+            runs_by=runnable.runs_by,
+            # A message has a limited size.
+            fallback=(runnable.fallback or runnable.executor.fallback)[:MAX_FALLBACK],
         )
         return loaded, table, descriptor
 
@@ -144,10 +151,19 @@ class ModelLoader:
         if self.engines.pop(key, None) is not None:
             self._multiplexer.remove(key)
 
+    def _progress(self, key: int) -> LoadingSteps:
+        loop = asyncio.get_running_loop()
+
+        def report(activity: str) -> None:
+            # Steps begin in the thread that loads.
+            loop.call_soon_threadsafe(self._report, key, activity)
+
+        return LoadingSteps(report, self._settings.execution.cache)
+
     def _build(
-        self, command: LoadModel, on_failure: ExitStack
+        self, command: LoadModel, progress: LoadingSteps, on_failure: ExitStack
     ) -> tuple[Runnable, SlotTable, int, Engine | GenerationEngine]:
-        runnable = self._runnable(command)
+        runnable = self._runnable(command, progress)
         layout = self._layout(runnable.application, runnable.slots)
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
         if self._shared:
@@ -164,7 +180,7 @@ class ModelLoader:
             return Engine(
                 runnable.executor, table, budget_ns=budget_ns, clock_ns=clock_ns, max_rows=most, traced=traced
             )
-        assert isinstance(runnable.executor, Generating), runnable.executor
+        assert isinstance(runnable.executor, GeneratingInTurn | GeneratingAhead), runnable.executor
         first_ns, step_ns = budgets_ns(generate, settings.batching.budget_ns)
         return GenerationEngine(
             runnable.executor,
@@ -176,7 +192,7 @@ class ModelLoader:
             traced=traced,
         )
 
-    def _runnable(self, command: LoadModel) -> Runnable:
+    def _runnable(self, command: LoadModel, progress: LoadingSteps) -> Runnable:
         models, execution = self._settings.models, self._settings.execution
         return make_runnable(
             Path(command.bundle),
@@ -192,6 +208,7 @@ class ModelLoader:
                 max_rows=self._settings.batching.max_batch,
                 exact=execution.exact,
                 graph_memory=execution.graph_memory,
+                progress=progress,
             ),
             lambda application: self._layout(application).slots,
         )

@@ -11,7 +11,7 @@ from typing import final
 
 from penstock.serve.engine.engine import Engine
 from penstock.serve.engine.generation_engine import GenerationEngine
-from penstock.serve.engine.scheduler import Schedule
+from penstock.serve.engine.scheduler import BatchSchedule
 
 # Half-life of the device time that counts as a table's use.
 HALF_LIFE_NS = 1_000_000_000
@@ -47,7 +47,7 @@ class Multiplexer:
         if len(self._shares) == 1:
             next(iter(self._shares.values())).engine.publish_other_tables(0, 0.0)
 
-    def tick(self) -> tuple[int, Schedule] | None:
+    def tick(self) -> tuple[int, BatchSchedule] | None:
         """Run the next batch.
 
         Returns:

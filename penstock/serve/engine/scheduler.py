@@ -42,7 +42,7 @@ class Columns(NamedTuple):
         return cls(*(getattr(table, name) for name in cls._fields))
 
 
-class Schedule(NamedTuple):
+class BatchSchedule(NamedTuple):
     """The scheduler's decision.
 
     Args:
@@ -66,7 +66,7 @@ def ready_slots(columns: Columns) -> Rows:
     return ready.nonzero()[0]
 
 
-def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
+def schedule(columns: Columns, now_ns: int, costs: Costs) -> BatchSchedule:
     """Choose the next batch.
 
     Args:
@@ -76,11 +76,11 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> Schedule:
     """
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
-        return Schedule(NO_ROWS, NO_ROWS, 0)
+        return BatchSchedule(NO_ROWS, NO_ROWS, 0)
     entry_R = current_entry(columns, rows_R)
     slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
     if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
-        return Schedule(rows_R, NO_ROWS, 0)
+        return BatchSchedule(rows_R, NO_ROWS, 0)
     flags_R = columns.flags[rows_R, entry_R]
     ready = ReadyRows(rows_R, slack_R, flags_R & SOFT_DEADLINE != 0)
     low_R = flags_R & LOW_PRIORITY != 0
@@ -125,7 +125,7 @@ class ReadyRows(NamedTuple):
         return self.where(np.argsort(self.slack_R, kind="stable"))
 
 
-def add_low_priority(normal: Schedule, ready: ReadyRows, low: ReadyRows, costs: Costs) -> Schedule:
+def add_low_priority(normal: BatchSchedule, ready: ReadyRows, low: ReadyRows, costs: Costs) -> BatchSchedule:
     """Add rows of low priority to the room in a batch.
 
     Args:
@@ -152,10 +152,10 @@ def add_low_priority(normal: Schedule, ready: ReadyRows, low: ReadyRows, costs: 
     more = bisect_left(range(1, most + 1), True, key=too_many)
     run: Rows = np.concatenate([normal.run, rows[in_time(more)][:more]])
     expire: Rows = np.concatenate([normal.expire, rows[expired]])
-    return Schedule(run, expire, ready.rows_R.size - run.size - expire.size)
+    return BatchSchedule(run, expire, ready.rows_R.size - run.size - expire.size)
 
 
-def _by_deadline(ready: ReadyRows, costs: Costs) -> Schedule:
+def _by_deadline(ready: ReadyRows, costs: Costs) -> BatchSchedule:
     rows_R, slack_R, soft_R = ready.by_slack()
     feasible = int(np.searchsorted(slack_R, costs.min_compute_ns))
     overdue_R = soft_R[:feasible] & (slack_R[:feasible] > CANCELLED_NS // 2)
@@ -170,7 +170,7 @@ def _by_deadline(ready: ReadyRows, costs: Costs) -> Schedule:
     dropped = ~soft[:start]
     queue = np.concatenate([overdue, rows[:start][~dropped], rows[start:]])
     expire = np.concatenate([expired, rows[:start][dropped]])
-    return Schedule(queue[:size], expire, max(queue.size - size, 0))
+    return BatchSchedule(queue[:size], expire, max(queue.size - size, 0))
 
 
 def _best_size(slack: Rows, overdue: int, costs: Costs) -> tuple[int, int, int]:

@@ -191,7 +191,7 @@ class Access:
 
 
 _VARY = (("Vary", "Origin"),)
-_EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Content-Length"),)
+_EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Content-Length, Server-Timing"),)
 
 
 def _given(head: Head) -> str | None:

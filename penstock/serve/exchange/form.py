@@ -8,9 +8,10 @@ import numpy as np
 import orjson
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
+from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, UnsupportedContent
 from penstock.core.record import ChunkSpec, given_by_name
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 
 MULTIPART = "multipart/form-data"
 RAW = "application/octet-stream"

@@ -29,7 +29,7 @@ class FunctionJob:
     """A function to call in a thread.
 
     Args:
-        kind: What it does; times are averaged by it.
+        kind: Key under which times are averaged.
         function: Without arguments.
         done: Called in the event loop; None once nobody waits.
         limit_ns: A longer time counts as this one in the average.
@@ -121,6 +121,6 @@ class FunctionPool:
 
 
 def log_cause(name: str, error: RequestError) -> None:
-    """Write the exception of an application's own code, of which a client gets one sentence, to the log."""
+    """Log the exception of an application's own code; a client gets one sentence only."""
     if error.__cause__ is not None:
         log.error("%s: %s", name, error, exc_info=error.__cause__)

@@ -1,7 +1,7 @@
 """The front-end's side of the slot table: chunks in, results out.
 
-It owns a range of slots and their free list. Admission control uses the measured costs in the table's header: a request
-whose predicted finish is past its deadline is rejected at once, so that admitted requests keep their budget.
+It owns a range of slots and their free list. A request whose predicted finish is past its deadline is rejected at once,
+so that admitted requests keep their budget.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.core.errors import DeadlineImpossible, Overloaded
+from penstock.core.errors import Overloaded
 from penstock.core.spec import Array
-from penstock.serve.table.costs import Costs
-from penstock.serve.table.generation_costs import GenerationCosts
-from penstock.serve.table.length_costs import LengthCosts
+from penstock.serve.frontend.finish_prediction import FinishPrediction, scalars
 from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 from penstock.serve.table.slots import CANCELLED_NS, FIRST, LAST, LOW_PRIORITY, OFFERED, SOFT_DEADLINE, SlotTable
 
@@ -24,8 +21,6 @@ Done = Callable[[int, Array, bool], None]
 # A rejection is reused for this long for equal requests, unless a result comes before.
 REJECTION_NS = 1_000_000
 NEVER_NS = 1 << 62
-# A request that needs at most this share of its budget is admitted without an exact prediction.
-SURE_SHARE = 0.5
 # Flags of a stream of one chunk.
 _ONLY = FIRST | LAST
 
@@ -76,9 +71,7 @@ class TableWriter:
         layout = table.layout
         self._table = table
         self._budget_ns = budget_ns
-        self._sure_ns = int(budget_ns * SURE_SHARE)
         self._wake = wake
-        self._margin_ns = margin_ns
         self._chunks, self._results = table.chunks, table.results
         self._index = index
         self._first, self._each = index * layout.slots_each, layout.slots_each
@@ -87,30 +80,28 @@ class TableWriter:
         self._input_bytes = memoryview(cast(Any, table.input.reshape(-1).view(np.uint8)))
         self._input_nbytes = layout.input.nbytes
         self._output = table.output.reshape(table.slots * self._results, -1)
-        self._submitted, self._taken = _scalars(table.submitted), _scalars(table.taken)
-        self._consumed, self._produced = _scalars(table.consumed), _scalars(table.produced)
-        self._busy, self._generation = _scalars(table.busy), _scalars(table.generation)
-        self._length, self._flags = _scalars(table.length), _scalars(table.flags)
-        self._deadline_ns, self._arrival_ns = _scalars(table.deadline_ns), _scalars(table.arrival_ns)
-        self._status, self._output_length = _scalars(table.status), _scalars(table.output_length)
-        self._min_compute_ns, self._other_tables_ns = _scalars(table.min_compute_ns), _scalars(table.other_tables_ns)
-        self._other_tables_share = _scalars(table.other_tables_share)
-        self._done, self._done_count = _scalars(table.done[index]), _scalars(table.done_count[index : index + 1])
-        self._held, self._everybody_held = _scalars(table.held[index]), [_scalars(row) for row in table.held]
-        self._only_frontend = len(self._everybody_held) == 1
-        self.counts = _scalars(table.counts[index])
+        self._submitted, self._taken = scalars(table.submitted), scalars(table.taken)
+        self._consumed, self._produced = scalars(table.consumed), scalars(table.produced)
+        self._busy, self._generation = scalars(table.busy), scalars(table.generation)
+        self._length, self._flags = scalars(table.length), scalars(table.flags)
+        self._deadline_ns, self._arrival_ns = scalars(table.deadline_ns), scalars(table.arrival_ns)
+        self._status, self._output_length = scalars(table.status), scalars(table.output_length)
+        self._queue_ns, self._compute_ns = scalars(table.queue_ns), scalars(table.compute_ns)
+        self._done, self._done_count = scalars(table.done[index]), scalars(table.done_count[index : index + 1])
+        self._held = scalars(table.held[index])
+        self._only_frontend = len(table.held) == 1
+        self.counts = scalars(table.counts[index])
         self._read = self._done_count[0]
         self._rejection: Overloaded | None = None
         self.refusing = False
         self._rejected_until_ns = self._rejected_ns = 0
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._grid = LengthGrid.of(layout.input)
-        self.shortest_length = 0 if self._grid is None else 1
-        self.shortest_lengths = (0,) if self._grid is None else self._grid.shortest
-        self._held_lengths = _scalars(table.held_lengths[index])
-        self._everybodys_lengths = [_scalars(each) for each in table.held_lengths]
+        self._held_lengths = scalars(table.held_lengths[index])
         self._take_over()
-        self.refresh()
+        prediction = FinishPrediction(table, self._grid, budget_ns=budget_ns, margin_ns=margin_ns)
+        self._prediction = prediction
+        self.shortest_length, self.shortest_lengths = prediction.shortest_length, prediction.shortest_lengths
 
     @property
     def in_use(self) -> int:
@@ -146,11 +137,11 @@ class TableWriter:
             Nanoseconds from now to the result of its last row, `NEVER_NS` if it cannot be admitted at all; and the
             number of rows that finish before that.
         """
-        rows_ahead = self._rows_ahead(low_priority) + rows - 1
-        min_compute_ns = self._min_compute(length) if length else self._min_compute_ns[0]
-        if len(self._free) < rows or budget_ns < min_compute_ns:
+        prediction = self._prediction
+        rows_ahead = prediction.rows_ahead(low_priority) + rows - 1
+        if len(self._free) < rows or budget_ns < prediction.min_compute_ns(length):
             return NEVER_NS, rows_ahead
-        return self._finish_ns(rows_ahead, length, low_priority, rows), rows_ahead
+        return prediction.finish_ns(rows_ahead, length, low_priority, rows), rows_ahead
 
     def submit(
         self,
@@ -184,10 +175,12 @@ class TableWriter:
         deadline_ns, now_ns = arrival_ns + budget_ns, now_ns or arrival_ns
         left_ns = deadline_ns - now_ns
         length = 0 if self._grid is None else self.length_of(chunk)
+        prediction = self._prediction
         try:
-            rows_ahead = self._held[0] if self._only_frontend and not low_priority else self._rows_ahead(low_priority)
-            if rows_ahead >= self._sure_rows or left_ns < self._sure_ns:
-                self._admit(rows_ahead, left_ns, budget_ns, length, low_priority)
+            alone = self._only_frontend and not low_priority
+            rows_ahead = self._held[0] if alone else prediction.rows_ahead(low_priority)
+            if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns:
+                prediction.check(rows_ahead, left_ns, budget_ns, length, low_priority)
             handle = self.open(done, low_priority=low_priority)
         except Overloaded as error:
             if whole_request and budget_ns == self._budget_ns and not low_priority:
@@ -196,9 +189,7 @@ class TableWriter:
                 self.refusing, self._rejected_until_ns = True, now_ns + REJECTION_NS
                 # Until a result comes, no fewer rows wait, so no request with less time left can be admitted. Where
                 # lengths vary, the first that can is of any bucket: short rows may wait for long ones to run apart.
-                ahead = self._rows_ahead(False)
-                rejected_ns = min([self._finish_ns(ahead, shortest) for shortest in self.shortest_lengths])
-                self._rejected_ns = rejected_ns if self._free else NEVER_NS
+                self._rejected_ns = prediction.least_finish_ns() if self._free else NEVER_NS
             raise
         handle.ended = True
         flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
@@ -214,7 +205,7 @@ class TableWriter:
             Overloaded: No slot is free.
         """
         if not self._free:
-            raise Overloaded(f"All {self._each:,} slots are in use; come back later.", self._retry_after_s())
+            raise Overloaded(f"All {self._each:,} slots are in use; come back later.", self._prediction.retry_after_s())
         slot = self._free.pop()
         self._generation[slot] += 1
         self._held[low_priority] += 1
@@ -271,6 +262,11 @@ class TableWriter:
             self._release(handle)
         self._wake()
 
+    def times_ns(self, handle: SlotHandle) -> tuple[int, int]:
+        """Return the queue time of a result and the time of its batch, during the call that hands it out."""
+        entry = handle.slot * self._results + self._taken[handle.slot] % self._results
+        return self._queue_ns[entry], self._compute_ns[entry]
+
     def fail(self, status: int) -> None:
         """Give every stream a last result with this status, after the engine is lost."""
         nothing = self._output[0, :0]
@@ -305,21 +301,8 @@ class TableWriter:
         return until - first
 
     def refresh(self, reading_share: float = 0.0) -> None:
-        """Read the costs that the engine published.
-
-        Args:
-            reading_share: Share of the engine's time that reading takes, if both share one loop.
-        """
-        self._stretch = 1 / (1 - min(reading_share, 0.5))
-        self._generation_costs = GenerationCosts.published(self._table, self._grid)
-        if self._grid is not None:
-            # A request is predicted by its length each time.
-            self._length_costs, self._sure_rows = LengthCosts.published(self._table, self._grid), 0
-            return
-        self._costs = Costs.published(self._table)
-        # Predictions by the number of waiting rows: with several engines each request asks every engine.
-        self._own_ns: dict[int, int] = {}
-        self._sure_rows = max((rows for rows in self._costs.rows if self._finish_ns(rows) <= self._sure_ns), default=0)
+        """Read the costs that the engine published, see `FinishPrediction.refresh`."""
+        self._prediction.refresh(reading_share)
 
     def _put(
         self,
@@ -401,72 +384,3 @@ class TableWriter:
         at = 2 * MAX_LENGTHS * handle.low_priority + self._grid.bucket(handle.length)
         self._held_lengths[at] += rows
         self._held_lengths[at + MAX_LENGTHS] += rows * handle.length
-
-    def _min_compute(self, length: int) -> int:
-        return self._length_costs.at(length).min_compute_ns
-
-    def _admit(self, rows_ahead: int, left_ns: int, budget_ns: int, length: int, low_priority: bool) -> None:
-        min_compute_ns = self._min_compute(length) if length else self._min_compute_ns[0]
-        if budget_ns < min_compute_ns:
-            of = f" for a length of {length:,}" if length else ""
-            raise DeadlineImpossible(
-                f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
-                f"{min_compute_ns / 1e6:.2f} ms{of}; ask for more."
-            )
-        # An idle server always tries: only a batch that runs can correct a pessimistic prediction.
-        if rows_ahead and (finish_ns := self._finish_ns(rows_ahead, length, low_priority)) > left_ns:
-            gone_ms = (budget_ns - left_ns) / 1e6
-            gone = f", {gone_ms:.0f} of them gone already" if gone_ms >= 1 else ""
-            raise Overloaded(
-                f"The answer would come after {finish_ns / 1e6 + gone_ms:.0f} ms{gone}, past the budget of "
-                f"{budget_ns / 1e6:g} ms.",
-                self._retry_after_s(),
-            )
-
-    def _rows_ahead(self, low_priority: bool) -> int:
-        # Low priority waits behind all rows, normal priority only behind its own.
-        rows_ahead = 0
-        for held in self._everybody_held:
-            rows_ahead += held[0] + held[1] if low_priority else held[0]
-        return rows_ahead
-
-    def _finish_ns(self, rows_ahead: int, length: int = 0, low_priority: bool = False, rows: int = 1) -> int:
-        own_ns = None if length else self._own_ns.get(rows_ahead)
-        if self._generation_costs is not None:
-            own_ns = int(self._generation_costs.finish_ns(rows_ahead, length) * self._stretch)
-        elif length:
-            waiting, sums = self._lengths_ahead(low_priority)
-            if rows > 1:
-                # The other rows of a request are at most as long as its longest.
-                bucket = self._length_costs.grid.bucket(length)
-                waiting[bucket] += rows - 1
-                sums[bucket] += (rows - 1) * length
-            own_ns = int(self._length_costs.finish_ns(waiting, sums, length) * self._stretch)
-        elif own_ns is None:
-            own_ns = self._own_ns[rows_ahead] = int(self._costs.finish_ns(rows_ahead) * self._stretch)
-        share, other_tables_ns = self._other_tables_share[0], self._other_tables_ns[0]
-        if share or other_tables_ns:
-            # The engine's other tables get at most as much of its time as this one, and want as much as lately.
-            share = min(share, 500)
-            own_ns += max(min(other_tables_ns, own_ns), own_ns * share // (1000 - share))
-        return own_ns + self._margin_ns
-
-    def _lengths_ahead(self, low_priority: bool) -> tuple[list[int], list[int]]:
-        waiting, sums = [0] * MAX_LENGTHS, [0] * MAX_LENGTHS
-        for held in self._everybodys_lengths:
-            for at in range(MAX_LENGTHS):
-                waiting[at] += held[at]
-                sums[at] += held[at + MAX_LENGTHS]
-                if low_priority:
-                    waiting[at] += held[at + 2 * MAX_LENGTHS]
-                    sums[at] += held[at + 3 * MAX_LENGTHS]
-        return waiting, sums
-
-    def _retry_after_s(self) -> float:
-        rows = sum(sum(held[:2]) for held in self._everybody_held)
-        return self._finish_ns(rows, self.shortest_length, low_priority=True) / 1e9
-
-
-def _scalars(column: npt.NDArray[np.int64]) -> "memoryview[int]":
-    # One number through a memoryview takes half the time that it takes through NumPy.
-    return memoryview(cast(Any, column.reshape(-1))).cast("B").cast("q")

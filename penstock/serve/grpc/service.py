@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from operator import methodcaller
 from typing import Any, NoReturn, TypeVar, final
 
@@ -17,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from penstock.core.errors import InvalidInput, RequestError, ServeError
+from penstock.core.version import __version__
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
@@ -172,7 +172,7 @@ class GrpcServer:
         return pb.ServerReadyResponse(ready=True)
 
     async def _server_metadata(self, request: pb.ServerMetadataRequest) -> Message:
-        return pb.ServerMetadataResponse(name="penstock", version=version("penstock"), extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name="penstock", version=__version__, extensions=EXTENSIONS)
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = any(
@@ -182,7 +182,8 @@ class GrpcServer:
         return pb.ModelReadyResponse(ready=ready and not self.models.draining)
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
-        return pb.ModelMetadataResponse(**model_metadata(self.models.named(request.name, request.version)))
+        served = self.models.named(request.name, request.version)
+        return pb.ModelMetadataResponse(**model_metadata(served, self.models.versions(served.name)))
 
     async def _model_config(self, request: pb.ModelConfigRequest) -> Message:
         config = model_config(self.models.named(request.name, request.version))

@@ -15,7 +15,7 @@ import uvloop
 
 from penstock.core.errors import ServeError
 
-# `stop` of a server that accepts calls, see `GrpcServer`; this file does not need the packages of penstock[grpc].
+# `stop` of a server that accepts calls, see `GrpcServer`; this file does not need the packages of penstock-nn[grpc].
 Stop = Callable[[float | None], Coroutine[Any, Any, None]]
 
 # Time for cancelled calls to end by themselves.

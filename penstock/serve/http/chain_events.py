@@ -9,7 +9,7 @@ from penstock.core.errors import RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.response import Answer, Body, Streamed, rejected
 from penstock.serve.http.generated_answer import EVENT_HEADERS, EVENTS, error_event, event
-from penstock.serve.registry.generated import ENDED, step_numbers
+from penstock.serve.registry.generated import ENDED, GeneratedMessages
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import ended_by
 
@@ -26,6 +26,7 @@ class ChainEvents:
     def __init__(self, answer: Answer, reply: Callable[[Array], bytes | RequestError]) -> None:
         self._answer, self._reply = answer, reply
         self._body: Body | None = None
+        self._messages: GeneratedMessages | None = None
         self._steps, self._ended = 0, ""
 
     def output(self, part: ServedModel, status: int, output: Array, last: bool) -> None:
@@ -36,7 +37,8 @@ class ChainEvents:
         if last:
             self._ended = ended_by(status)
         if self._body is not None:
-            self._body.write(event(b"", orjson.dumps(step_numbers(part, output))))
+            self._messages = self._messages or GeneratedMessages(part)
+            self._body.write(event(b"", self._messages.step(output)))
 
     def finish(self, result: Any) -> None:
         """End with the reply, or with an error; without an output before it, the error is a response."""

@@ -17,7 +17,7 @@ from penstock.serve.http.request_age import RequestAge
 
 # How long a rejected client may go on sending, unread, before the connection closes: it must read the rejection first.
 LINGER_S = 2.0
-# The kernel is asked for the age of a request whose arrival is known no better than this.
+# Uncertainty of an arrival time above which the request age is read from TCP_INFO.
 VAGUE_NS = 5_000_000
 
 
@@ -35,7 +35,7 @@ class Connection(asyncio.Protocol):
         handlers: Answer requests.
         open_connections: The connections of the server; this one adds and removes itself.
         parser: Makes requests from the client's bytes.
-        batch_loop: Runs batches; knows when what is read now can have arrived.
+        batch_loop: Runs batches; has the earliest arrival time of the bytes read now.
         clock_ns: A monotonic clock.
         draining: Whether the server is going down.
         age: Age of the newest bytes in the socket.

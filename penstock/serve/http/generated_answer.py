@@ -8,7 +8,7 @@ import orjson
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.response import Answer, Body, Response, Streamed, rejected, retry_after
-from penstock.serve.registry.generated import REPLY_FAILED, GeneratedReply, reply_body, step_numbers
+from penstock.serve.registry.generated import REPLY_FAILED, GeneratedMessages, reply_body
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
 
@@ -56,7 +56,7 @@ class EventAnswer:
     def __init__(self, served: ServedModel, answer: Answer, budget_ns: int | None) -> None:
         self._served, self._answer, self._budget_ns = served, answer, budget_ns
         self._body: Body | None = None
-        self._reply = GeneratedReply(served)
+        self._messages = GeneratedMessages(served)
 
     def __call__(self, status: int, output: Array, last: bool) -> None:
         """Take a result, see `table_writer.SlotHandle`."""
@@ -74,10 +74,9 @@ class EventAnswer:
         if self._body is None:
             # The client was gone when the stream was opened.
             return
-        self._reply.add(output)
-        self._body.write(event(b"", orjson.dumps(step_numbers(served, output))))
+        self._body.write(event(b"", self._messages.step(output)))
         if last:
-            done = self._reply.done(status)
+            done = self._messages.done(status)
             if done is None:
                 self._end(error_event(ComputeFailed(REPLY_FAILED)))
             else:

@@ -18,7 +18,8 @@ from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
-from penstock.serve.http.plain import json_of
+from penstock.serve.exchange.timing import Timing, is_timed
+from penstock.serve.http.plain_body import json_of
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
 from penstock.serve.registry.served_chain import Served
@@ -44,6 +45,7 @@ class OipCall:
         self._served = served
         self._owner = owner
         self._budget_ns, self._low_priority = options_of(head)
+        self._timed = is_timed(head)
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Submit the rows, and answer when all their results have come; returns a function that cancels them.
@@ -53,12 +55,14 @@ class OipCall:
         """
         served = self._served
         infer = parse_infer(request, *inference.terms_of(served))
+        timing = Timing() if self._timed else None
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
                 answer(rejected(result))
             else:
-                answer(infer_response(infer, result, served.name, served.version, served.application.answer))
+                response = infer_response(infer, result, served.name, served.version, served.application.answer)
+                answer(response if timing is None else timing.added_to(response))
 
         return inference.submit(
             served,
@@ -69,6 +73,7 @@ class OipCall:
             budget_ns=infer.budget_ns or self._budget_ns,
             low_priority=self._low_priority,
             observe=request.observe_step,
+            timing=timing,
         )
 
 

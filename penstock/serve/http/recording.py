@@ -14,7 +14,7 @@ from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response, rejected
-from penstock.serve.http.plain import RAW, UNSPECIFIED, content_type_of
+from penstock.serve.http.plain_body import RAW, UNSPECIFIED, content_type_of
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.actions import PushChunk
 from penstock.serve.streams.events import EventEncoder
@@ -77,7 +77,7 @@ class RecordingCall:
 
 
 def chunks_of(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Chunks:
-    """The chunks of a recording, all as long as they may be but the last, decoded as they are asked for.
+    """The chunks of a recording, all as long as they may be but the last, decoded lazily.
 
     Args:
         decoder: Makes samples of the body; None where it is raw frames.
@@ -118,12 +118,12 @@ def _parts(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Itera
 
 @final
 class _Recording:
-    """One recording on its way.
+    """One recording in progress.
 
     Args:
-        streams: The model's, where it was taken in.
+        streams: The model's streams, which admitted it.
         served: The model.
-        chunks: What is left of it after the first chunk.
+        chunks: The chunks after the first.
         answer: Takes the response.
 
     Raises:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
@@ -12,12 +11,14 @@ import orjson
 
 from penstock.core.application import describe
 from penstock.core.errors import RequestError, UnknownRoute, WrongMethod
+from penstock.core.version import __version__
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
-from penstock.serve.http import chain_call, oip_http, plain, recording
+from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
 from penstock.serve.http.encoding import decompress, serialize
+from penstock.serve.http.example_calls import ExampleCalls
 from penstock.serve.observe import metrics
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -26,10 +27,12 @@ from penstock.serve.registry.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
-_Call = plain.PlainCall | recording.RecordingCall | chain_call.ChainCall | oip_http.OipCall
+_Call = plain.PlainCall | recording.RecordingCall | chain_call.ChainCall | plain_batch.PredictCall | oip_http.OipCall
 
 PAGE = Path(__file__).parents[1] / "page"
 STREAM = "/stream"
+EXAMPLES = "/examples"
+MODELS = "/v1/models"
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -76,6 +79,7 @@ class Routes:
         uptime_s: Seconds since the start.
         open_stream: Answers a request to open a live stream.
         reject_stream: Makes the response to a rejected WebSocket of a page; None for other requests.
+        offers_examples: Whether clients get golden examples.
     """
 
     models: ModelRegistry
@@ -84,9 +88,11 @@ class Routes:
     uptime_s: Callable[[], float]
     open_stream: Callable[[Served, Request, Answer], None]
     reject_stream: Callable[[RequestError, Request], Switched | None]
+    offers_examples: bool = True
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
 
     def __post_init__(self) -> None:
+        self._examples = ExampleCalls(self.models, offered=self.offers_examples)
         self._page = {f"/page/{file.name}": _static(file) for file in PAGE.iterdir() if file.suffix in _PAGE_TYPES}
         if "/page/index.html" in self._page:
             self._page["/"] = self._page["/page/index.html"]
@@ -173,30 +179,51 @@ class Routes:
             served = self.models.named(path.removeprefix(plain.PATH).removesuffix(STREAM))
             _need(head, "GET")
             return _Route(handle=partial(self.open_stream, served), served=served)
+        if path.startswith(plain.PATH) and path.endswith(EXAMPLES):
+            _need(head, "GET, HEAD")
+            served = self.models.named(path.removeprefix(plain.PATH).removesuffix(EXAMPLES))
+            return _Route(handle=partial(self._examples.handle, served))
         if path.startswith(plain.PATH):
             served = self.models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
             return _inference(served, served.application.max_body_bytes, _call_of(served, head))
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head, owner)
+        if path == MODELS or path.startswith(f"{MODELS}/"):
+            return self._version_one(head)
         _need(head, "GET, HEAD")
         if path == "/v1/stats":
             return _json(head, self._stats)
         if path == "/v1/apps":
-            return _json(head, lambda: {"apps": [described(served) for served in self.models]})
+            return _json(head, lambda: {"apps": [described(served) for served in self.models.newest]})
+        if path == openapi.PATH:
+            return _json(head, lambda: openapi.document(self.models.newest, takes_keys=self.access.keys is not None))
         if path == "/metrics":
             return _Route(handle=self._metrics)
         if path in self._page:
             return _Route(handle=_reply(self._page[path]))
         raise UnknownRoute(
-            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream, /v1/stats, /v2 and "
-            f"/metrics."
+            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/models, "
+            f"/v1/stats, /v2, /metrics and {openapi.PATH}."
         )
+
+    def _version_one(self, head: Head) -> _Route:
+        """Version 1 of KServe's protocol."""
+        name, colon, verb = head.path.removeprefix(MODELS).removeprefix("/").partition(":")
+        if not name and not colon:
+            return _json(head, lambda: {"models": [served.name for served in self.models.newest]})
+        served = self.models.named(name)
+        if not colon:
+            return _json(head, lambda: {"name": name, "ready": not (self.models.draining or served.engine_lost)})
+        if verb != "predict":
+            raise UnknownRoute(f"A model has :predict; {head.path!r} is not served.")
+        _need(head, "POST")
+        return _inference(served, served.application.max_body_bytes, partial(plain_batch.PredictCall, served, head))
 
     def _version_two(self, head: Head, owner: str) -> _Route:
         match head.path.rstrip("/").split("/")[2:]:
             case []:
-                about = {"name": "penstock", "version": version("penstock"), "extensions": oip_http.EXTENSIONS}
+                about = {"name": "penstock", "version": __version__, "extensions": oip_http.EXTENSIONS}
                 return _json(head, lambda: about)
             case ["health", "live"]:
                 return _json(head, lambda: {"live": True})
@@ -223,7 +250,7 @@ class Routes:
         _need(head, "GET, HEAD")
         match rest:
             case []:
-                return _json(head, lambda: model_metadata(served))
+                return _json(head, lambda: model_metadata(served, self.models.versions(served.name)))
             case ["ready"]:
                 return _json(head, self._readiness)
             case ["config"]:
@@ -259,7 +286,7 @@ class Routes:
         return {"ready": True}
 
     def _stats(self) -> dict[str, Any]:
-        models = {served.name: metrics.stats_of(served, self.uptime_s()) for served in self.models}
+        models = {served.label: metrics.stats_of(served, self.uptime_s()) for served in self.models}
         # The page draws the first model; `models` has all of them by name.
         return (next(iter(models.values())) if models else {}) | {"models": models}
 

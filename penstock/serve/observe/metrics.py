@@ -91,6 +91,8 @@ def _of_engine(replica: Replica) -> dict[str, Any]:
     return {
         "engine": replica.engine,
         "device": replica.device,
+        "runs_by": replica.runs_by,
+        "fallback": replica.fallback,
         "slots": {"total": table.slots, "in_use": int(table.held.sum())},
         **streams,
         "rows": int(table.sums[0]),
@@ -163,7 +165,7 @@ class _TableCollector(Collector):
         edges_s = (slots.TIME_EDGES_NS / 1e9).tolist()
         for served in self._applications:
             for replica in served.replicas if served.application.generate is not None else ():
-                name, table = [served.name, str(replica.engine)], replica.table
+                name, table = [served.label, str(replica.engine)], replica.table
                 count, first_ns, step_ns = table.generated.tolist()
                 outputs.add_metric(name, count)
                 rows.add_metric(name, int(table.in_progress[0]))
@@ -182,12 +184,12 @@ class _TableCollector(Collector):
         }
         for served in self._applications:
             for outcome, column in OUTCOMES.items():
-                requests.add_metric([served.name, outcome], served.total(column))
-            engines.add_metric([served.name], 0 if served.engine_lost else len(served.replicas))
-            budget.add_metric([served.name], served.budget_ns / 1e9)
+                requests.add_metric([served.label, outcome], served.total(column))
+            engines.add_metric([served.label], 0 if served.engine_lost else len(served.replicas))
+            budget.add_metric([served.label], served.budget_ns / 1e9)
             if served.streams is not None:
                 for name, family in streams.items():
-                    family.add_metric([served.name], served.total(STREAM_COUNTS[name][0]))
+                    family.add_metric([served.label], served.total(STREAM_COUNTS[name][0]))
         for chain in self._chains:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([chain.name, outcome], chain.total(column))
@@ -208,7 +210,7 @@ class _TableCollector(Collector):
         compute = HistogramMetricFamily("penstock_compute_seconds", "Time of the batch of each request.", labels=each)
         latency = HistogramMetricFamily("penstock_latency_seconds", "Time from arrival to the result.", labels=each)
         edges_s = (slots.TIME_EDGES_NS / 1e9).tolist()
-        for app, replica in [(served.name, replica) for served in self._applications for replica in served.replicas]:
+        for app, replica in [(served.label, replica) for served in self._applications for replica in served.replicas]:
             name, table = [app, str(replica.engine)], replica.table
             misses.add_metric(name, int(table.outcomes[4]))
             if replica.device != "cpu" and table.layout.lengths > 1:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import final
 
 from opentelemetry.context import Context
@@ -31,6 +30,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from penstock.core.version import __version__
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.response import Answer, Handler, Response
 from penstock.serve.observe.histograms import OUTCOMES
@@ -44,6 +44,7 @@ PATH = "/v1/traces"
 FLUSH_S = 1.0
 
 _OUTCOMES = {column: outcome for outcome, column in OUTCOMES.items()}
+_PREDICT = ":predict"
 _OF_A_MODEL = ([], ["infer"], ["ready"], ["config"], ["stats"])
 _PARENTS = TraceContextTextMapPropagator()
 
@@ -72,7 +73,7 @@ class Traces:
     random: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
-        self._tracer = self.provider.get_tracer("penstock", version("penstock"))
+        self._tracer = self.provider.get_tracer("penstock", __version__)
 
     def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Answer a request, with or without a span."""
@@ -116,7 +117,7 @@ class Traces:
             answer(response)
 
         request.observe_step = partial(self._child, span)
-        coming = _Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}")) else []
+        coming = _Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}", _PREDICT)) else []
         cancel = self.handler(request, answered)
         place = next(filter(_Place.taken, coming), None)
 
@@ -187,7 +188,7 @@ def exporting(endpoint: str) -> TracerProvider:
     """
     url = endpoint.rstrip("/")
     exporter = OTLPSpanExporter(endpoint=url if url.endswith(PATH) else url + PATH)
-    resource = Resource.create({"service.name": "penstock", "service.version": version("penstock")})
+    resource = Resource.create({"service.name": "penstock", "service.version": __version__})
     # Requests that are not sampled never become spans, so the sampler takes all.
     provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -199,6 +200,10 @@ def route_of(path: str) -> tuple[str, str]:
     match path.split("/")[1:]:
         case ["v1", "apps", name]:
             return "/v1/apps/{name}", name
+        case ["v1", "models", name] if name.endswith(_PREDICT):
+            return "/v1/models/{name}:predict", name.removesuffix(_PREDICT)
+        case ["v1", "models", name]:
+            return "/v1/models/{name}", name
         case ["v2", "models", name, "versions", _, *rest] if rest in _OF_A_MODEL:
             return "/".join(("/v2/models/{name}/versions/{version}", *rest)), name
         case ["v2", "models", name, *rest] if rest in _OF_A_MODEL:
@@ -207,7 +212,14 @@ def route_of(path: str) -> tuple[str, str]:
             return "/v2/repository/models/{name}/" + what, name
         case ["page", _]:
             return "/page/{file}", ""
-        case [""] | ["metrics"] | ["v1", "apps" | "stats"] | ["v2"] | ["v2", "health", "live" | "ready"]:
+        case (
+            [""]
+            | ["metrics"]
+            | ["v1", "apps" | "models" | "stats"]
+            | ["openapi.json"]
+            | ["v2"]
+            | ["v2", "health", "live" | "ready"]
+        ):
             return path, ""
         case _:
             # Unknown paths get no route: the number of span names stays bounded.

@@ -11,6 +11,7 @@ from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
+from penstock.serve.exchange.timing import Timing
 from penstock.serve.registry.chain_request import Observe
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.streams.sequences import Finished, SequencePlace
@@ -86,6 +87,7 @@ def submit(
     budget_ns: int | None,
     low_priority: bool = False,
     observe: Observe | None = None,
+    timing: Timing | None = None,
 ) -> Callable[[], None]:
     """Submit a request: its rows, or one chunk of a sequence. Its outcome is counted for the model.
 
@@ -98,6 +100,7 @@ def submit(
         budget_ns: Its latency budget, or None for the server's.
         low_priority: Whether it runs after the others, whatever its priority.
         observe: Called after each step of a chain.
+        timing: Takes the times of the rows; not those of a chain, a sequence or an answer that takes steps.
 
     Returns:
         A function that cancels it.
@@ -120,7 +123,7 @@ def submit(
 
     if served.sequences is None:
         _reject_place(served.name, infer)
-        handles = served.submit_rows(infer.chunks, counted, arrival_ns, budget_ns, low_priority)
+        handles = served.submit_rows(infer.chunks, counted, arrival_ns, budget_ns, low_priority, timing)
         return lambda: served.cancel(handles)
     if infer.place is None:
         raise InvalidInput(
@@ -190,7 +193,7 @@ def rows_of(name: Any, datatype: Any, shape: tuple[int, ...], spec: TensorSpec, 
         raise InvalidInput(
             f"The shape is {shown(list(shape))}; {spec.name!r} takes {['n', *spec.shape]} with n from 1."
         )
-    _check_rows(shape[0], max_rows)
+    check_rows(shape[0], max_rows)
     return shape[0], True
 
 
@@ -225,7 +228,7 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
         raise InvalidInput(f"The inputs have different numbers of rows: {of}; give all the same batch dimension.")
     count = next(iter(rows.values()), None)
     if count is not None:
-        _check_rows(count, max_rows)
+        check_rows(count, max_rows)
     lengths = input.lengths_of(shapes)
     n = 1 if count is None else count
     arrays = {name: tensor.read(input.by_name[name].at(lengths), n) for name, tensor in named.items()}
@@ -233,7 +236,13 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
     return input.records(arrays, {name: np.full(n, length) for name, length in lengths.items()}), count is not None
 
 
-def _check_rows(rows: int, max_rows: int) -> None:
+def check_rows(rows: int, max_rows: int) -> None:
+    """Check the number of rows of a request.
+
+    Raises:
+        InvalidInput: None.
+        TooLarge: Too many.
+    """
     if rows < 1:
         raise InvalidInput(f"The request has {rows} rows; send at least one.")
     if rows > max_rows:

@@ -3,13 +3,14 @@
 from typing import Any
 
 from penstock.core.application import Application
-from penstock.core.spec import Dim, TensorSpec
+from penstock.core.dim import Dim
+from penstock.core.spec import TensorSpec
 from penstock.serve.oip.inference import output_datatypes
 from penstock.serve.registry.served_chain import Served
 
 
-def model_metadata(served: Served) -> dict[str, Any]:
-    """`GET /v2/models/{name}`."""
+def model_metadata(served: Served, versions: list[str]) -> dict[str, Any]:
+    """`GET /v2/models/{name}`, with all versions that are served."""
     application = served.application
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def model_metadata(served: Served) -> dict[str, Any]:
 
     return {
         "name": served.name,
-        "versions": [served.version],
+        "versions": versions,
         "platform": "penstock",
         "inputs": [tensor(spec) for spec in application.inputs.values()],
         "outputs": [tensor(spec) for spec in _outputs(application)],

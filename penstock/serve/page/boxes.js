@@ -27,10 +27,8 @@ export class BoxedPicture {
     if (mine !== this.#shown) return;
     this.view.hidden = picture === null;
     if (!picture) return;
-    const { boxes, classes, scores, labels, least } = this.shows;
-    const found = reply[boxes]
-      .map((box, row) => ({ box, kind: reply[classes][row], score: reply[scores][row] }))
-      .filter(({ score }) => score >= least);
+    const { boxes, classes, scores, labels } = this.shows;
+    const found = reply[boxes].map((box, row) => ({ box, kind: reply[classes][row], score: reply[scores][row] }));
     this.view.width = picture.width;
     this.view.height = picture.height;
     const context = this.view.getContext("2d");

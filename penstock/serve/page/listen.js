@@ -1,6 +1,7 @@
 // The half where one tries a live application: it listens to a microphone, or to a file in real time.
 
 import { element, sleep, write } from "./dom.js";
+import { exampleButtons, examplesOf } from "./examples.js";
 import { Heard } from "./heard.js";
 import { anotherKey, apiKey } from "./key.js";
 import { Level } from "./level.js";
@@ -41,7 +42,10 @@ class Panel {
     addEventListener("pagehide", this.hidden);
     const label = element("label", { htmlFor: "sound-file" }, "or a sound file, played and heard in real time");
     const input = element("div", {}, this.start, this.state, this.level.view, label, element("div", { className: "file" }, this.file, this.play));
+    const known = wordsOf(app.output);
+    if (known.length) input.append(element("details", { className: "known", open: known.length <= 40 }, element("summary", {}, `It knows ${known.length === 1 ? "one word" : `${known.length} words`}`), element("p", {}, known.join(", "))));
     this.view = element("div", { className: "try listen" }, input, this.heard.view, sameFromPython(app));
+    this.#offerExamples(input);
     this.#offer();
     this.show("idle", "not listening");
   }
@@ -70,6 +74,12 @@ class Panel {
     });
     this.#offer();
     this.#run.begin();
+  }
+
+  async #offerExamples(input) {
+    const examples = await examplesOf(this.app);
+    const play = ({ body }) => !this.#run && this.#begin(body);
+    if (examples.length) input.append(exampleButtons(this.app, examples, play));
   }
 
   #offer() {
@@ -229,6 +239,9 @@ class Run {
     this.done();
   }
 }
+
+/** The labels without CTC's blank. */
+const wordsOf = ({ labels }) => (labels[0] === "-" ? labels.slice(1) : labels);
 
 function sameFromPython(app) {
   const url = document.baseURI.replace(/\/$/, "");

@@ -26,6 +26,11 @@ class Connection {
     this.#set("lost", "no answer", sentence);
   }
 
+  /** It answers, but serves nothing yet; the sentence is its own. */
+  notReady(sentence) {
+    this.#set("waiting", "not ready", sentence);
+  }
+
   /** Resolves when it answers again. */
   back() {
     return new Promise((resolve) => this.#waiting.push(resolve));
@@ -50,6 +55,7 @@ let leave = () => {}; // ends what the panel that is shown does
 /** Shows the applications, unless they are shown already. */
 async function showApps() {
   const { apps } = await getJson("v1/apps");
+  if (apps.length === 0) throw new Refusal("No model is loaded here.", 503, RETRY_MS);
   if (JSON.stringify(apps) === offered) return;
   offered = JSON.stringify(apps);
   const choice = byId("apps");
@@ -78,10 +84,22 @@ function origin({ bundle, metrics }) {
 }
 
 async function poll() {
-  if (connection.state !== "works") await showApps();
+  if (connection.state !== "works") {
+    await getJson("v2/health/ready");
+    await showApps();
+  }
   const stats = await getJson("v1/stats");
-  showStats(shownApp, stats.models[shownApp] ?? stats);
+  const shownStats = stats.models[shownApp] ?? stats;
+  showStats(shownApp, shownStats);
+  showFallbacks(shownStats);
   connection.works();
+}
+
+/** Says why the network runs in a slower way than there is. */
+function showFallbacks({ engines = [] }) {
+  const fallbacks = [...new Set(engines.map(({ fallback }) => fallback).filter(Boolean))];
+  write(byId("fallback"), fallbacks.join(" "));
+  byId("fallback").hidden = fallbacks.length === 0;
 }
 
 for (;;) {
@@ -91,7 +109,8 @@ for (;;) {
     await poll();
   } catch (error) {
     if (!(error instanceof Gone || error instanceof Refusal)) throw error;
-    connection.lost();
+    if (error instanceof Refusal) connection.notReady(error.message);
+    else connection.lost();
   }
   const every = connection.state === "works" ? POLL_MS : RETRY_MS;
   await sleep(Math.max(50, every - (performance.now() - start)));

@@ -1,6 +1,8 @@
 // What the page says to the server, and what it makes of the answers.
 
 import { anotherKey, apiKey } from "./key.js";
+import { eventsOf } from "./steps.js";
+import { areScores, isReadable, numbersOf } from "./values.js";
 
 const POLL_PATIENCE_MS = 4000;
 const PATIENCE_MS = 60_000;
@@ -17,19 +19,19 @@ export class Refusal extends Error {
   }
 }
 
-async function request(path, patienceMs, options = {}) {
+async function request(path, patienceMs, options = {}, read = (response) => response.arrayBuffer()) {
   const key = apiKey();
   const headers = key === null ? options.headers : { ...options.headers, Authorization: `Bearer ${key}` };
   let response;
   try {
     response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(patienceMs), ...options, headers });
-    if (response.ok) return [response, await response.arrayBuffer()];
+    if (response.ok) return [response, await read(response)];
   } catch (error) {
-    throw new Gone(error.message);
+    throw error instanceof Refusal ? error : new Gone(error.message);
   }
   if (response.status !== 401) throw await refusal(response);
   await anotherKey(key);
-  return request(path, patienceMs, options);
+  return request(path, patienceMs, options, read);
 }
 
 async function refusal(response) {
@@ -51,35 +53,35 @@ export async function getJson(path) {
  * One request to an application. Throws `Gone` or `Refusal`.
  * Where the output has labels, its numbers are asked for as they are; otherwise the application's own reply.
  */
-export async function ask(app, body, contentType) {
+export async function ask(app, body, contentType, onStep) {
+  if (app.generate) return askForSteps(app, body, contentType, onStep);
   const labelled = hasLabels(app.output);
   const headers = { "Content-Type": contentType, Accept: labelled ? "application/octet-stream" : "application/json" };
   const start = performance.now();
   const [, answer] = await request(`v1/apps/${app.name}`, PATIENCE_MS, { method: "POST", headers, body });
   const roundTripMs = performance.now() - start;
-  if (labelled) return { values: numbers(app.output.dtype, answer), roundTripMs };
+  if (labelled) return { values: numbersOf(app.output.dtype, answer), roundTripMs };
   return { reply: JSON.parse(new TextDecoder().decode(answer)), roundTripMs };
 }
 
-/** Whether the one output is one number for each of its labels, and of a dtype that a browser can read. */
-export function hasLabels(spec) {
-  return spec !== null && spec.labels.length > 0 && spec.shape.length === 1 && spec.dtype in READERS;
+/** As `ask`, of an answer that takes steps: `onStep` gets each as it comes. */
+async function askForSteps(app, body, contentType, onStep) {
+  const headers = { "Content-Type": contentType, Accept: "text/event-stream" };
+  const start = performance.now();
+  const path = `v1/apps/${app.name}`;
+  const [, done] = await request(path, PATIENCE_MS, { method: "POST", headers, body }, async (response) => {
+    if (!response.headers.get("Content-Type").startsWith("text/event-stream")) return { reply: await response.json() };
+    for await (const { name, data } of eventsOf(response)) {
+      if (name === "error") throw new Refusal(data.error, 500, 0);
+      if (name === "done") return data;
+      onStep(data);
+    }
+    throw new Error("the connection broke off");
+  });
+  return { done, roundTripMs: performance.now() - start };
 }
 
-const READERS = {
-  bool: ["getUint8", 1],
-  uint8: ["getUint8", 1],
-  int8: ["getInt8", 1],
-  uint16: ["getUint16", 2],
-  int16: ["getInt16", 2],
-  uint32: ["getUint32", 4],
-  int32: ["getInt32", 4],
-  float32: ["getFloat32", 4],
-  float64: ["getFloat64", 8],
-};
-
-function numbers(dtype, buffer) {
-  const [read, size] = READERS[dtype];
-  const view = new DataView(buffer);
-  return Array.from({ length: buffer.byteLength / size }, (_, index) => view[read](index * size, true));
+/** Whether the one output is a score for each of its labels, and of a dtype that a browser can read. */
+export function hasLabels(spec) {
+  return spec !== null && areScores(spec) && spec.shape.length === 1 && isReadable(spec.dtype);
 }

@@ -3,12 +3,16 @@
 import { Answer } from "./answer.js";
 import { element, sleep } from "./dom.js";
 import { Drawing } from "./draw.js";
+import { exampleButtons, examplesOf } from "./examples.js";
 import { apiKey } from "./key.js";
 import { Gone, ask } from "./server.js";
 import { describe, exampleOf } from "./tensors.js";
+import { bytesOf, chartOf, fewDigits, inputOf, pictureOf, shapeOf } from "./values.js";
 
 const LARGEST_PREVIEW = 64;
 const LARGEST_EXAMPLE = 256;
+const MOST_JSON = 1 << 16; // of an example in the text box
+const MOST_FIELDS = 16;
 const TEXT = "text/plain";
 const LONGEST_WAIT_MS = 5000;
 
@@ -19,7 +23,19 @@ export function tryPanel(app, connection) {
   const isImage = app.input?.shape.length === 2 && app.input.dtype === "uint8";
   const isText = app.accepts.includes(TEXT);
   const input = isImage ? drawingInput(app, sender) : isText ? textInput(app, sender) : otherInput(app, sender);
-  return element("div", { className: "try" }, element("div", {}, ...input), answer.view, sameFromAShell(app, isImage));
+  const side = element("div", {}, ...input.parts);
+  offerExamples(app, side, input.take);
+  return element("div", { className: "try" }, side, answer.view, sameFromAShell(app, isImage));
+}
+
+/** Puts the recorded examples below the input, and begins with the first one. */
+async function offerExamples(app, side, take) {
+  const typed = side.querySelector("textarea");
+  const before = typed?.value;
+  const examples = await examplesOf(app);
+  if (!examples.length) return;
+  side.append(exampleButtons(app, examples, (example) => take(example)));
+  if (typed?.value === before) take(examples[0], false);
 }
 
 /** Sends at most one request at a time; of those that come meanwhile, only the latest is sent. */
@@ -56,10 +72,12 @@ class Sender {
   async #sendOne(make) {
     const forgotten = this.forgotten;
     try {
-      const { body, type } = await make();
-      const answer = await ask(this.app, body, type);
+      const { body, type, outputs } = await make();
+      let steps = 0;
+      const onStep = (step) => forgotten === this.forgotten && this.answer.step(step, steps++ === 0);
+      const answer = await ask(this.app, body, type, onStep);
       if (forgotten !== this.forgotten) return;
-      this.answer.show({ ...answer, body });
+      this.answer.show({ ...answer, body, outputs });
     } catch (error) {
       if (forgotten === this.forgotten) await this.#explain(error, make, forgotten);
     }
@@ -69,7 +87,7 @@ class Sender {
     if (error instanceof Gone) {
       this.connection.lost();
       await this.#wait("No answer; asking again when the server is back.", this.connection.back());
-    } else if (error.status === 503) {
+    } else if (error.status === 503 && error.retryAfterMs) {
       await this.#wait(`Refused: ${error.message} Asking again.`, sleep(Math.min(error.retryAfterMs, LONGEST_WAIT_MS)));
     } else {
       this.answer.clear();
@@ -110,11 +128,21 @@ function drawingInput(app, sender) {
   showPixels(preview, drawing);
   const help = "Arrow keys move the pen, Shift makes longer steps, Space puts it down or lifts it, " +
     "Delete clears, Control and Z undo the last stroke.";
-  return [
+  // An example is what was recorded, so that it is sent as it is, not drawn.
+  const take = (example, isSent = true) => {
+    if (!isSent) return;
+    drawing.clear();
+    sender.forget();
+    const [given] = Object.values(example.numbers ?? {});
+    if (given) preview.getContext("2d").drawImage(pictureOf(app.input, given) ?? preview, 0, 0);
+    sender.send(() => example);
+  };
+  const parts = [
     element("div", { className: "draw" }, canvas, hint),
     element("p", { id: "draw-help", className: "draw-help" }, help),
     element("div", { className: "draw-tools" }, clear, undo, seen),
   ];
+  return { take, parts };
 }
 
 async function drawn(app, drawing) {
@@ -136,35 +164,128 @@ function textInput(app, sender) {
     event.preventDefault();
     sender.send(() => ({ body: text.value, type: TEXT }));
   });
+  submitByKey(text, form);
+  const take = (example, isSent = true) => {
+    text.value = example.text ?? "";
+    if (isSent) sender.send(() => example);
+  };
+  return { take, parts: [...specsOf(app), form] };
+}
+
+const specsOf = (app) => app.inputs.map((spec) => element("p", { className: "spec" }, describe(spec)));
+
+function submitByKey(text, form) {
   text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
-  return [...app.inputs.map((spec) => element("p", { className: "spec" }, describe(spec))), form];
 }
 
 function otherInput(app, sender) {
   const files = app.accepts.filter((type) => type !== "application/json");
+  const shown = element("div", { className: "input-preview" });
   const json = element("textarea", { id: "json", rows: 6, spellcheck: false, value: example(app) });
   const send = element("button", { type: "submit" }, "Send");
-  const label = app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
+  const label = app.live ? "or the frames as JSON" : app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
   const form = element("form", {}, element("label", { htmlFor: "json" }, label), json, send);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    sender.send(() => ({ body: json.value, type: "application/json" }));
+    showNumbers(shown, app, parsed(app, json.value));
+    sender.send(() => requestOf(app, json.value));
   });
-  json.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
-  const specs = app.inputs.map((spec) => element("p", { className: "spec" }, describe(spec)));
-  return [...specs, ...(files.length ? fileInput(app, sender, files) : []), form];
+  json.addEventListener("input", () => showNumbers(shown, app, parsed(app, json.value)));
+  submitByKey(json, form);
+  const fields = quantityFields(app, json, () => showNumbers(shown, app, parsed(app, json.value)));
+  const take = (given, isSent = true) => {
+    json.value = given.numbers ? shortJson(app, given.numbers) : "";
+    json.placeholder = json.value ? "" : "The example is sent as raw bytes.";
+    fields.read();
+    if (given.type.startsWith("image/")) showPicture(shown, given.body);
+    else showNumbers(shown, app, given.numbers);
+    if (isSent) sender.send(() => given);
+  };
+  const chosenFile = (file) => {
+    showPicture(shown, file);
+    sendFile(app, sender, file);
+  };
+  return { take, parts: [...specsOf(app), ...(files.length ? fileInput(files, chosenFile) : []), shown, ...fields.parts, form] };
 }
 
-function fileInput(app, sender, files) {
+/** Of a live application, frames as raw bytes; else the JSON as it is. */
+function requestOf(app, text) {
+  if (!app.live) return { body: text, type: "application/json" };
+  const frames = parsed(app, text)?.[app.input.name];
+  if (!Array.isArray(frames)) throw new Error(`The frames are not JSON; give a list, ${describe(app.input)}.`);
+  return { body: bytesOf(app.input.dtype, frames.flat(Infinity)), type: "application/octet-stream" };
+}
+
+/** The tensors of a text by name, or null if it is no JSON. */
+const parsed = (app, text) => inputOf(app, "application/json", null, text);
+
+/** A field for each number of one small input, beside its JSON. */
+function quantityFields(app, json, changed) {
+  const spec = app.input;
+  const none = { parts: [], read() {} };
+  if (!spec || app.live || spec.shape.length > 1 || (spec.shape[0] ?? 1) > MOST_FIELDS) return none;
+  const names = spec.labels.length ? spec.labels : Array.from({ length: spec.shape[0] ?? 1 }, (_, at) => (spec.shape.length ? `${spec.name} ${at}` : spec.name));
+  const inputs = names.map(() => element("input", { type: "number", step: "any" }));
+  const read = () => {
+    const values = parsed(app, json.value)?.[spec.name];
+    inputs.forEach((input, at) => (input.value = (Array.isArray(values) ? values[at] : values) ?? ""));
+  };
+  inputs.forEach((input) =>
+    input.addEventListener("input", () => {
+      const values = inputs.map(({ valueAsNumber }) => (Number.isNaN(valueAsNumber) ? null : valueAsNumber));
+      json.value = JSON.stringify(spec.shape.length ? values : values[0]);
+      changed();
+    }),
+  );
+  json.addEventListener("input", read);
+  read();
+  const fields = names.map((name, at) => element("label", {}, name, inputs[at]));
+  return { parts: [element("div", { className: "fields" }, ...fields)], read };
+}
+
+function showPicture(shown, file) {
+  shown.replaceChildren();
+  if (!file.type.startsWith("image/")) return;
+  const image = element("img", { alt: "The picture that is sent", src: URL.createObjectURL(file) });
+  image.onload = () => URL.revokeObjectURL(image.src);
+  image.onerror = () => shown.replaceChildren();
+  shown.append(image);
+}
+
+/** Pictures and signals among the inputs. */
+function showNumbers(shown, app, named) {
+  const drawn = app.inputs.map((spec) => {
+    const value = named?.[spec.name];
+    if (value === undefined || !isNested(value)) return null;
+    return pictureOf(spec, value) ?? chartOf(spec, value);
+  });
+  shown.replaceChildren(...drawn.filter(Boolean));
+}
+
+/** Whether lists are nested as those of a tensor, with numbers at the end: what is typed may be anything. */
+function isNested(value, shape = shapeOf(value)) {
+  if (!shape.length) return typeof value === "number" || typeof value === "boolean";
+  return Array.isArray(value) && value.length === shape[0] && value.every((item) => isNested(item, shape.slice(1)));
+}
+
+function shortJson(app, named) {
+  const dtypes = Object.fromEntries(app.inputs.map(({ name, dtype }) => [name, dtype]));
+  const short = Object.fromEntries(Object.entries(named).map(([name, value]) => [name, dtypes[name] === "float32" ? fewDigits(value) : value]));
+  const text = JSON.stringify(app.input ? short[app.input.name] : short);
+  return text.length <= MOST_JSON ? text : "";
+}
+
+function fileInput(files, chosen) {
   const file = element("input", { type: "file", id: "file", accept: files.filter((type) => !type.startsWith("application/")).join() });
-  file.addEventListener("change", () => file.files.length && sendFile(app, sender, file.files[0]));
-  return [element("label", { htmlFor: "file" }, "A file"), file];
+  file.addEventListener("change", () => file.files.length && chosen(file.files[0]));
+  const raw = files.every((type) => type === "application/octet-stream");
+  return [element("label", { htmlFor: "file" }, raw ? "A file of the raw bytes" : "A file"), file];
 }
 
 function example(app) {
   if (!app.input) return exampleOf(app.inputs);
   const size = app.input.shape.reduce((product, length) => product * length, 1);
-  return size <= LARGEST_EXAMPLE ? zeros(app.input.shape) : "";
+  return size <= LARGEST_EXAMPLE && !app.live ? zeros(app.input.shape) : "";
 }
 
 function sendFile(app, sender, file) {

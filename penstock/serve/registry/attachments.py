@@ -38,7 +38,7 @@ class Attachments:
         margin_ns: Added to predicted finishes, for reading that goes on meanwhile.
         index: Index of this front-end.
         wakes: For each engine, called when there is new work for it.
-        batch_loop: Knows the arrival time of what is read now.
+        batch_loop: Has the arrival time of the bytes read now.
         now_ns: The engines' clock.
     """
 
@@ -167,8 +167,10 @@ class Attachments:
         served = ServedModel(
             name=command.name,
             version=command.version,
+            label=f"{command.name}/{command.version}" if command.several else command.name,
             application=application,
             manifest=manifest,
+            bundle=Path(command.bundle),
             replica=replica,
             several=len(self.wakes) > 1,
             budget_ns=self._budget_ns(application),
@@ -176,7 +178,8 @@ class Attachments:
             now_ns=self.now_ns,
             decode_pool=self._decode_pool(command, manifest, application),
         )
-        self._lost = {key: lost for key, lost in self._lost.items() if lost.name != command.name}
+        mine = command.name, command.version
+        self._lost = {key: lost for key, lost in self._lost.items() if (lost.name, lost.version) != mine}
         self.models.put(served)
         return served
 
@@ -218,7 +221,15 @@ class Attachments:
                 now_ns=self.now_ns,
                 error_of_status=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
             )
-        return Replica(engine=loaded.engine, device=loaded.device, writer=writer, table=memory, streams=streams)
+        return Replica(
+            engine=loaded.engine,
+            device=loaded.device,
+            runs_by=loaded.runs_by,
+            fallback=loaded.fallback,
+            writer=writer,
+            table=memory,
+            streams=streams,
+        )
 
     def _detach(self, key: int) -> None:
         served, _ = self._attached.pop(key)

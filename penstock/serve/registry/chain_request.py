@@ -52,7 +52,7 @@ class RequestTerms:
         arrival_ns: Its arrival time.
         budget_ns: Its latency budget.
         low_priority: Whether it runs after the others.
-        observe: Called after each step; None if nobody wants to know.
+        observe: Called after each step; may be None.
         stream: Takes each output of a last part whose answers take steps; None for a whole answer.
     """
 
@@ -98,7 +98,7 @@ class ChainRun:
         self._advance(None)
 
     def cancel(self) -> None:
-        """Cancel what has not run, and call nobody any more."""
+        """Cancel all work that has not run, and make no more callbacks."""
         self._over = True
         if self._job is not None:
             self._job.cancel()
@@ -189,7 +189,7 @@ class ChainRun:
         if self.steps.is_idle(self._step, terms.low_priority):
             # The later steps' times may be wrong, and only a request that reaches them can correct these.
             return deadline_ns
-        # It is tight: the steps share what is left by their predicted times.
+        # Too little time: the steps share it in proportion to their predicted times.
         share_ns = left_ns * own_ns // max(1, own_ns + rest_ns)
         if self._step + 1 < self.steps.count:
             slow, slow_ns = self.steps.slowest(self._step + 1, terms.low_priority)

@@ -160,8 +160,8 @@ class ChainSteps:
         if total_ns >= NEVER_NS:
             raise self.of_step(Overloaded("All slots are in use; come back later.", MIN_RETRY_S), slowest)
         raise Overloaded(
-            f"The answer would come after {total_ns / 1e6:.0f} ms, of which {self.name_of(slowest)!r} takes "
-            f"{predicted[slowest].ns / 1e6:.0f}, past the budget of {budget_ns / 1e6:g} ms.",
+            f"The answer would come after {total_ns / 1e6:.0f} ms, past the budget of {budget_ns / 1e6:g} ms; "
+            f"part {self.name_of(slowest)!r} takes {predicted[slowest].ns / 1e6:.0f} ms.",
             max(MIN_RETRY_S, predicted[slowest].ns / 1e9),
         )
 

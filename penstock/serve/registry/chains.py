@@ -62,7 +62,7 @@ class Chains:
             ApplicationError: A part does not fit a chain any more.
         """
         for chain in self._served:
-            # A chain of which a part is missing waits for it.
+            # A chain waits until all its parts are loaded.
             if all(self.models.has_model(part) for part in chain.parts):
                 chain.refresh()
                 self.models.put(chain)

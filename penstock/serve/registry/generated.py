@@ -6,6 +6,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import unpacked
+from penstock.core.generate import REPLY
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.registry.served_model import ServedModel
@@ -18,8 +19,7 @@ ENDED = "ended"
 REPLY_FAILED = "The application's reply failed on this output; the server's log says how."
 
 
-def step_numbers(served: ServedModel, output: Array) -> dict[str, Any]:
-    """Return the output of one step, given flat, as JSON values by name."""
+def _step_numbers(served: ServedModel, output: Array) -> dict[str, Any]:
     spec = served.application.output
     if isinstance(spec, RecordSpec):
         return spec.to_numbers(output)
@@ -41,18 +41,24 @@ def reply_body(served: ServedModel, whole: Array, ended: str) -> bytes | None:
     return body
 
 
-def _with_reason(served: ServedModel, whole: Array, ended: str) -> Any:
+def whole_reply(served: ServedModel, whole: Array) -> Any:
+    """Make the JSON values of a whole answer's reply."""
     reply = served.reply(unpacked(served.application, whole))
     output = served.application.output
     if served.application.reply is None and not isinstance(output, RecordSpec):
-        reply = {output.name: reply}
+        return {output.name: reply}
+    return reply
+
+
+def _with_reason(served: ServedModel, whole: Array, ended: str) -> Any:
+    reply = whole_reply(served, whole)
     # A reply of another kind, such as a text, has no place for it; a header says it.
     return {**reply, ENDED: ended} if isinstance(reply, dict) and ENDED not in reply else reply
 
 
 @final
-class GeneratedReply:
-    """Keeps the outputs of one answer for the last message, which has the reply.
+class GeneratedMessages:
+    """Makes the messages of one answer: one for each step, and the last, which has the reply.
 
     Args:
         served: The model.
@@ -61,10 +67,36 @@ class GeneratedReply:
     def __init__(self, served: ServedModel) -> None:
         self._served = served
         self._outputs: list[Array] = []
+        generate = served.application.generate
+        self._partial = generate is not None and generate.partial_replies
 
-    def add(self, output: Array) -> None:
-        """Keep the output of a step, given flat."""
+    def step(self, output: Array) -> bytes:
+        """Make the message of a step: its outputs by name, and the `reply` to all so far where that is declared.
+
+        A `reply` that raises there is logged, and null in this message and in those that follow.
+
+        Args:
+            output: The output of the step, flat.
+        """
         self._outputs.append(output.copy())
+        numbers = _step_numbers(self._served, output)
+        generate = self._served.application.generate
+        if generate is not None and generate.partial_replies:
+            numbers[REPLY] = self._partial_reply()
+        return orjson.dumps(numbers)
+
+    def _partial_reply(self) -> Any:
+        if not self._partial:
+            return None
+        served = self._served
+        try:
+            reply = served.reply(unpacked(served.application, whole_of(served.application, self._outputs)))
+            orjson.dumps(reply)
+        except Exception:
+            log.exception("the reply of %r raised on the outputs so far; this answer goes on without", served.name)
+            self._partial = False
+            return None
+        return reply
 
     def done(self, status: int) -> bytes | None:
         """Make the last message, `{"ended": ..., "steps": ..., "reply": ...}`; None if the `reply` raises."""

@@ -1,24 +1,24 @@
-"""The models of a front-end by name."""
+"""The models of a front-end by name and version."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import asdict
 from typing import Any, final
 
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.messages import RESTARTING, ModelState
+from penstock.serve.messages import RESTARTING, WITHDRAWN, ModelState
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 
-# `change(name, unload)` of the repository: serve the newest version of a model, or stop serving it. It raises
+# `change(name, unload)` of the repository: serve a model as it lies on disk now, or stop serving it. It raises
 # `RequestError` if there is none of that name, or it cannot be loaded.
 Change = Callable[[str, bool], Coroutine[Any, Any, None]]
 
 
 @final
 class ModelRegistry:
-    """Served models by name.
+    """Served models by name and version.
 
     Args:
         change: Loads and unloads models.
@@ -26,7 +26,8 @@ class ModelRegistry:
 
     Attributes:
         epoch: Changes whenever the model behind a name may have changed.
-        states: State of every model by its name, as last reported by the repository.
+        states: State of every model by name and version, as last reported by the repository.
+        starting: Whether the models of the start are still being loaded.
         draining: Whether the server is shutting down.
     """
 
@@ -34,13 +35,15 @@ class ModelRegistry:
         self._change = change
         self._loading = loading
         self.epoch = 0
-        self.states: dict[str, ModelState] = {}
+        self.states: dict[tuple[str, str], ModelState] = {}
+        self.starting = False
         self.draining = False
-        self._served: dict[str, Served] = {}
+        # By name, then by version.
+        self._served: dict[str, dict[str, Served]] = {}
         self._changes = BackgroundTasks()
 
     def __iter__(self) -> Iterator[Served]:
-        return iter(list(self._served.values()))
+        return iter([served for versions in self._served.values() for served in versions.values()])
 
     @property
     def max_body_bytes(self) -> int:
@@ -48,20 +51,35 @@ class ModelRegistry:
         return max((served.application.max_body_bytes for served in self), default=0)
 
     def put(self, served: Served) -> None:
-        """Serve a model under its name, instead of the model that had the name before."""
-        self._served[served.name] = served
+        """Serve a model under its name and version, instead of the one that had them before."""
+        self._served.setdefault(served.name, {})[served.version] = served
         self.epoch += 1
 
     def set_state(self, state: ModelState) -> None:
         """Set the state of one of the repository's models."""
-        self.states[state.name] = state
+        if state.state == WITHDRAWN:
+            self.states.pop((state.name, state.version), None)
+        else:
+            self.states[state.name, state.version] = state
         self.epoch += 1
 
     def take_out(self, served: Served) -> None:
-        """Remove a model, unless another one has its name already."""
-        if self._served.get(served.name) is served:
-            del self._served[served.name]
+        """Remove a model, unless another one has its name and version already."""
+        versions = self._served.get(served.name, {})
+        if versions.get(served.version) is served:
+            del versions[served.version]
+            if not versions:
+                del self._served[served.name]
         self.epoch += 1
+
+    @property
+    def newest(self) -> list[Served]:
+        """The newest version of each model, which requests without a version get."""
+        return [_newest(versions) for versions in self._served.values()]
+
+    def versions(self, name: str) -> list[str]:
+        """List the served versions of a model, the oldest first."""
+        return sorted(self._served.get(name, ()), key=int)
 
     @property
     def served_models(self) -> list[ServedModel]:
@@ -70,7 +88,7 @@ class ModelRegistry:
 
     def has_model(self, name: str) -> bool:
         """True if a model of this name is served, which is no chain."""
-        return isinstance(self._served.get(name), ServedModel)
+        return name in self._served and isinstance(_newest(self._served[name]), ServedModel)
 
     def model(self, name: str) -> ServedModel:
         """Find a part of a chain by name.
@@ -85,39 +103,58 @@ class ModelRegistry:
         return served
 
     def named(self, name: str, version: str = "") -> Served:
-        """Find a model or chain by name, and by version if one is given.
+        """Find a model or chain by name, in its newest version if none is given.
 
         Raises:
             UnknownRoute: There is none.
             Overloaded: It is being loaded.
         """
-        served = self._served.get(name)
-        if served is None:
-            if name in self.states and self.states[name].state == "LOADING":
-                raise Overloaded(f"Model {name!r} is being loaded; come back later.", 3.0)
+        versions = self._served.get(name, {})
+        states = [state for (other, _), state in self.states.items() if other == name]
+        if version not in ("", *versions) or not versions:
+            for state in states:
+                if state.state == "LOADING" and version in ("", state.version):
+                    raise Overloaded(f"Model {name!r} is being loaded{_step_of(state)}; come back later.", 3.0)
+        if not versions:
+            if self.starting and not states:
+                # It may be a chain, whose name is known when it is loaded.
+                raise self._not_started()
             there = ", ".join(map(repr, self._served)) or "none"
             raise UnknownRoute(f"There is no model {name!r} here; there is {there}.")
-        if version not in ("", served.version):
-            raise UnknownRoute(f"Model {name!r} is served in version {served.version} alone, not {version}.")
-        return served
+        if not version:
+            return _newest(versions)
+        if version not in versions:
+            there = ", ".join(self.versions(name))
+            alone = " alone" if len(versions) == 1 else ""
+            raise UnknownRoute(f"Model {name!r} is served in version {there}{alone}, not {version}.")
+        return versions[version]
 
     def reject_unready(self) -> None:
         """Reject requests while the server is not ready.
 
         Raises:
-            Overloaded: It is shutting down, or an engine is being started again.
+            Overloaded: It is starting or shutting down, or an engine is being started again.
         """
         if self.draining:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
+        if self.starting:
+            raise self._not_started()
         lost = {served.name for served in self if served.engine_lost}
         # A front-end that started after the engine died never had the table.
         lost |= {state.name for state in self.states.values() if state.reason.startswith(RESTARTING)}
         if lost:
             raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
+    def _not_started(self) -> Overloaded:
+        loading = [f"{state.name}{_step_of(state)}" for state in self.states.values() if state.state == "LOADING"]
+        return Overloaded(f"The server is starting and loads {', '.join(loading) or 'its models'}.", 3.0)
+
     def index(self) -> list[dict[str, str]]:
         """Name, version, state and reason of every model of the repository."""
-        return [asdict(state) for state in self.states.values()]
+        return [
+            {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
+            for each in self.states.values()
+        ]
 
     async def change(self, name: str, *, unload: bool) -> None:
         """Load or unload a model, see `Change`; a client that gives up does not stop it half-way."""
@@ -125,10 +162,25 @@ class ModelRegistry:
         await asyncio.shield(self._changes.start(self._change(name, unload)))
 
     def reject_change(self) -> None:
-        """Reject loading and unloading where that is not allowed.
+        """Reject loading and unloading where that is not allowed, or would wait for all models of the start.
 
         Raises:
             Forbidden: The server has no model directory.
+            Overloaded: The server is starting.
         """
         if not self._loading:
             raise Forbidden("This server was started with its models named; start it with --models to load more.")
+        if self.starting:
+            raise self._not_started()
+
+
+def _newest(versions: dict[str, Served]) -> Served:
+    return versions[max(versions, key=int)]
+
+
+def _step_of(state: ModelState) -> str:
+    """Describe the present step of loading a model, as ` (exporting the network, for 12 s)`."""
+    if not state.reason:
+        return ""
+    passed_s = (time.monotonic_ns() - state.since_ns) / 1e9
+    return f" ({state.reason}{f', for {passed_s:.0f} s' if state.since_ns else ''})"

@@ -35,6 +35,7 @@ class ServedChain:
     Attributes:
         name: The name in requests.
         version: Always `"1"`.
+        label: The name in statistics.
         application: The chain as an application.
         content_hash: Hash of the chain's source and of the bundles of its parts.
         pool: Threads of its functions.
@@ -58,7 +59,7 @@ class ServedChain:
         budget_ns: int,
         now_ns: Callable[[], int],
     ) -> None:
-        self.name = found.chain.name
+        self.name = self.label = found.chain.name
         self.budget_ns = budget_ns
         self.pool = FunctionPool(self.name, now_ns)
         self.metrics: dict[str, float] = {}
@@ -107,7 +108,7 @@ class ServedChain:
 
     @property
     def can_stream(self) -> bool:
-        """True where the answer is that of a last part whose answers take steps."""
+        """True if the last part generates and its answer is the chain's."""
         return self.steps.plan.generates
 
     def refresh(self) -> None:

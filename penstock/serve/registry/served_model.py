@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -12,6 +13,7 @@ from penstock.core.bundle import Manifest
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
@@ -32,6 +34,8 @@ class Replica:
     Args:
         engine: Index of the engine.
         device: Device that runs the network.
+        runs_by: `"ONNX Runtime"` or `"torch"`.
+        fallback: Why a faster way to run the network was not taken; empty if none was refused.
         writer: Submits chunks and collects results.
         table: The slot table, for the statistics.
         streams: Live streams of the replica; None if the model is not live.
@@ -39,6 +43,8 @@ class Replica:
 
     engine: int
     device: str
+    runs_by: str
+    fallback: str
     writer: TableWriter
     table: slots.SlotTable
     streams: Streams | None
@@ -52,8 +58,10 @@ class ServedModel:
     Args:
         name: The name in requests.
         version: Version in the model directory; `"1"` if there is none.
+        label: Name in statistics: with the version, where more than one may be served.
         application: The application.
         manifest: Manifest of the bundle.
+        bundle: The bundle's folder.
         replica: Its replica in the first engine.
         several: Whether there are more engines.
         budget_ns: Latency budget of a request that names none.
@@ -73,8 +81,10 @@ class ServedModel:
 
     name: str
     version: str
+    label: str
     application: Application
     manifest: Manifest
+    bundle: Path
     replica: InitVar[Replica]
     several: InitVar[bool]
     budget_ns: int
@@ -197,8 +207,17 @@ class ServedModel:
         arrival_ns: int,
         budget_ns: int | None,
         low_priority: bool = False,
+        timing: Timing | None = None,
     ) -> list[SlotHandle]:
         """Submit several chunks `[n, ...]`, which get one result `[n, ...]` or one error.
+
+        Args:
+            chunks: The chunks.
+            finished: Called with the result or the error.
+            arrival_ns: Arrival time of the request.
+            budget_ns: Latency budget of the request, or None for the server's.
+            low_priority: Whether it runs after the others.
+            timing: Takes the times of the rows, unless answers take steps.
 
         Raises:
             RequestError: They are rejected.
@@ -218,6 +237,8 @@ class ServedModel:
             left -= 1
             if status in GOOD:
                 outputs[index] = output.reshape(answer.shape)
+                if timing is not None and self.application.generate is None:
+                    timing.add(*writer.times_ns(handles[index]))
             else:
                 failure = failure or status
             if left == 0:
@@ -284,6 +305,11 @@ class ServedModel:
     def count_rejection(self, error: RequestError) -> None:
         """Count a request without a result by its error."""
         self.counts[column_of(error)] += 1
+
+    def count_broken_reply(self) -> None:
+        """Count an answered request as failed, because its reply raised."""
+        self.counts[slots.ANSWERED] -= 1
+        self.counts[slots.BROKEN] += 1
 
     def error_of(self, status: int, budget_ns: int | None) -> RequestError:
         """Make the error for the status of a result."""

@@ -30,7 +30,7 @@ class Send:
     """Send a message to the client.
 
     Args:
-        payload: What it holds; text is UTF-8.
+        payload: Its bytes; text is UTF-8.
         binary: Whether it is a binary message.
     """
 

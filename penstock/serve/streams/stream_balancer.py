@@ -24,8 +24,7 @@ class StreamLoad(NamedTuple):
 
 
 def by_load(loads: Sequence[StreamLoad]) -> list[int]:
-    """The replicas in the order in which they should take the next stream: the one first that carries least of what
-    it can."""
+    """Order the replicas for the next stream, the lowest load relative to capacity first."""
     best = max(load.most for load in loads)
 
     def share(index: int) -> float:

@@ -24,7 +24,7 @@ class Member(Protocol):
     """One of a model's live streams, over any protocol."""
 
     def finish(self, code: int, reason: str) -> None:
-        """End it from the server's side: answer what came, and accept nothing more."""
+        """End it from the server's side: answer the chunks received so far, and accept no more."""
 
 
 M = TypeVar("M", bound=Member)
@@ -41,7 +41,7 @@ class Streams:
         writer: Puts chunks in and takes results out.
         table: For the costs and the count of all front-ends' streams.
         budget_ns: Latency budget of a stream that names none.
-        batch_loop: Runs the batches, and knows the arrival time of the bytes that are being read.
+        batch_loop: Runs the batches, and has the arrival time of the bytes read now.
         now_ns: That clock.
         error_of_status: Makes the error of a result's status.
     """
@@ -188,7 +188,7 @@ class Streams:
         self._ended_ns = now_ns
 
     def finish(self, code: int, reason: str) -> None:
-        """End all streams: answer what came, and release what the network holds back."""
+        """End all streams: answer the chunks received so far, and flush the network's delayed outputs."""
         for stream in list(self._open):
             stream.finish(code, reason)
 

@@ -34,10 +34,11 @@ class GenerationCosts:
         begin: Time to begin rows: by their number, or by number and length.
         step: Time of a step by the rows in progress; the largest is the most that may be in progress.
         mean_steps: Mean number of steps of an answer.
+        beside: Whether rows begin beside the steps; the time of a step is then one with rows that begin beside it.
     """
 
-    def __init__(self, begin: Costs | LengthCosts, step: Costs, mean_steps: float) -> None:
-        self.begin, self.step, self.mean_steps = begin, step, mean_steps
+    def __init__(self, begin: Costs | LengthCosts, step: Costs, mean_steps: float, *, beside: bool = False) -> None:
+        self.begin, self.step, self.mean_steps, self.beside = begin, step, mean_steps, beside
 
     @property
     def max_rows(self) -> int:
@@ -83,6 +84,10 @@ class GenerationCosts:
     def publish(self, table: SlotTable) -> None:
         """Write the costs into the table's header, for the admission control of the front-ends."""
         self.begin.publish(table)
+        self.publish_step(table)
+
+    def publish_step(self, table: SlotTable) -> None:
+        """Write the costs of a step, which alone change with each step, and the mean number of steps."""
         count = len(self.step.rows)
         table.step_rows[:count], table.step_rows[count:] = self.step.rows, 0
         table.step_ns[:count] = [self.step.of(rows) for rows in self.step.rows]

@@ -104,7 +104,7 @@ class LengthCosts:
             length = self.grid.edges[self.grid.bucket(length)]
         found = self._at.get(length)
         if found is None:
-            # Without NumPy, because admission asks for one length at a time.
+            # Without NumPy, because admission needs one length at a time.
             if not self._curves:
                 self._curves, self._min_compute = self._ns_LS.tolist(), self.min_compute_L.tolist()
             low, high, share = self._beside(length)

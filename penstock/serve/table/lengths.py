@@ -14,8 +14,9 @@ from typing import Self, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.dim import Dim
 from penstock.core.record import ChunkSpec, RecordSpec
-from penstock.core.spec import Array, Dim
+from penstock.core.spec import Array
 
 # R rows
 

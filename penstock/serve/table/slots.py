@@ -148,7 +148,7 @@ class SlotTable:
     """The columns as NumPy arrays over one buffer.
 
     Args:
-        layout: How many slots of which chunks.
+        layout: Number of slots, and the specs of their chunks.
         buffer: Zeroed memory of `layout.nbytes` bytes; shared memory where front-ends are processes of their own.
     """
 
@@ -157,7 +157,7 @@ class SlotTable:
     taken: Annotated[Ints, "front-end", "N"]  # results taken out
     consumed: Annotated[Ints, "engine", "N"]  # chunks taken in
     produced: Annotated[Ints, "engine", "N"]  # results put out
-    busy: Annotated[Ints, "engine", "N"]  # 1: the state wants another step without new input
+    busy: Annotated[Ints, "engine", "N"]  # 1: the row is ready for another step without new input
     generation: Annotated[Ints, "front-end", "N"]  # the stream that owns the slot
     input: Annotated[Array, "front-end", "N", "K"]
     length: Annotated[Ints, "front-end", "N", "K"]  # valid part of the chunk; of records, see `LengthGrid`
@@ -167,8 +167,10 @@ class SlotTable:
     output: Annotated[Array, "engine", "N", "R"]
     output_length: Annotated[Ints, "engine", "N", "R"]
     status: Annotated[Ints, "engine", "N", "R"]
-    # Written only where traces are exported.
+    # Of answers that take steps, `queue_ns` is written only where traces are exported, and `compute_ns` never.
     queue_ns: Annotated[Ints, "engine", "N", "R"]  # from arrival to the start of its batch
+    compute_ns: Annotated[Ints, "engine", "N", "R"]  # time of its batch
+    # Written only where traces are exported.
     batch_rows: Annotated[Ints, "engine", "N", "R"]  # rows of its batch; 0 where it did not run
     # Slots in the order of their results, so that front-ends need not scan. At most R results of a slot are
     # outstanding, so that a ring of R entries per slot never overruns its reader.

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import final
 
-import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError
@@ -12,7 +11,7 @@ from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
 from penstock.serve.frontend.table_writer import SlotHandle
-from penstock.serve.registry.generated import REPLY_FAILED, GeneratedReply, step_numbers
+from penstock.serve.registry.generated import REPLY_FAILED, GeneratedMessages
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import GOOD
 from penstock.serve.websocket import frames
@@ -43,7 +42,7 @@ class GenerateConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peers: set[Peer] = set()
         self._handle: SlotHandle | None = None
-        self._reply = GeneratedReply(served)
+        self._messages = GeneratedMessages(served)
         self._closing = False
 
     def take_over(self, transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
@@ -127,10 +126,9 @@ class GenerateConnection(asyncio.Protocol):
             self._served.count_rejection(error)
             self._fail(error)
             return
-        self._write(frame(TEXT, orjson.dumps(step_numbers(self._served, output))))
-        self._reply.add(output)
+        self._write(frame(TEXT, self._messages.step(output)))
         if last:
-            done = self._reply.done(status)
+            done = self._messages.done(status)
             if done is None:
                 self._fail(ComputeFailed(REPLY_FAILED))
                 return

@@ -50,6 +50,11 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+def step_folder(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
+    return folder / f"step-{step:08d}"
+
+
 def file_of(group: str, rank: int) -> str:
     """Name a process's file."""
     return f"{group}-{rank:05d}.safetensors"
@@ -111,9 +116,10 @@ def write_blocks(file: Path, blocks: memoryview, size: int) -> dict[str, Any]:
 
 
 def _direct(descriptor: int, on: bool) -> bool:
-    """Turn direct I/O on or off; return True if that changed it."""
+    """Turn direct I/O on or off, where the system has it (Linux); return True if that changed it."""
+    direct = getattr(os, "O_DIRECT", 0)
     before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    after = before | os.O_DIRECT if on else before & ~os.O_DIRECT
+    after = before | direct if on else before & ~direct
     fcntl.fcntl(descriptor, fcntl.F_SETFL, after)
     return after != before
 
@@ -153,7 +159,7 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
     _drop(place)
     beside.rename(place)
     sync(place.parent)
-    for old in _places(place.parent)[:-KEPT]:
+    for old in checkpoint_places(place.parent)[:-KEPT]:
         _drop(old)
     return True
 
@@ -173,7 +179,7 @@ def newest_checkpoint(folder: Path, world: World | None = None) -> Checkpoint | 
         TrainError: It is damaged, or the processes see different checkpoints.
     """
     world = world or World()
-    places = _places(folder)
+    places = checkpoint_places(folder)
     step = int(places[-1].name.removeprefix("step-")) if places else -1
     (first,) = world.broadcast_on_host([step])
     if world.sum_on_host(step != first)[0]:
@@ -256,7 +262,8 @@ def _drop(place: Path) -> None:
         shutil.rmtree(left)
 
 
-def _places(folder: Path) -> list[Path]:
+def checkpoint_places(folder: Path) -> list[Path]:
+    """Return the folders of the checkpoints in a folder, oldest first."""
     return sorted(place for place in folder.glob("step-*") if place.name.removeprefix("step-").isdigit())
 
 

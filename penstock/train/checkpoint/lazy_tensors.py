@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint on disk, of which each process reads the slices that it needs."""
+"""Tensors of a checkpoint on disk; each process reads only the slices that it needs."""
 
 from dataclasses import dataclass
 from functools import cache

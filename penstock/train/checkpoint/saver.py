@@ -13,7 +13,15 @@ from types import TracebackType
 from typing import Any, final
 
 from penstock.core.errors import TrainError
-from penstock.train.checkpoint.format import clear, file_of, manifest_of, mark_written, publish, write_blocks
+from penstock.train.checkpoint.format import (
+    clear,
+    file_of,
+    manifest_of,
+    mark_written,
+    publish,
+    step_folder,
+    write_blocks,
+)
 from penstock.train.checkpoint.snapshot import HostCopy, SlicedTensor, split, writers_of
 from penstock.train.parallel.world import World
 
@@ -65,7 +73,7 @@ class Saver(AbstractContextManager["Saver"]):
 
     @property
     def has_failed(self) -> bool:
-        """True if this process failed to write; `check` tells the others."""
+        """True if this process failed to write; `check` raises in all processes."""
         return self._failure is not None
 
     def save(self, step: int, state: dict[str, Any], versions: Mapping[str, int | None]) -> None:
@@ -133,7 +141,7 @@ class Saver(AbstractContextManager["Saver"]):
         )
 
     def _write(self, step: int, files: "list[_File]", manifest: dict[str, Any] | None) -> None:
-        place = self._folder / f"step-{step:08d}"
+        place = step_folder(self._folder, step)
         beside = place.with_name(f".{place.name}-{self._token}")
         try:
             beside.mkdir(exist_ok=True)

@@ -180,8 +180,8 @@ def _array(given: Any, name: str, floating: np.dtype[Any], *, empty: bool = Fals
     strange = ~np.isfinite(array.reshape(len(array), -1)).all(1)
     if strange.any():
         raise TrainError(
-            f"{name} has NaN or infinite numbers in {strange.sum():,} of {len(array):,} examples, the first of which "
-            f"is {strange.argmax():,}; remove or correct them."
+            f"{name} has NaN or infinite numbers in {strange.sum():,} of {len(array):,} examples, first in "
+            f"example {strange.argmax():,}; remove or correct them."
         )
     return np.ascontiguousarray(array, floating)
 

@@ -13,8 +13,8 @@ from penstock.core.decode import FORMATS, plain_pixels
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
-from penstock.train.data.image_folder import MAX_RATIO, TRIES
 from penstock.train.data.picture_layouts import Picture
+from penstock.train.data.picture_reader import MAX_RATIO, TRIES
 from penstock.train.data.sampler import Indices, Seeds
 
 # B examples of a batch, H height, W width

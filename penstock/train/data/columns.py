@@ -6,9 +6,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput, TrainError
 from penstock.core.record import Lengths, RecordSpec
-from penstock.core.spec import Array, Dim, TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.train.data.trees import Tree
 
 # n examples, B examples of a batch, A axes of one row
@@ -154,13 +155,14 @@ def fitted(columns: Mapping[str, Column], record: RecordSpec) -> tuple[dict[str,
                 f"{record.by_name[name].describe()}."
             )
         for sizes_n, size in zip(sizes_nA.T, shape, strict=True):
-            wrong_n = ~_fits(sizes_n, size)
+            wrong_n, known_n = ~_fits(sizes_n, size), sizes_n
             if isinstance(size, Dim):
                 known_n = lengths.setdefault(size.name, np.ascontiguousarray(sizes_n))
                 wrong_n |= known_n != sizes_n
             if wrong_n.any():
                 row = int(wrong_n.argmax())
-                raise TrainError(_wrong(record, name, row, sizes_nA[row].tolist(), size, lengths))
+                known = int(known_n[row]) if known_n[row] != sizes_n[row] else None
+                raise TrainError(_wrong(record.by_name[name], row, sizes_nA[row].tolist(), size, known))
     return made, lengths
 
 
@@ -168,13 +170,14 @@ def _fits(sizes_n: Lengths, size: int) -> npt.NDArray[np.bool_]:
     return (sizes_n >= size.min) & (sizes_n <= int(size)) if isinstance(size, Dim) else sizes_n == size
 
 
-def _wrong(record: RecordSpec, name: str, row: int, shape: list[int], size: int, lengths: Mapping[str, Lengths]) -> str:
-    rule = f"it must be {record.by_name[name].describe()}"
+def _wrong(spec: TensorSpec, row: int, shape: list[int], size: int, known: int | None) -> str:
+    """Describe a wrong row; `known` is the length of another input in the same dimension, if that differs."""
+    rule = f"it must be {spec.describe()}"
     if isinstance(size, Dim):
-        rule += (
-            f", with from {size.min:,} to {int(size):,} {size.name}, and another input has {lengths[size.name][row]:,}"
-        )
-    return f"{name!r} of example {row:,} has the shape {shape}; {rule}."
+        rule += f", with from {size.min:,} to {int(size):,} {size.name}"
+    if known is not None:
+        rule += f", and another input has {known:,}"
+    return f"{spec.name!r} of example {row:,} has the shape {shape}; {rule}."
 
 
 def _cast(column: Column, spec: TensorSpec) -> Column:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast, final
 
 import numpy as np
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import BadExample, TrainError
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
 from penstock.core.spec import Array
 from penstock.train.data.columns import (
@@ -23,6 +23,7 @@ from penstock.train.data.columns import (
     sizes_of,
     target_columns,
 )
+from penstock.train.data.fingerprint import hash_of, spread_indices
 from penstock.train.data.sampler import Indices, Seeds
 from penstock.train.data.trees import Tree
 
@@ -76,6 +77,27 @@ class Examples(ABC):
         Raises:
             BadExample: An example is damaged or missing.
         """
+
+    def fingerprint(self) -> dict[str, str]:
+        """Identify the examples, by named parts; a run is not resumed on examples of another fingerprint.
+
+        By default the number and form of the examples, and hashes of some of them as they are read with the seed 0. A
+        subclass that can identify all of its content returns that.
+
+        Raises:
+            TrainError: They cannot be read.
+        """
+        found = {"examples": f"{len(self):,}", "inputs": self.describe()}
+        for index in spread_indices(len(self)):
+            inputs_1 = self.empty(1)
+            try:
+                targets = self.read(np.array([index]), np.zeros(1, np.uint64), inputs_1)
+            except BadExample:
+                continue
+            fields = inputs_1.dtype.names
+            inputs = inputs_1 if fields is None else [inputs_1[name] for name in fields]
+            found[f"example {index:,}"] = hash_of(inputs, targets)
+        return found
 
     def declare(self, spec: ChunkSpec) -> None:
         """Declare one raw input: a record of several named tensors or of varying length, or one tensor of fixed size.
@@ -200,6 +222,11 @@ class ArraySet(Examples):
         if isinstance(inputs, Mapping) and list(cast(Any, inputs)) == ["input"] and len(record.tensors) == 1:
             (inputs,) = cast(Mapping[str, Any], inputs).values()
         return ArraySet(inputs=inputs, targets=self.targets, record=record)
+
+    def fingerprint(self) -> dict[str, str]:
+        """See `Examples`; a hash of all arrays."""
+        content = hash_of(self.inputs, self.targets)
+        return {"examples": f"{len(self):,}", "inputs": self.describe(), "numbers": content}
 
     def joint_record(self, other: "ArraySet") -> RecordSpec | None:
         """Return one record of both sets: a declared one, or one made of the arrays of both.

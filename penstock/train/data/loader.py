@@ -6,9 +6,10 @@ Decoding and reading release Python's lock, so that threads suffice and no data 
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 from typing import Any, NamedTuple, final
 
 import torch
@@ -37,6 +38,39 @@ class Batch(NamedTuple):
     targets: Tree
 
 
+@final
+class ReadingTimes:
+    """Examples that the threads of a loader read, and their time. Several threads may `count` at once.
+
+    Attributes:
+        threads: Number of threads; 0 if examples are read on demand or not at all.
+        examples: Examples that were read.
+        wall_s: Seconds that the reading took, added over the threads.
+        cpu_s: Seconds of processor time in them; in the rest they waited for storage, or for a core.
+    """
+
+    def __init__(self) -> None:
+        self.threads, self.examples = 0, 0
+        self.wall_s = self.cpu_s = 0.0
+        self._lock = Lock()
+
+    @contextmanager
+    def count(self, examples: int) -> Generator[None]:
+        """Count the time of the context."""
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        yield
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        with self._lock:
+            self.examples += examples
+            self.wall_s += wall_s
+            self.cpu_s += cpu_s
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """Examples a second that all threads together can read; None before the first."""
+        return self.examples * max(1, self.threads) / self.wall_s if self.wall_s else None
+
+
 class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
     """An iterator over batches that records the time of waits and the examples that cannot be read.
 
@@ -48,6 +82,7 @@ class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
     Attributes:
         waited_s: Seconds of waiting for batches.
         bad: Names of examples that cannot be read, with the number of times each was replaced.
+        reading: Times of the threads that read.
     """
 
     def __init__(
@@ -55,6 +90,7 @@ class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
     ) -> None:
         self.waited_s = 0.0
         self.bad: dict[str, int] = {}
+        self.reading = ReadingTimes()
         self._order, self._notify = order, notify
         self._on_bad: OnBad = on_bad
 
@@ -114,7 +150,7 @@ class ReadingLoader(Loader):
         self._device = device or torch.device("cpu")
         self._piece = min(max(PIECE_BYTES // max(1, examples.input_nbytes), LEAST_PIECE), LARGEST_PIECE)
         self._pool = ThreadPoolExecutor(workers, "penstock-read") if workers else None
-        self._workers = workers
+        self._workers = self.reading.threads = workers
         self._under_way: deque[_UnderWay] = deque()
         self._pieces_under_way = 0
         self._copies = _Copies(self._device) if self._device.type == "cuda" else None
@@ -178,9 +214,13 @@ class ReadingLoader(Loader):
         parts: list[Future[Piece]] = []
         for start in range(0, count, self._piece):
             rows = slice(start, start + self._piece)
-            parts.append(submit(read_piece, self._examples, places.of(rows), inputs_B[rows], self._on_bad))
+            parts.append(submit(self._read_piece, places.of(rows), inputs_B[rows]))
         self._pieces_under_way += len(parts)
         self._under_way.append(_UnderWay(inputs, parts))
+
+    def _read_piece(self, places: BatchIndices, inputs_P: Array) -> Piece:
+        with self.reading.count(len(places.indices_B)):
+            return read_piece(self._examples, places, inputs_P, self._on_bad)
 
 
 class _Ready(NamedTuple):

@@ -1,6 +1,5 @@
 """Reading of examples by threads, without torch: pieces of a batch, and a whole set once, in order."""
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from penstock.core.cores import available_cores
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
@@ -28,7 +28,7 @@ def reading_threads(processes: int = 1) -> int:
     Args:
         processes: Training processes on this machine.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     return max(1, cores // processes - 1)
 
 

@@ -73,7 +73,7 @@ class Resident:
             raise next(iter(self.damaged.values()))
         self.device, self.inputs, self.targets = device, inputs, targets
         if self.record is not None:
-            # On the host too, which knows the length of a batch without waiting for the device.
+            # On the host too, so that the length of a batch needs no host synchronization.
             self.lengths = {name: inputs[name].cpu().numpy() for name in self.record.dims}
 
     def _tensors(self, piece: Piece) -> tuple[Tree, Tree]:

@@ -21,6 +21,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.json_record import read_record
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data.examples import Examples
+from penstock.train.data.fingerprint import hash_of_text
 from penstock.train.data.sampler import Indices, Seeds, draws_of
 
 # n examples, B examples of a batch, H height, W width
@@ -128,6 +129,11 @@ class Shards(Examples):
                 _copy_part(whole, inputs_B[row], draws_BD[row].tolist())
         return self.targets[indices_B]
 
+    def fingerprint(self) -> dict[str, str]:
+        """See `Examples`; the index has the SHA-256 of all shards."""
+        index = hash_of_text([self.index.targets.sha256, *(shard.sha256 for shard in self.index.shards)])
+        return {"examples": f"{len(self):,}", "inputs": self.describe(), "shards": index}
+
     def verify(self) -> list[str]:
         """Check the SHA-256 of every file; return a sentence for each that is not as it was written."""
         return [wrong for file in self._files if (wrong := file.damage()) is not None]
@@ -230,7 +236,7 @@ def read_index(folder: Path) -> ShardIndex:
         fields = json.loads(file.read_bytes())
     except OSError as error:
         raise TrainError(
-            f"{file} cannot be read ({error.strerror}); 'penstock shard SOURCE {folder}' makes one."
+            f"{file} cannot be read ({error.strerror}); 'penstock shard SOURCE --out {folder}' makes one."
         ) from None
     except ValueError:
         raise TrainError(f"{file} is not JSON; write the shards again.") from None

@@ -1,6 +1,6 @@
 """Batch norm over several processes: local or synchronized statistics."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import final
 
@@ -98,21 +98,27 @@ def synchronize(module: nn.Module, world: World, rows: Sequence[int]) -> None:
         setattr(module.get_submodule(above), last, SynchronizedBatchNorm(norm, world, name, rows))
 
 
+BATCH_NORMS = (_BatchNorm, SequenceBatchNorm, SynchronizedBatchNorm)
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     """Return True if a network's outputs depend on the other examples of the batch."""
-    return any(isinstance(layer, _BatchNorm | SequenceBatchNorm | SynchronizedBatchNorm) for layer in module.modules())
+    return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def norm_of_single_numbers(module: nn.Module, example_B: Tree, call: Call = plain_call) -> str | None:
+def norm_of_single_numbers(
+    module: nn.Module, example_B: Tree, call: Call = plain_call, frozen: Collection[str] = ()
+) -> str | None:
     """Find the first batch norm that gets a single number for each channel of one example.
 
     Args:
         module: The network; run in evaluation mode, which is restored.
         example_B: One raw input, `[1, ...]`, on the network's device.
         call: Calls the network with it.
+        frozen: Names of batch norms that use their running statistics.
     """
     names: dict[nn.Module, str] = {
-        layer: name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)
+        layer: name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm) and name not in frozen
     }
     lonely: list[str] = []
 
@@ -130,15 +136,18 @@ def norm_of_single_numbers(module: nn.Module, example_B: Tree, call: Call = plai
 
 
 def running_statistics(
-    module: nn.Module, kinds: tuple[type[nn.Module], ...] = (_BatchNorm, SequenceBatchNorm, SynchronizedBatchNorm)
+    module: nn.Module, kinds: tuple[type[nn.Module], ...] = BATCH_NORMS, *, without: Collection[nn.Module] = ()
 ) -> dict[str, Tensor]:
     """Collect the running means and variances of batch norms, by name.
 
     Args:
         module: The network.
         kinds: The classes of batch norms.
+        without: Batch norms to leave out.
     """
-    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, kinds)]
+    layers = [
+        (name, layer) for name, layer in module.named_modules() if isinstance(layer, kinds) and layer not in without
+    ]
     return {
         f"{name}.{own}".removeprefix("."): tensor
         for name, layer in layers
@@ -157,12 +166,13 @@ class RunningStatistics:
     Args:
         module: The network.
         world: The processes.
+        frozen: Batch norms whose statistics do not change.
     """
 
-    def __init__(self, module: nn.Module, world: World) -> None:
+    def __init__(self, module: nn.Module, world: World, frozen: Collection[nn.Module] = ()) -> None:
         self._world = world
         # Synchronized ones are equal on all processes already.
-        self._tensors = list(running_statistics(module, (_BatchNorm, SequenceBatchNorm)).values())
+        self._tensors = list(running_statistics(module, (_BatchNorm, SequenceBatchNorm), without=frozen).values())
 
     @torch.no_grad()
     def average(self) -> None:

@@ -189,8 +189,10 @@ class _AllGatherLinear(Function):
             pending = [start_reduce_scatter(world, name, grad_RMO @ weight_OI, overlapped=True) for grad_RMO in grad_K]
         # Overlaps with the reduce-scatter of the inputs' gradients.
         weight_type, bias_type = ctx.types
-        weight_grad = _weight_grad(grad_K, whole_K).to(weight_type)
-        bias_grad = None if bias_type is None else grad_NO.flatten(0, -2).sum(0).to(bias_type)
+        # None for frozen weights.
+        _, _, _, _, needs_weight, needs_bias = ctx.needs_input_grad
+        weight_grad = _weight_grad(grad_K, whole_K).to(weight_type) if needs_weight else None
+        bias_grad = grad_NO.flatten(0, -2).sum(0).to(bias_type) if needs_bias else None
         own_grad = _concatenated([wait() for wait in pending]) if pending else None
         return None, None, None, own_grad, weight_grad, bias_grad
 
@@ -229,8 +231,10 @@ class _LinearReduceScatter(Function):
         for wait in pending:
             grad_K.append(wait())
             inputs_K.append(grad_K[-1] @ weight_OI)
-        weight_grad = _weight_grad(grad_K, _chunked(whole_NI, world.size, ctx.chunks))
-        return None, None, None, _rank_major(inputs_K), weight_grad.to(ctx.weight_type)
+        weight_grad = None
+        if ctx.needs_input_grad[4]:
+            weight_grad = _weight_grad(grad_K, _chunked(whole_NI, world.size, ctx.chunks)).to(ctx.weight_type)
+        return None, None, None, _rank_major(inputs_K), weight_grad
 
 
 def linear_reduce_scatter(world: World, name: str, chunks: int, whole_NI: Tensor, weight_OI: Tensor) -> Tensor:

@@ -73,9 +73,10 @@ class FullyShardedLayer(nn.Module):
         own = dict(self.inner.named_parameters())
         parts = {name: _autocast(own[name]) for name in self.sizes}
         whole: dict[str, Tensor] = {}
-        # One all-gather for all weights of a dtype.
-        for dtype in dict.fromkeys(part.dtype for part in parts.values()):
-            names = [name for name, part in parts.items() if part.dtype == dtype]
+        # One all-gather for all weights of a dtype; apart for frozen ones, whose gradients are not reduce-scattered.
+        kinds = {name: (part.dtype, part.requires_grad) for name, part in parts.items()}
+        for kind in dict.fromkeys(kinds.values()):
+            names = [name for name, own_kind in kinds.items() if own_kind == kind]
             slices = _WeightSlices(world=self.world, name=self.name, sizes=tuple(self.sizes[name] for name in names))
             gathered = cast(Any, _GatherWeights.apply(slices, *(parts[name] for name in names)))
             whole |= dict(zip(names, gathered, strict=True))

@@ -1,6 +1,6 @@
 """Layout of a network over the processes: equal weights everywhere, then each layer by its placement."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +77,14 @@ def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
     return tuple(share // parts for share in shares)
 
 
-def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tree, call: Call = plain_call) -> Layout:
+def lay_out(
+    module: nn.Module,
+    recipe: Recipe,
+    world: World,
+    examples_B: Tree,
+    call: Call = plain_call,
+    frozen_norms: Collection[str] = (),
+) -> Layout:
     """Lay a network out over the processes.
 
     Args:
@@ -86,6 +93,7 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tree, c
         world: The processes.
         examples_B: Some raw inputs, `[B, ...]`, to trace which layer feeds which.
         call: Calls the network with them.
+        frozen_norms: Names of batch norms that use their running statistics.
 
     Raises:
         TrainError: The network cannot be trained, a placement does not fit the network, the batch or the processes, or
@@ -98,7 +106,7 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tree, c
         # The memory format of cuDNN's convolutions, which otherwise transpose in every step.
         module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if min(rows) == 1 and not (recipe.parallel.batch_norm == "synchronized" and world.size > 1):
-        _check_spread(module, recipe, world, first_rows(examples_B, 1, world.device), call)
+        _check_spread(module, recipe, world, first_rows(examples_B, 1, world.device), call, frozen_norms)
     world.broadcast([*module.parameters(), *module.buffers()], "the first weights")
     notices: list[str] = []
     placements: dict[str, Placement] = {}
@@ -122,8 +130,10 @@ def lay_out(module: nn.Module, recipe: Recipe, world: World, examples_B: Tree, c
     return Layout(model=model, placements=placements, rows=rows, notices=notices)
 
 
-def _check_spread(module: nn.Module, recipe: Recipe, world: World, example_B: Tree, call: Call) -> None:
-    name = norm_of_single_numbers(module, example_B, call)
+def _check_spread(
+    module: nn.Module, recipe: Recipe, world: World, example_B: Tree, call: Call, frozen_norms: Collection[str]
+) -> None:
+    name = norm_of_single_numbers(module, example_B, call, frozen_norms)
     if name is None:
         return
     of, parts = f"{recipe.batch_size:,}", recipe.execution.accumulation_steps

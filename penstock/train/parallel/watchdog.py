@@ -33,7 +33,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._world.size > 1:
+        if self._world.size > 1 or self._parent is not None:
             self._thread.start()
         return self
 
@@ -60,7 +60,8 @@ class Watchdog:
         if self._parent is not None and os.getppid() != self._parent:
             os._exit(EXIT_HANGS)
         silent_s = time.monotonic() - self._world.progress_at_s
-        if not self._is_paused and silent_s > self._limit_s:
+        # A process alone waits for nobody.
+        if self._world.size > 1 and not self._is_paused and silent_s > self._limit_s:
             sys.stderr.write(
                 f"penstock: {self._world.label} made no progress for {silent_s:.0f} s in {self._world.activity}; "
                 f"it is ended.\n"

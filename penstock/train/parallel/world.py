@@ -21,6 +21,7 @@ from torch import Tensor
 
 from penstock.core.errors import PeersLost, TrainError
 from penstock.kernels.peer_memory import PeerMemory, why_no_peer_memory
+from penstock.train.parallel.rank_assignment import RankAssignment
 
 T = TypeVar("T")
 
@@ -29,34 +30,6 @@ POLL_S = 1.0
 # Source position that gloo puts before an error.
 _SOURCE_POSITION = re.compile(r"^\[\S+:\d+\] ")
 _CONNECTION_WORDS = ("gloo", "connection", "timed out", "timeout", "socket", "broken pipe")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankAssignment:
-    """Rank of a process, as its launcher assigned it.
-
-    Args:
-        rank: The rank among all processes.
-        size: The number of processes.
-        local_rank: The rank among the processes of this machine.
-        local_size: The number of processes on this machine.
-        address: The address where rank 0 listens.
-        port: The port where rank 0 listens.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str
-    port: int
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
-            raise TrainError(
-                f"the environment says rank {self.rank} of {self.size} and local rank {self.local_rank} of "
-                f"{self.local_size}; ranks begin at 0 and stay below the counts."
-            )
 
 
 @final
@@ -253,6 +226,8 @@ def device_of(assignment: RankAssignment | None, *, cuda: bool, wanted: int = 1)
     if not cuda:
         return torch.device("cpu")
     there = torch.cuda.device_count()
+    if assignment is not None and assignment.has_own_gpu and there == 1:
+        return torch.device("cuda", 0)
     if wanted > there:
         raise TrainError(f"{wanted} GPUs are requested and torch sees {there}; request fewer, or make them visible.")
     return torch.device("cuda", assignment.local_rank if assignment else 0)

@@ -1,9 +1,11 @@
 """Profiling of a few training steps, and the breakdown of their time."""
 
 import json
+import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
@@ -19,6 +21,8 @@ from penstock.train.profile.step_time import StepTimeBreakdown, Trace, breakdown
 from penstock.train.profile.timeline import draw_timeline
 from penstock.train.step.cuda_graph import EAGER_STEPS, STEPS_AHEAD
 from penstock.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 # Libraries choose algorithms, and the step is captured.
 WARM_UP_STEPS = EAGER_STEPS + 5
@@ -168,5 +172,10 @@ class Profile:
             undisturbed_ms=self._undisturbed_ms,
         )
         (self._folder / BREAKDOWN_FILE).write_text(json.dumps(breakdown.as_json(), indent=2) + "\n")
-        draw_timeline(traces, self._folder / PICTURE_FILE)
+        if find_spec("matplotlib"):
+            draw_timeline(traces, self._folder / PICTURE_FILE)
+        else:
+            log.warning(
+                "matplotlib is not installed, so there is no %s; pip install 'penstock-nn[train]'", PICTURE_FILE
+            )
         return breakdown

@@ -73,7 +73,7 @@ class Progress:
 
     def notify(self, notice: str) -> None:
         """Print a line above the bar."""
-        self._console.print(notice)
+        self._console.print(notice, markup=False)
 
     def _info(self) -> str:
         return f"loss {self._loss:.4f}  {self._rate}  {self._metrics}"

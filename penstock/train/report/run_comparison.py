@@ -1,6 +1,7 @@
 """Comparison of the runs below a folder: best metrics, training time, and time to a given metric value."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,22 @@ def find_runs(folder: Path) -> list[Run]:
             f"there is no run in {folder} or below it; 'penstock train APP --out {folder}/NAME' makes one."
         )
     return runs
+
+
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """Return the settings of each run: those that its command gave, and those in which runs of one name differ."""
+    found: list[str] = []
+    for run in runs:
+        recipes = [
+            other.fields.get("recipe", {}) for other in runs if other.fields.get("name") == run.fields.get("name")
+        ]
+        own = run.fields.get("recipe", {})
+        differ = {
+            name: value
+            for name, value in own.items()
+            if value is not None and any(other.get(name) != value for other in recipes)
+        }
+        # Those of the command first; the recipe has the values in use.
+        shown = {**run.fields.get("overrides", {}), **differ}
+        found.append(" ".join(f"{name}={value}" for name, value in shown.items()))
+    return found

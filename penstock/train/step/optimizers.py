@@ -7,8 +7,8 @@ The contract of an optimizer that is not torch's, all of it optional:
   it is above 0, the step must change nothing.
 - `elementwise = True` on the class: the step of each number depends on the gradients of that number alone, so it can
   step a slice of a weight as it steps a whole one.
-- A method `set_sharded(sharded, all_reduce)`: for an optimizer that is not elementwise. It gets the weights of which
-  each process has a slice, and a function that sums a tensor over all processes.
+- A method `set_sharded(sharded, all_reduce)`: for an optimizer that is not elementwise. It gets the fully
+  sharded weights, and a function that sums a tensor over all processes.
 
 `step/capturable_optimizer.py` reads these.
 """
@@ -99,7 +99,7 @@ class Layerwise(Optimizer, ABC):
         """Set the weights that are slices of larger ones.
 
         Args:
-            sharded: The weights of which each process has a slice.
+            sharded: The fully sharded weights.
             all_reduce: Sums a tensor over all processes; called once a step in each of them.
         """
         self._sharded = frozenset(map(id, sharded))

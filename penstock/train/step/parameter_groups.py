@@ -24,11 +24,10 @@ _HEADS = ("head", "heads", "classifier", "fc", "lm_head", "score")
 
 
 def optimizer_of(recipe: Recipe, model: ParallelModel) -> Optimizer:
-    """Make a recipe's optimizer, from parameters or from pairs of names and parameters, as its function asks for."""
+    """Make a recipe's optimizer from the parameters that require gradients, with names if its function takes them."""
     make, module = recipe.optimizer, model.module
-    if not takes_names(make):
-        return _made(make, module.parameters())
-    return _made(make, [(model.full_name(name), weight) for name, weight in module.named_parameters()])
+    named = [(model.full_name(name), weight) for name, weight in module.named_parameters() if weight.requires_grad]
+    return _made(make, named if takes_names(make) else [weight for _, weight in named])
 
 
 def _made(make: Any, given: Any) -> Optimizer:
@@ -60,11 +59,14 @@ def takes_names(make: Any) -> bool:
 
 
 def parameter_groups(
-    named_parameters: NamedParameters, *, lr: float, weight_decay: float = 0.0, layer_decay: float = 1.0
+    named_parameters: NamedParameters,
+    *,
+    lr: float,
+    weight_decay: float = 0.0,
+    layer_decay: float = 1.0,
+    decay_vectors: bool = False,
 ) -> list[dict[str, Any]]:
     """Group parameters for an optimizer: `AdamW(parameter_groups(named_parameters, lr=3e-4, weight_decay=0.05))`.
-
-    Parameters of fewer than two dimensions, which are biases and the weights of norms, have no weight decay.
 
     Args:
         named_parameters: Names and parameters, as a recipe's `optimizer` gets them whose parameter is called
@@ -74,6 +76,8 @@ def parameter_groups(
         layer_decay: Factor on the learning rate from each numbered layer (`layers.3`) to the one before, as in Clark et
             al. 2020, "ELECTRA", section 3.1. Parameters before the first numbered layer are one layer lower, those
             after the last one are one higher.
+        decay_vectors: True for weight decay of parameters of fewer than two dimensions too, which are biases and the
+            weights of norms.
 
     Returns:
         A dictionary for each group, the highest layers first.
@@ -91,7 +95,7 @@ def parameter_groups(
     found: dict[tuple[int, float], list[nn.Parameter]] = {}
     for (_, weight), depth in zip(named, depths, strict=True):
         if weight.requires_grad:
-            decay = weight_decay if weight.ndim > 1 else 0.0
+            decay = weight_decay if weight.ndim > 1 or decay_vectors else 0.0
             found.setdefault((depth if layer_decay < 1 else 0, decay), []).append(weight)
     if not found:
         raise TrainError("no parameter requires gradients; let some require them.")

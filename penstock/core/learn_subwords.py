@@ -5,28 +5,40 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from penstock.apps.translate.tokenizer import BYTES, SPECIAL, Tokenizer, pieces
-
-# Rarer characters are written as bytes, and rarer pieces do not count.
-MIN_CHARACTERS, MIN_PIECES = 50, 3
+from penstock.core.errors import ApplicationError
+from penstock.core.subwords import BYTES, SPECIAL, Subwords, pieces
 
 
-def learn_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
+def learn_subwords(
+    texts: Iterable[str], size: int, *, special: int = SPECIAL, min_characters: int = 50, min_pieces: int = 3
+) -> Subwords:
     """Join the most frequent pair of neighbours again and again.
 
     Args:
         texts: The texts, in all languages.
-        size: Number of tokens in the end.
+        size: Number of tokens in the end, or fewer where the texts have no more pairs.
+        special: Number of tokens without a text, for padding, the beginning and the end of an answer.
+        min_characters: Characters that occur less often are written as bytes.
+        min_pieces: Pieces, about words, that occur less often do not count.
+
+    Raises:
+        ApplicationError: The size leaves no room for the characters.
     """
     counts = Counter(piece for text in texts for piece in pieces(text))
     letters: Counter[str] = Counter()
     for piece, count in counts.items():
         for character in piece:
             letters[character] += count
-    characters = sorted(character for character, count in letters.items() if count >= MIN_CHARACTERS)
+    characters = sorted(character for character, count in letters.items() if count >= min_characters)
+    wanted = size - special - BYTES - len(characters)
+    if wanted < 0:
+        raise ApplicationError(
+            f"a vocabulary of {size:,} tokens has no room for {special + BYTES:,} special tokens and bytes and "
+            f"{len(characters):,} characters; give a larger size."
+        )
     known = set(characters)
-    words = [(list(piece), count) for piece, count in counts.items() if count >= MIN_PIECES and known.issuperset(piece)]
-    return Tokenizer(characters, _merges(words, size - SPECIAL - BYTES - len(characters)))
+    words = [(list(piece), count) for piece, count in counts.items() if count >= min_pieces and known.issuperset(piece)]
+    return Subwords(characters, _merges(words, wanted), special)
 
 
 def _merges(words: list[tuple[list[str], int]], wanted: int) -> list[tuple[str, str]]:

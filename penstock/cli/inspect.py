@@ -1,0 +1,184 @@
+"""`penstock inspect` and `penstock apps`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.documented import documented, documented_with_urls
+from penstock.cli.printing import Format, print_rows
+from penstock.cli.remote_arguments import bundle_at
+from penstock.core.errors import ApplicationError, BundleError, PenstockError, ServeError
+from penstock.core.spec import Spec
+
+if TYPE_CHECKING:
+    from penstock.core.bundle import BundleFiles
+    from penstock.core.find_application import FoundApplication
+    from penstock.core.prepare import RawSpec
+    from penstock.core.record import ChunkSpec
+    from penstock.core.spec import TensorSpec
+
+
+@documented_with_urls("folder")
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="BUNDLE")],
+    app: str | None = None,
+    run: Annotated[bool, typer.Option("--run/--no-run")] = True,
+    cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
+    format: Format = Format.TEXT,
+) -> None:
+    """Verify a bundle and show its content. Damage or a different answer exits with status 2.
+
+    Args:
+        folder: A bundle's folder, such as RUN/bundle, or its URL.
+        app: The application, if it moved.
+        run: Run the network on its golden examples.
+        cache: The folder of exported networks and of downloads.
+        format: A table, or JSON for programs.
+    """
+    import json
+
+    from penstock.core.bundle import bundle_application, read_bundle
+
+    files = read_bundle(bundle_at(folder, cache.expanduser()))
+    report = _report(files)
+    report["on_a_cpu"] = _on_a_cpu(files, cache.expanduser())
+    problem: PenstockError | None = None
+    try:
+        found = bundle_application(files, app)
+        files.check_specs(found.application)
+        report["application"]["changed"] = files.changed_sources(found)
+        if run:
+            report["golden"]["difference"] = _largest_difference(files, found)
+    except BundleError as error:
+        problem = error
+        report["problem"] = str(error)
+    except ApplicationError as error:
+        # The bundle is intact, but its network cannot be made here.
+        report["application"]["missing"] = str(error)
+    if format is Format.JSON:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _show(files, report)
+    if problem is not None:
+        raise problem
+
+
+@documented
+def apps(format: Format = Format.TEXT) -> None:
+    """List the applications that come with penstock.
+
+    Args:
+        format: A table, or JSON for programs.
+    """
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.core.find_application import application_names, find_application
+
+    rows = []
+    for name in application_names():
+        application = find_application(name).application
+        rows.append((name, application.description, _described(application.input), _described(application.output)))
+    if format is Format.JSON:
+        typer.echo(
+            json.dumps([dict(zip(("name", "description", "input", "output"), row, strict=True)) for row in rows])
+        )
+        return
+    table = Table("name", "what it does", "input", "output")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _report(files: "BundleFiles") -> dict[str, Any]:
+    manifest = files.manifest
+    fields = manifest.to_json()
+    sha256 = fields.pop("files")
+    return {
+        "name": fields.pop("name"),
+        "content_hash": manifest.content_hash,
+        "application": {"reference": fields.pop("reference"), "sources": fields.pop("sources"), "changed": None},
+        **fields,
+        "files": {
+            file.name: {"bytes": file.stat().st_size, "sha256": sha256.get(file.name)}
+            for file in sorted(files.folder.iterdir())
+        },
+        "golden": {"examples": len(files.golden.inputs), "difference": None},
+    }
+
+
+def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
+    from penstock.runtime.load import make_predictor
+    from penstock.runtime.prepare_session import open_prepare
+
+    open_prepare(files)
+    return make_predictor(files, found).difference
+
+
+def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
+    manifest, application = files.manifest, report["application"]
+    rows = {
+        "content hash": manifest.content_hash,
+        "application": application["reference"] or "none (made of an object)",
+        "its sources": _sources_in_words(files, application),
+        **({} if manifest.raw is None else {"prepared of": _described(manifest.raw)}),
+        "input": _described(manifest.input),
+        "output": _described(manifest.output),
+        "metrics": "\n".join(f"{name} {value:g}" for name, value in sorted(manifest.metrics.items()))
+        or "none recorded",
+        "parameters": f"{manifest.parameters:,}",
+        "golden examples": _golden_in_words(report),
+        "on a CPU": report["on_a_cpu"],
+        "files": "\n".join(f"{name}  {entry['bytes']:,} bytes" for name, entry in report["files"].items()),
+        "written with": ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
+    }
+    print_rows(rows, title=f"Bundle {manifest.name}")
+
+
+def _on_a_cpu(files: "BundleFiles", cache: Path) -> str:
+    """Say what runs the network where it is served on a CPU, as far as earlier starts found out."""
+    from penstock.runtime.onnx_cache import is_cached, refusal
+
+    if files.manifest.generate is not None:
+        return "torch: its answers take steps"
+    try:
+        if reason := refusal(files, cache):
+            return f"torch, often slower, because ONNX Runtime cannot: {reason}"
+        exported = is_cached(files, cache)
+    except ServeError as error:
+        return f"torch, often slower, because {error}"
+    return "ONNX Runtime" if exported else "not known yet: the first server or export on this machine finds out"
+
+
+def _sources_in_words(files: "BundleFiles", application: dict[str, Any]) -> str:
+    if "missing" in application:
+        return f"not compared: {application['missing']}"
+    if application["changed"] is None:
+        return "not compared"
+    if not files.manifest.sources:
+        return "none were recorded"
+    changed = application["changed"]
+    return f"changed since: {', '.join(changed)}" if changed else f"unchanged ({', '.join(files.manifest.sources)})"
+
+
+def _golden_in_words(report: dict[str, Any]) -> str:
+    golden = report["golden"]
+    count = f"{golden['examples']:,}"
+    if golden["difference"] is not None:
+        allowed = f"{report['tolerance']:.3g} is allowed"
+        return f"{count}, all answers as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
+    return f"{count}, answers differ from the recorded ones" if "problem" in report else f"{count}, not run"
+
+
+def _described(spec: "ChunkSpec | RawSpec") -> str:
+    tensors = (spec,) if isinstance(spec, Spec) else spec.tensors
+    return "\n".join(map(_of_tensor, tensors))
+
+
+def _of_tensor(spec: "TensorSpec | RawSpec") -> str:
+    units = f", {spec.units}" if spec.units else ""
+    return f"{getattr(spec, 'name', 'raw')}: {spec.describe()}, {spec.meaning}{units}"

@@ -1,0 +1,106 @@
+"""The number of training processes and their devices: from the options, the launcher's variables and the machine."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.errors import TrainError
+from penstock.train.parallel.rank_assignment import RankAssignment, rank_assignment
+
+TIMEOUT_S = 600.0
+# Each process loads torch and waits in memory for the others.
+MAX_PROCESSES_PER_CORE = 8
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    """Number of processes, and their device.
+
+    Args:
+        device: Device of each process.
+        count: Number of processes on this machine; None where neither an option nor the GPUs say it.
+        assignment: Ranks of this process; None if no launcher started it.
+        timeout_s: Seconds to wait for other processes.
+        chosen: True where an option named the device or the number.
+    """
+
+    device: Device
+    count: int | None
+    assignment: RankAssignment | None
+    timeout_s: float
+    chosen: bool
+
+    @property
+    def is_launcher(self) -> bool:
+        """True if this process starts the training processes and is none of them."""
+        return self.assignment is None and (self.count or 1) > 1
+
+
+def launch_options(
+    device: str | None,
+    gpus: int | None,
+    processes: int | None,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+    visible_gpus: Callable[[], int],
+) -> LaunchOptions:
+    """Choose processes and devices: what the options say, and otherwise all GPUs that there are.
+
+    Args:
+        device: `"cpu"`, `"cuda"`, or None to take GPUs where there are some.
+        gpus: Number of GPUs of this machine; None if not given.
+        processes: Number of processes on the CPU; None if not given.
+        timeout_s: Seconds to wait for other processes; None for the default.
+        environment: Environment of this process, with the variables of its launcher.
+        visible_gpus: Counts the GPUs that torch sees; called only where no option says the device.
+
+    Raises:
+        TrainError: Options contradict each other, the launcher or the machine.
+    """
+    _check(device, gpus, processes, timeout_s)
+    count = gpus if gpus is not None else processes
+    assignment = rank_assignment(environment)
+    if assignment is not None and count is not None and count != assignment.local_size:
+        raise TrainError(
+            f"{count} processes are requested, but the launcher of this one started {assignment.local_size} on this "
+            f"machine; omit the option, or make the numbers equal."
+        )
+    chosen = device is not None or count is not None
+    if processes is not None or device == "cpu":
+        found: Device = "cpu"
+    elif gpus is not None:
+        found = "cuda"
+    else:
+        visible = visible_gpus()
+        if device == "cuda" and not visible:
+            raise TrainError("--device cuda, but torch sees no GPU; make one visible, or give --device cpu.")
+        found = "cuda" if visible else "cpu"
+        if visible and assignment is None:
+            count = visible
+    return LaunchOptions(
+        device=found, count=count, assignment=assignment, timeout_s=timeout_s or TIMEOUT_S, chosen=chosen
+    )
+
+
+def _check(device: str | None, gpus: int | None, processes: int | None, timeout_s: float | None) -> None:
+    if device not in (None, "cpu", "cuda"):
+        raise TrainError(f"--device is {device!r}; choose cpu or cuda.")
+    if gpus is not None and processes is not None:
+        raise TrainError(f"--gpus {gpus} and --processes {processes} contradict each other; give one of them.")
+    for other, name, count in (("cpu", "--gpus", gpus), ("cuda", "--processes", processes)):
+        if device == other and count is not None:
+            raise TrainError(f"--device {device} and {name} {count} contradict each other; give one of them.")
+    count = gpus if gpus is not None else processes
+    if count is not None and count < 1:
+        raise TrainError(f"{count} processes are requested; give at least 1.")
+    max_count = MAX_PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if count is not None and count > max_count:
+        raise TrainError(
+            f"{count:,} processes are requested, too many for the {os.cpu_count()} cores of this machine; give at most "
+            f"{max_count}."
+        )
+    if timeout_s is not None and not timeout_s > 0:
+        raise TrainError(f"--timeout-s is {timeout_s:g}; it must be above 0.")

@@ -1,0 +1,1 @@
+"""Callbacks: code that is called with the events of a training."""

@@ -1,0 +1,177 @@
+"""Pictures as training examples: a random or the centre crop, resized, at a fraction of the size of a JPEG."""
+
+import errno
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from PIL import Image
+
+from penstock.core.decode import FORMATS, plain_pixels
+from penstock.core.errors import TrainError
+from penstock.core.spec import Array, TensorSpec
+from penstock.train.data.sampler import Seeds, draws_of
+
+# B examples of a batch, D draws, H height, W width
+
+# Szegedy et al. 2015, "Going deeper with convolutions", section 6: the share of the picture, and its sides' ratio.
+MIN_AREA, MAX_AREA = 0.08, 1.0
+MIN_RATIO, MAX_RATIO = 3 / 4, 4 / 3
+# Errors of the machine, not of the picture: a replacement would fail as well.
+_OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+TRIES = 10
+# One draw for the flip; for each try of a crop two for its size and two for its position.
+DRAWS = 1 + 4 * TRIES
+# The centre crop's share of the shorter side: 224 of 256 pixels.
+CENTRE = 0.875
+
+Box = tuple[float, float, float, float]
+
+
+# A picture: its file, its bytes, or one that Pillow opened and did not decode yet.
+PictureSource = Path | bytes | Image.Image
+
+
+@final
+class PictureReader:
+    """Reads pictures in the form of a spec. JPEG is decoded at a half, a quarter or an eighth of its size where that
+    is enough.
+
+    Args:
+        spec: The raw input: uint8 `(H, W)` for grey, `(H, W, 3)` or `(3, H, W)` for colour.
+        random: Random crops of 8% to 100% of the area and an aspect ratio of 3/4 to 4/3, mirrored half of the time.
+            Otherwise the centre crop.
+        share: The sides of the centre crop, as a share of the largest crop with the spec's ratio.
+        decode: The application's `decode`, to read pictures exactly as the server does, in place of a crop.
+        user: The class of examples, for messages.
+
+    Raises:
+        TrainError: The spec is not a picture's, or the arguments contradict one another.
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        *,
+        random: bool = False,
+        share: float = CENTRE,
+        decode: Callable[[bytes, str], Any] | None = None,
+        user: str,
+    ) -> None:
+        self._spec, self._share, self._decode, self._random = spec, share, decode, random
+        if decode is None:
+            self._mode, self._height, self._width, self._channels_first = _layout(spec)
+        elif random:
+            raise TrainError(f"{user} has random=True and a decode, which is not random; give one of them.")
+        if not 0 < share <= 1:
+            raise TrainError(f"{user} has share {share}; it must be above 0, and 1 at most.")
+
+    def draws(self, seeds_B: Seeds) -> list[list[float]]:
+        """Draw the random numbers of each picture from its seed; none for centre crops."""
+        return draws_of(seeds_B, DRAWS).tolist() if self._random else [[] for _ in seeds_B]
+
+    def read(self, source: PictureSource, content_type: str, draws: list[float]) -> Array:
+        """Read one picture.
+
+        Args:
+            source: The picture.
+            content_type: Its type, for the application's `decode`.
+            draws: Of `draws`.
+
+        Returns:
+            The array of the spec.
+        """
+        if self._decode is not None:
+            return self._spec.check(self._decode(encoded(source), content_type))
+        if isinstance(source, Image.Image):
+            return self._crop(source, draws)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            return self._crop(image, draws)
+
+    def _crop(self, image: Any, draws: list[float]) -> Array:
+        turned = image.getexif().get(0x0112, 1) >= 5
+        width, height = (image.height, image.width) if turned else image.size
+        if draws:
+            box = random_box(width, height, self._width / self._height, draws[1:])
+        else:
+            box = centre_box(width, height, self._width / self._height, self._share)
+        # The smallest size to decode that still has the crop at full resolution.
+        smaller = min((box[2] - box[0]) / self._width, (box[3] - box[1]) / self._height)
+        if smaller > 1:
+            image.draft(None, (int(image.width / smaller), int(image.height / smaller)))
+        whole = plain_pixels(image, self._mode)
+        across, down = whole.width / width, whole.height / height
+        part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+        small = whole.resize((self._width, self._height), Image.Resampling.BILINEAR, part, reducing_gap=2.0)
+        if draws and draws[0] < 0.5:
+            small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = np.asarray(small)
+        return pixels.transpose(2, 0, 1) if self._channels_first else pixels
+
+
+def encoded(source: PictureSource) -> bytes:
+    """Return the bytes of a picture's file; a picture without a file is written as PNG."""
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, Path):
+        return source.read_bytes()
+    sink = io.BytesIO()
+    source.save(sink, "PNG")
+    return sink.getvalue()
+
+
+def is_of_the_machine(error: Exception) -> bool:
+    """Return True for an error of the machine, not of one file: a replacement would fail as well."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) in _OF_THE_MACHINE
+
+
+def random_box(width: int, height: int, ratio: float, draws: list[float]) -> Box:
+    """Choose a random crop: left, top, right, bottom in pixels.
+
+    Args:
+        width: Of the picture.
+        height: Of the picture.
+        ratio: Width over height of the output; that of the crop is 3/4 to 4/3 of it.
+        draws: Four numbers from 0 to 1 for each try; a crop that does not fit is drawn again.
+    """
+    for attempt in range(TRIES):
+        area, shape, x, y = draws[4 * attempt : 4 * attempt + 4]
+        pixels = width * height * (MIN_AREA + (MAX_AREA - MIN_AREA) * area)
+        own = ratio * math.exp(math.log(MIN_RATIO) + (math.log(MAX_RATIO) - math.log(MIN_RATIO)) * shape)
+        wide, high = math.sqrt(pixels * own), math.sqrt(pixels / own)
+        if wide <= width and high <= height:
+            left, top = x * (width - wide), y * (height - high)
+            return left, top, left + wide, top + high
+    return centre_box(width, height, ratio, 1.0)
+
+
+def centre_box(width: int, height: int, ratio: float, share: float) -> Box:
+    """Compute the centre crop: left, top, right, bottom in pixels.
+
+    Args:
+        width: Of the picture.
+        height: Of the picture.
+        ratio: Width over height of the crop.
+        share: The crop's sides, as a share of the largest crop with that ratio.
+    """
+    wide, high = share * min(width, height * ratio), share * min(height, width / ratio)
+    left, top = (width - wide) / 2, (height - high) / 2
+    return left, top, left + wide, top + high
+
+
+def _layout(spec: TensorSpec) -> tuple[Any, int, int, bool]:
+    match spec.shape:
+        case (height, width) if spec.dtype == "uint8":
+            return "L", height, width, False
+        case (height, width, 3) if spec.dtype == "uint8":
+            return "RGB", height, width, False
+        case (3, height, width) if spec.dtype == "uint8":
+            return "RGB", height, width, True
+        case _:
+            raise TrainError(
+                f"pictures are read as {spec.describe()}; give a spec of uint8 with shape (H, W), (H, W, 3) or "
+                f"(3, H, W)."
+            )

@@ -1,0 +1,79 @@
+"""Waits of steps for examples: whether the data or the steps limit a training, and what would help."""
+
+from dataclasses import asdict, dataclass
+
+from penstock.core.cores import available_cores
+from penstock.train.data.loader import Loader
+
+# A run reports its waits above this share of its time and this many seconds; the first batch is always waited for.
+WAITED_SHARE, WAITED_S = 0.02, 2.0
+# Threads that compute for this share of their time are limited by decoding, not by storage.
+COMPUTING_SHARE = 0.7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedFigures:
+    """Reading of examples in one process, while it trained.
+
+    Args:
+        waited_share: Share of the time in which steps waited for examples, from 0 to 1.
+        waited_s: Seconds of these waits.
+        threads: Threads that read ahead.
+        read_per_s: Examples a second that these threads can read; None if they read none.
+        steps_per_s: Examples a second that the steps take without their waits.
+        computing_share: Share of the threads' time in which they computed; else they waited for storage or for a core.
+    """
+
+    waited_share: float
+    waited_s: float
+    threads: int
+    read_per_s: float | None
+    steps_per_s: float
+    computing_share: float | None
+
+    def fields(self) -> dict[str, float]:
+        """Return the known values by name, rounded, for run.json."""
+        return {name: round(value, 4) for name, value in asdict(self).items() if value is not None}
+
+    def describe(self, cores: int) -> str | None:
+        """Return a sentence on the limit of the training and the remedy; None if the steps hardly waited.
+
+        Args:
+            cores: Processor cores that this process may use.
+        """
+        if self.waited_share <= WAITED_SHARE or self.waited_s <= WAITED_S:
+            return None
+        said = f"{self.waited_share:.0%} of the time the steps waited for examples"
+        if self.read_per_s is None or self.computing_share is None:
+            return f"{said}."
+        threads = "the step's own thread" if not self.threads else f"{self.threads} reading thread(s)"
+        said += f": {threads} read {self.read_per_s:,.0f} examples/s, and the steps take {self.steps_per_s:,.0f}/s."
+        more = f"give more workers (--workers; {cores} cores can be used)" if self.threads < cores else "use more cores"
+        if self.computing_share >= COMPUTING_SHARE:
+            return f"{said} Decoding is the limit: {more}, or decode once ('penstock shard')."
+        waited = f"the threads waited for {1 - self.computing_share:.0%} of their time, for storage or for a core"
+        return f"{said} Storage or busy cores are the limit ({waited}): copy the data to faster storage, or {more}."
+
+
+def feed_figures(feed: Loader, seconds: float, examples: int) -> FeedFigures:
+    """Describe the reading of a training that ended.
+
+    Args:
+        feed: The loader of its steps.
+        seconds: Duration of the training.
+        examples: Examples of its steps in this process.
+    """
+    reading = feed.reading
+    return FeedFigures(
+        waited_share=feed.waited_s / seconds,
+        waited_s=feed.waited_s,
+        threads=reading.threads,
+        read_per_s=reading.examples_per_s,
+        steps_per_s=examples / max(seconds - feed.waited_s, 1e-9),
+        computing_share=reading.cpu_s / reading.wall_s if reading.wall_s else None,
+    )
+
+
+def feed_sentence(figures: FeedFigures) -> str | None:
+    """Return `describe` for the cores of this machine."""
+    return figures.describe(available_cores())

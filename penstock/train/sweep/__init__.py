@@ -1,0 +1,1 @@
+"""Sweeps: many trainings of one application with settings chosen by Optuna."""

@@ -1,0 +1,127 @@
+"""What is said while a model is loaded, and that a network is exported once."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core.bundle import read_bundle
+from penstock.core.errors import ServeError
+from penstock.runtime import exporter_process, onnx_cache
+from penstock.runtime.execution import Execution
+from penstock.runtime.executor_choice import make_runnable
+from penstock.runtime.exporter_process import ExportFailure, run_exporter
+from penstock.runtime.loading_steps import LoadingSteps
+from penstock.runtime.onnx_cache import cached_graph
+from tests.support.serving import write_doubler
+
+
+def test_a_step_is_reported_with_its_last_duration(tmp_path: Path) -> None:
+    said: list[str] = []
+    progress = LoadingSteps(said.append, tmp_path)
+    with progress.step("measuring batches", "digits"):
+        pass
+    # Too short to be worth a remark.
+    with progress.step("measuring batches", "digits"):
+        pass
+    (kept,) = (tmp_path / "durations").iterdir()
+    kept.write_text("41.7\n")
+    with progress.step("measuring batches", "digits"):
+        pass
+    with progress.step("measuring batches", "faces"):
+        pass
+    again = "measuring batches (it took 42 s last time)"
+    assert said == ["measuring batches", "measuring batches", again, "measuring batches"]
+
+
+def test_a_step_that_fails_keeps_no_duration(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no"), LoadingSteps(durations=tmp_path).step("exporting", "digits"):
+        raise ValueError("no")
+    assert list(tmp_path.rglob("*.s")) == []
+
+
+@pytest.mark.parametrize("damaged", ["nonsense", ""])
+def test_durations_that_cannot_be_read_are_left_out(tmp_path: Path, damaged: str) -> None:
+    progress = LoadingSteps(durations=tmp_path)
+    with progress.step("exporting", "digits"):
+        pass
+    next(tmp_path.rglob("*.s")).write_text(damaged)
+    assert progress.last_time("exporting", "digits") == ""
+
+
+def test_of_several_processes_one_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, exports = read_bundle(write_doubler(tmp_path)), list[Path]()
+
+    def export(module: str, source: Path, file: Path, options: list[str]) -> None:
+        exports.append(file)
+        time.sleep(0.2)
+        file.write_bytes(b"graph")
+
+    monkeypatch.setattr(onnx_cache, "run_exporter", export)
+    said: list[str] = []
+    # A lock of a file counts for each descriptor, so that threads wait as processes do.
+    threads = [
+        threading.Thread(target=cached_graph, args=(files, tmp_path / "cache", [], LoadingSteps(said.append)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(exports) == 1
+    assert sorted(said) == [
+        "exporting the network to ONNX",
+        *["waiting for another process that exports the network"] * 2,
+    ]
+
+
+def test_a_remembered_refusal_needs_no_lock_so_that_a_cache_may_be_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, cache = read_bundle(write_doubler(tmp_path)), tmp_path / "cache"
+    monkeypatch.setattr(onnx_cache, "run_exporter", lambda *_: ExportFailure(reason="no memory"))
+    with pytest.raises(ServeError, match="no memory"):
+        cached_graph(files, cache, [])
+    (lock,) = cache.glob("*.lock")
+    lock.with_suffix(".refused").write_text("a number is read on the host")
+    lock.unlink()
+    with pytest.raises(ServeError, match="a number is read on the host"):
+        cached_graph(files, cache, [])
+    assert list(cache.glob("*.lock")) == []
+
+
+def test_a_graph_that_gives_other_answers_is_not_exported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, exports = write_doubler(tmp_path), list[Path]()
+
+    def export(module: str, source: Path, file: Path, options: list[str]) -> None:
+        exports.append(file)
+        file.write_bytes(b"no graph of this network")
+
+    monkeypatch.setattr(onnx_cache, "run_exporter", export)
+    how = Execution(cache=tmp_path / "cache", cores=1, choice="onnx")
+    for _ in range(2):
+        with pytest.raises(ServeError, match="ONNX Runtime cannot run"):
+            make_runnable(bundle, how, lambda _: 8)
+    assert len(exports) == 1
+
+
+def test_a_long_export_is_mentioned_and_ended_after_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(exporter_process, "FIRST_WORD_S", 0.1)
+    monkeypatch.setattr(exporter_process, "EXPORT_TIMEOUT_S", 1.0)
+    failure = run_exporter("sleeper", "the bundle", tmp_path / "graph.onnx")
+    assert failure == ExportFailure(reason="the export took longer than 1.0 s")
+    # At 0.1, 0.2, 0.4 and 0.8 s.
+    assert 1 <= caplog.text.count("still exporting the bundle") <= 4
+
+
+def test_an_exporter_that_cannot_be_run_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path))
+    failure = run_exporter("penstock.runtime.onnx_export", tmp_path / "bundle", tmp_path / "graph.onnx")
+    assert failure == ExportFailure(reason=f"{tmp_path} cannot be run (Permission denied)")

@@ -1,0 +1,103 @@
+"""Faults of a network that are found before its training."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.core.application import Application
+from penstock.core.errors import TrainError
+from penstock.core.spec import TensorSpec
+from penstock.runtime.load import as_found
+from penstock.train.preflight import check_untrained
+from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.run import train
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+PART = ArraySet(inputs=X, targets=np.zeros(8, np.int64))
+DATA = Data(train=PART, validation=PART)
+RECIPE = Recipe(
+    data=lambda: DATA,
+    loss=nn.functional.cross_entropy,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    batch_size=4,
+    steps=1,
+)
+
+
+class Drawn(nn.Linear):
+    """Random numbers in evaluation mode, in one element of one example."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        noise = torch.zeros(len(input), 2)
+        noise[2, 1] = torch.rand(1)
+        return super().forward(input) + noise
+
+
+class Empty(nn.Linear):
+    """No number before its buffer is fitted."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / torch.zeros(())
+
+
+def application(model: Any, **more: Any) -> Application:
+    return Application(
+        name="tried",
+        input=TensorSpec(dtype="float32", shape=(3,), meaning="numbers"),
+        output=TensorSpec(dtype="float32", shape=(2,), meaning="scores"),
+        model=model,
+        recipe=lambda: RECIPE,
+        **more,
+    )
+
+
+def notes(model: Any, **more: Any) -> list[str]:
+    return check_untrained(as_found(application(model, **more)), RECIPE, DATA)
+
+
+def test_a_sound_network_passes_and_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    assert notes(lambda: nn.Linear(3, 2)) == []
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_example_and_the_element_that_differ_are_named() -> None:
+    with pytest.raises(TrainError, match=r"'tried' .* before it: .* most in example 2, element \[1\]: \S+ instead of"):
+        notes(lambda: Drawn(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(3, 4), r"gives float32\[4, 4\] for 4 chunks, but its output is declared"),
+        (lambda: nn.Linear(5, 2), r"cannot answer its examples, float32\[4, 3\]"),
+    ],
+)
+def test_other_inputs_or_outputs_than_declared_are_refused(model: Any, message: str) -> None:
+    with pytest.raises(TrainError, match=message):
+        notes(model)
+
+
+def test_an_untrained_network_may_give_no_numbers_yet() -> None:
+    assert notes(lambda: Empty(3, 2)) == []
+
+
+def test_a_reply_that_fails_is_a_note() -> None:
+    def reply(output: Any) -> Any:
+        return {"label": ("a",)[len(output)]}
+
+    (note,) = notes(lambda: nn.Linear(3, 2), reply=reply)
+    assert note.startswith("Note: the reply of 'tried' fails on the answer of the untrained network to example 0")
+
+
+def test_a_run_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    found = as_found(application(lambda: Drawn(3, 2)))
+    with pytest.raises(TrainError, match="no bundle could be made of application 'tried'"):
+        train(found, tmp_path / "run", replace(RECIPE, steps=5), overrides={}, quiet=True)
+    assert not (tmp_path / "run/run.json").exists()
