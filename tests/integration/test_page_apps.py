@@ -158,12 +158,12 @@ def test_a_long_reply_is_folded_and_nothing_is_cut_off(page: Page) -> None:
     page.route("**/v1/apps/houses", answer)
     page.get_by_role("button", name="Send").click()
     page.get_by_text('"items": [ 250 items ]').click()
-    assert page.locator(".reply-tree details details > .json").count() == 100
+    expect(page.locator(".reply-tree details details > .json")).to_have_count(100)
     page.get_by_role("button", name="150 more").click()
     page.get_by_role("button", name="50 more").click()
     expect(page.locator(".reply-tree")).to_contain_text('249: {"at":249,"name":"item 249"}')
     expect(page.locator(".reply-tree")).to_contain_text("<b>bold</b>")
-    assert page.locator(".reply-tree b").count() == 0
+    expect(page.locator(".reply-tree b")).to_have_count(0)
 
 
 def test_examples_are_requests_with_the_answers_of_the_server(server: RunningServer) -> None:

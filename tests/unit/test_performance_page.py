@@ -1,7 +1,6 @@
 """Measurements as data, the best peer, and docs/performance.md, which is generated from them."""
 
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -12,7 +11,15 @@ import pytest
 
 from benchmarks.acceptance.report import performance_page
 from benchmarks.acceptance.report.best_peer import best_peer
-from benchmarks.acceptance.report.performance_page import PAGE, FigureTarget, counts, page, read_targets, target_rows
+from benchmarks.acceptance.report.performance_page import (
+    PAGE,
+    FigureTarget,
+    counts,
+    page,
+    read_targets,
+    target_rows,
+    without_commit,
+)
 from benchmarks.acceptance.report.results import ROOT, read_results
 from benchmarks.peers.servers import PEERS
 from penstock.bench.measurement import Comparison, Measurement, append, make_measurement, own_command
@@ -43,9 +50,6 @@ def rate(label: str, value: float) -> Measurement:
 
 
 def test_the_committed_page_is_what_the_report_writes() -> None:
-    git = ["git", "rev-parse", "--is-shallow-repository"]
-    if subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() != "false":
-        pytest.skip("which results count depends on the whole history")
     measurements = [line for line in read_results() if counts(line)]
     expected = page(target_rows(read_targets(), measurements), measurements)
     assert expected == PAGE.read_text(), (
@@ -105,7 +109,11 @@ def test_a_line_counts_only_if_it_can_be_repeated() -> None:
     assert counts(replace(here, dirty=False))
     assert not counts(replace(here, dirty=True))
     assert not counts(replace(here, dirty=False, command="a notebook"))
-    assert not counts(replace(here, dirty=False, commit="0" * 40))
+
+
+def test_commits_that_the_history_lacks_are_named_in_the_terminal_and_stay_on_the_page() -> None:
+    lines = [LINE, replace(LINE, commit="1" * 40), LINE]
+    assert without_commit(lines, frozenset({"1" * 40})) == ["0000000: not in this history; 2 measurements name it"]
 
 
 def test_the_page_shows_required_beside_measured_and_the_ratio_to_the_peer() -> None:

@@ -2,10 +2,10 @@
 
 import re
 import subprocess
+import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from benchmarks.acceptance.report.best_peer import BestPeer, best_peer
@@ -111,6 +111,9 @@ def report(group: str | None = None) -> list[str]:
         raise BenchError(f"there are no targets for {group!r}; there are {sorted(groups)}.")
     chosen = [row for row in rows if group in (None, row.target.issue)]
     _print(chosen)
+    # The page depends on the files alone: a rebase or a shallow clone must not change it.
+    for line in without_commit(measurements, _history()):
+        print(f"Warning: {line}.", file=sys.stderr)
     PAGE.write_text(page(rows, measurements))
     PICTURE.write_text(peer_bars(measurements))
     return [row.target.id for row in chosen if not row.verdict.startswith("met")]
@@ -129,8 +132,14 @@ def read_targets(file: Path = TARGETS) -> list[FigureTarget]:
 
 
 def counts(line: Measurement) -> bool:
-    """Return whether a measurement can be repeated: a command of ours, at a clean commit of this history."""
-    return not line.dirty and line.command.startswith(REPEATABLE) and line.commit in _history()
+    """Return whether a measurement can be repeated: a command of ours, at a clean commit."""
+    return not line.dirty and line.command.startswith(REPEATABLE)
+
+
+def without_commit(measurements: list[Measurement], history: frozenset[str]) -> list[str]:
+    """Return a line for each commit that measurements name and that the history lacks."""
+    named = Counter(line.commit for line in measurements if line.commit not in history)
+    return [f"{commit[:7]}: not in this history; {number} measurements name it" for commit, number in named.items()]
 
 
 def target_rows(targets: list[FigureTarget], measurements: list[Measurement]) -> list[TargetRow]:
@@ -242,7 +251,6 @@ def _print(rows: list[TargetRow]) -> None:
     Console().print(table)
 
 
-@cache
 def _history() -> frozenset[str]:
     listed = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return frozenset(listed.stdout.split())
