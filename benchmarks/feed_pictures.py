@@ -8,7 +8,6 @@ alternate.
 """
 
 import argparse
-import io
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -22,10 +21,10 @@ from datasets import ClassLabel, Dataset, Features, Image, load_from_disk
 from PIL import Image as Pictures
 from rich.console import Console
 from rich.table import Table
-from skimage import data as photographs
 from torch.utils.data import DataLoader
 
 from benchmarks.acceptance.report.results import record_result
+from benchmarks.acceptance.train.photographs import HEIGHT, NAMES, WIDTH, photographs
 from penstock.bench.measurement import Comparison, make_measurement
 from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
@@ -34,9 +33,8 @@ from penstock.train.data.loader import ReadingLoader
 from penstock.train.data.picture_reader import DRAWS, centre_box, random_box
 from penstock.train.data.sampler import one_pass, training_order
 
-SIDE, WIDTH, HEIGHT = 224, 500, 375
+SIDE = 224
 BATCH, BATCHES = 64, 16
-NAMES = ("astronaut", "chelsea", "coffee", "rocket")
 # JPEG decoded at half its size differs from one that is decoded whole and resized.
 MAX_DIFFERENCE = 6.0
 PICTURE = TensorSpec(dtype="uint8", shape=(SIDE, SIDE, 3), meaning="a photograph")
@@ -44,19 +42,10 @@ PICTURE = TensorSpec(dtype="uint8", shape=(SIDE, SIDE, 3), meaning="a photograph
 
 def write_dataset(folder: Path, count: int) -> Dataset:
     """Write crops of photographs as JPEG, quality 90, into an Arrow table on disk."""
-    rng = np.random.default_rng(0)
-    originals = [Pictures.fromarray(getattr(photographs, name)()) for name in NAMES]
     rows: dict[str, list[Any]] = {"image": [], "label": []}
-    for number in range(count):
-        original = originals[number % len(NAMES)]
-        share = rng.uniform(0.6, 1.0)
-        wide, high = share * original.width, share * original.height
-        left, top = rng.uniform(0, original.width - wide), rng.uniform(0, original.height - high)
-        crop = original.resize((WIDTH, HEIGHT), Pictures.Resampling.BICUBIC, (left, top, left + wide, top + high))
-        sink = io.BytesIO()
-        crop.save(sink, "JPEG", quality=90)
-        rows["image"].append({"bytes": sink.getvalue(), "path": None})
-        rows["label"].append(number % len(NAMES))
+    for label, content in photographs(count):
+        rows["image"].append({"bytes": content, "path": None})
+        rows["label"].append(label)
     features = Features({"image": Image(), "label": ClassLabel(names=list(NAMES))})
     Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
     made = load_from_disk(str(folder))

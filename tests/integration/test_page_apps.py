@@ -116,11 +116,23 @@ def test_a_live_signal_is_answered_frame_by_frame(page: Page) -> None:
 
 def test_texts_are_lines_to_try(page: Page) -> None:
     shown(page, "moods")
+    expect(page.locator(".examples button")).to_have_count(len(TEXTS))
     assert set(page.locator(".examples button").all_inner_texts()) == set(TEXTS)
     page.get_by_role("button", name="Example 1", exact=True).click()
     assert page.get_by_label("A text").input_value() in TEXTS
     expect(page.locator(".answer-sure")).to_contain_text("%")
     expect(page.locator(".recorded")).to_contain_text("Recorded: ")
+
+
+def test_an_example_does_not_change_a_text_box_in_use(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/v1/apps/moods/examples", held.append)
+    page.locator("#apps").select_option("moods")
+    box = page.get_by_label("A text")
+    box.focus()
+    held[0].continue_()
+    expect(page.locator(".examples button")).to_have_count(len(TEXTS))
+    expect(box).to_have_value("")
 
 
 def test_steps_come_one_by_one_and_end_in_the_text(page: Page) -> None:

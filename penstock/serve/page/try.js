@@ -35,7 +35,8 @@ async function offerExamples(app, side, take) {
   const examples = await examplesOf(app);
   if (!examples.length) return;
   side.append(exampleButtons(app, examples, (example) => take(example)));
-  if (typed?.value === before) take(examples[0], false);
+  // Who is in the text box already is about to type there.
+  if (typed?.value === before && document.activeElement !== typed) take(examples[0], false);
 }
 
 /** Sends at most one request at a time; of those that come meanwhile, only the latest is sent. */
