@@ -126,7 +126,7 @@ def test_texts_are_lines_to_try(page: Page) -> None:
 
 def test_an_example_does_not_change_a_text_box_in_use(page: Page) -> None:
     held: list[Route] = []
-    page.route("**/v1/apps/moods/examples", held.append)
+    page.route("**/v1/apps/moods/examples", lambda route: held.append(route))
     page.locator("#apps").select_option("moods")
     box = page.get_by_label("A text")
     box.focus()

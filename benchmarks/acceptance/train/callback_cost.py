@@ -14,7 +14,7 @@ PAIRS, STEPS, BATCH, FEATURES, WIDTH, CLASSES = 15, 1500, 64, 784, 256, 10
 
 @final
 class _KeepsLosses(Callback):
-    """What a logger does in a step: look at the time, keep the losses that are known."""
+    """Look at the time and keep the losses that are known, as a logger does in each step."""
 
     def __init__(self) -> None:
         self.steps = 0

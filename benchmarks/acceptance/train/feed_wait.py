@@ -1,4 +1,4 @@
-"""What the steps of ResNet-50 wait for JPEG photographs, trained by `penstock train` as a user runs it."""
+"""Waits of the steps of ResNet-50 for JPEG photographs, trained by `penstock train` as a user runs it."""
 
 import json
 import os
