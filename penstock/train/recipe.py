@@ -171,7 +171,8 @@ class Loading:
     """Reading of examples.
 
     Args:
-        workers: Threads that read ahead of the steps; None for one per core but one. It does not affect the result.
+        workers: Threads that read ahead of the steps; None for one per core but one. From four on, each decodes
+            pictures and sounds in a process of its own. It does not affect the result.
         bad_examples: `"stop"` at an example that is damaged or missing, or `"skip"`: train on another example in its
             place, print its name, and count it in run.json.
 

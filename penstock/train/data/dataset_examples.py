@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -53,6 +53,8 @@ class DatasetExamples(Examples):
     Raises:
         TrainError: There is no such column, it does not fit, there are no rows, or they cannot be read at random.
     """
+
+    in_processes: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -42,6 +42,8 @@ class Examples(ABC):
 
     Attributes:
         in_memory: True if reading is no more than copying, so that workers save no time.
+        in_processes: True if four workers or more read in processes of their own, because decoding holds Python's lock
+            for much of its time. Each process gets a pickled copy of the set.
         input_dtype: The dtype of the raw inputs; a subclass sets it.
         input_shape: The shape of one raw input; a subclass sets it.
         varies: True if an example is read differently in each epoch, by its seed.
@@ -52,6 +54,7 @@ class Examples(ABC):
     """
 
     in_memory: ClassVar[bool] = False
+    in_processes: ClassVar[bool] = False
     varies: bool = False
     record: RecordSpec | None = None
     target_axes: Any = None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class ImageFolder(Examples):
     Raises:
         TrainError: The folder has no classes, a class has no pictures, or the spec is not a picture's.
     """
+
+    in_processes: ClassVar[bool] = True
 
     def __init__(
         self,

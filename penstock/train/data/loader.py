@@ -1,6 +1,6 @@
 """Batch loaders that read ahead by threads; the batches do not depend on the number of threads.
 
-Decoding and reading release Python's lock, so that threads suffice and no data is sent between processes.
+Reading releases Python's lock, so that threads suffice, but for decoding in many of them: see `reader_processes`.
 """
 
 import time
@@ -19,6 +19,7 @@ from penstock.core.errors import BadExample
 from penstock.core.spec import Array
 from penstock.train.data.collate import Collate
 from penstock.train.data.examples import Examples
+from penstock.train.data.reader_processes import LEAST_WORKERS, ReaderProcesses
 from penstock.train.data.readers import OnBad, Piece, read_piece
 from penstock.train.data.sampler import BatchIndices, one_pass
 from penstock.train.data.trees import Tree, joined, leaves, mapped
@@ -59,7 +60,10 @@ class ReadingTimes:
         """Count the time of the context."""
         wall_s, cpu_s = time.perf_counter(), time.thread_time()
         yield
-        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        self.add(examples, time.perf_counter() - wall_s, time.thread_time() - cpu_s)
+
+    def add(self, examples: int, wall_s: float, cpu_s: float) -> None:
+        """Add examples with their time."""
         with self._lock:
             self.examples += examples
             self.wall_s += wall_s
@@ -126,7 +130,8 @@ class ReadingLoader(Loader):
     Args:
         examples: The set.
         order: The examples of each batch.
-        workers: Threads that read ahead; 0 reads on demand.
+        workers: Threads that read ahead; 0 reads on demand. Four or more of them hand their pieces to processes, if
+            `examples.in_processes`.
         on_bad: `"stop"` at an example that cannot be read, or `"skip"`: read another one in its place.
         device: The device of the batches. For a GPU they are read into page-locked memory and copied during the step
             before.
@@ -151,6 +156,8 @@ class ReadingLoader(Loader):
         self._piece = min(max(PIECE_BYTES // max(1, examples.input_nbytes), LEAST_PIECE), LARGEST_PIECE)
         self._pool = ThreadPoolExecutor(workers, "penstock-read") if workers else None
         self._workers = self.reading.threads = workers
+        has_processes = examples.in_processes and workers >= LEAST_WORKERS
+        self._processes = ReaderProcesses(examples, workers, self._piece) if has_processes else None
         self._under_way: deque[_UnderWay] = deque()
         self._pieces_under_way = 0
         self._copies = _Copies(self._device) if self._device.type == "cuda" else None
@@ -159,6 +166,8 @@ class ReadingLoader(Loader):
         """Stop the workers after their current pieces."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
         self._under_way.clear()
 
     def _next(self) -> Batch:
@@ -172,7 +181,12 @@ class ReadingLoader(Loader):
             if self._under_way and all(part.done() and not part.exception() for part in self._under_way[0].parts):
                 self._copies.start(self._read())
         self._count(bad)
+        self._tell_refusal()
         return batch
+
+    def _tell_refusal(self) -> None:
+        if self._processes is not None and self._notify is not None and (why := self._processes.refusal()) is not None:
+            self._notify(f"The examples are read by threads alone, which is slower: no process can read them ({why}).")
 
     def _read(self) -> "_Ready":
         self._read_ahead()
@@ -219,6 +233,11 @@ class ReadingLoader(Loader):
         self._under_way.append(_UnderWay(inputs, parts))
 
     def _read_piece(self, places: BatchIndices, inputs_P: Array) -> Piece:
+        began_s = time.perf_counter()
+        found = None if self._processes is None else self._processes.read(places, inputs_P, self._on_bad)
+        if found is not None:
+            self.reading.add(len(places.indices_B), time.perf_counter() - began_s, found.cpu_s)
+            return found.piece
         with self.reading.count(len(places.indices_B)):
             return read_piece(self._examples, places, inputs_P, self._on_bad)
 
