@@ -1,5 +1,6 @@
 """Batches on a GPU: read into page-locked memory and copied ahead, or resident; the same as on the CPU."""
 
+import time
 from collections.abc import Iterator
 from itertools import islice
 
@@ -56,3 +57,34 @@ def test_a_small_set_stays_on_the_gpu() -> None:
     said: list[str] = []
     assert isinstance(keep_on_device(examples(), torch.device("cuda"), workers=2, notify=said.append), Resident)
     assert "stay on cuda" in said[0]
+
+
+def test_a_wait_of_the_host_is_no_wait_of_a_gpu_that_is_busy() -> None:
+    device = torch.device("cuda")
+    matrix = torch.randn(8192, 8192, device=device)
+
+    def work() -> None:
+        for _ in range(20):
+            torch.mm(matrix, matrix)
+
+    work()
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    work_s = time.perf_counter() - began_s
+    for works in (True, False):
+        # A batch takes half as long as the work of a step, on average, and never longer.
+        examples = Counted(512, slow_s=work_s)
+        with ReadingLoader(examples, training_order(0, 512, 16), workers=1, device=device) as feed:
+            for _ in range(4):
+                next(feed)
+            torch.cuda.synchronize()
+            before_s = feed.waited_s
+            for _ in range(8):
+                next(feed)
+                if works:
+                    work()
+            torch.cuda.synchronize()
+            waited_s = feed.waited_s - before_s
+        assert waited_s < 0.1 * 8 * work_s if works else waited_s > 0.3 * 8 * work_s / 2

@@ -23,6 +23,7 @@ from penstock.train.data.reader_processes import LEAST_WORKERS, ReaderProcesses
 from penstock.train.data.readers import OnBad, Piece, read_piece
 from penstock.train.data.sampler import BatchIndices, one_pass
 from penstock.train.data.trees import Tree, joined, leaves, mapped
+from penstock.train.data.waits import DeviceWaits, HostWaits, Waits
 
 # B examples of a batch
 
@@ -84,7 +85,6 @@ class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
         notify: Called with a sentence when an example is first found to be damaged.
 
     Attributes:
-        waited_s: Seconds of waiting for batches.
         bad: Names of examples that cannot be read, with the number of times each was replaced.
         reading: Times of the threads that read.
     """
@@ -92,18 +92,20 @@ class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
     def __init__(
         self, order: Iterator[BatchIndices], on_bad: OnBad = "stop", notify: Callable[[str], object] | None = None
     ) -> None:
-        self.waited_s = 0.0
+        self._waits: Waits = HostWaits()
         self.bad: dict[str, int] = {}
         self.reading = ReadingTimes()
         self._order, self._notify = order, notify
         self._on_bad: OnBad = on_bad
 
     def __next__(self) -> Batch:
-        started = time.perf_counter()
-        try:
+        with self._waits.count():
             return self._next()
-        finally:
-            self.waited_s += time.perf_counter() - started
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the steps waited for batches; of steps on a GPU, those in which it had nothing else to do."""
+        return self._waits.total_s
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -161,6 +163,8 @@ class ReadingLoader(Loader):
         self._under_way: deque[_UnderWay] = deque()
         self._pieces_under_way = 0
         self._copies = _Copies(self._device) if self._device.type == "cuda" else None
+        if self._copies is not None:
+            self._waits = DeviceWaits(self._device)
 
     def close(self) -> None:
         """Stop the workers after their current pieces."""
