@@ -81,10 +81,15 @@ def test_a_wait_of_the_host_is_no_wait_of_a_gpu_that_is_busy() -> None:
                 next(feed)
             torch.cuda.synchronize()
             before_s = feed.waited_s
+            if works:
+                work()
             for _ in range(8):
                 next(feed)
                 if works:
                     work()
             torch.cuda.synchronize()
             waited_s = feed.waited_s - before_s
-        assert waited_s < 0.1 * 8 * work_s if works else waited_s > 0.3 * 8 * work_s / 2
+        if works:
+            assert waited_s < 0.1 * 8 * work_s
+        else:
+            assert waited_s > work_s
