@@ -13,6 +13,7 @@ from tests.support.loud import loud_bundle
 from tests.support.page import Watch, url_of
 from tests.support.page_apps import EVIL, TEXTS, page_bundles
 from tests.support.prepared import pictures_bundle
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer
 
 
@@ -107,8 +108,8 @@ def test_a_live_signal_is_answered_frame_by_frame(page: Page) -> None:
     assert page.locator(".tensor .series").count() == 3
     page.locator("#json").fill("[[0, 0, 1], [0, 0.5, 1], [1, 0, 0]]")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_label("moves", exact=True)).to_contain_text("\n2  ")
-    assert len(page.get_by_label("moves", exact=True).inner_text().splitlines()) == 3
+    moves = page.get_by_label("moves", exact=True)
+    eventually(lambda: [line[:3] for line in moves.inner_text().splitlines()] == ["0  ", "1  ", "2  "], within_s=10)
     page.locator("#json").fill("[1, 2")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".message")).to_contain_text("The frames are not JSON; give a list, motion: float32[10, 3]")

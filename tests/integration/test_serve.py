@@ -163,13 +163,13 @@ def in_use(server: RunningServer) -> int:
 
 def test_sigterm_answers_what_was_accepted_and_leaves(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--latency-ms", "60000", "--max-batch", "1") as server:
-        keep = [socket.create_connection((server.host, server.port)) for _ in range(6)]
-        for connection in keep[:5]:
-            connection.sendall(slow(0.7))
+        keep = [socket.create_connection((server.host, server.port)) for _ in range(13)]
+        for connection in keep[:12]:
+            connection.sendall(slow(0.3))
         # Looked at between two batches, when all of them have been read.
         eventually(lambda: in_use(server) >= 3, within_s=10)
         server.stop()
-        answers = [connection.recv(4096) for connection in keep[:5]]
+        answers = [connection.recv(4096) for connection in keep[:12]]
         assert all(answer.startswith(b"HTTP/1.1 200 OK") for answer in answers)
         # Some may have been answered before; which of them is the last follows from how they were read.
         assert any(b"Connection: close" in answer for answer in answers)

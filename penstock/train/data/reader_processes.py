@@ -6,13 +6,13 @@ read, so that a short pass never waits for one, and does not start any.
 
 import mmap
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import Empty, LifoQueue
 from socket import socketpair
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from penstock.core.errors import BadExample, TrainError
+from penstock.core.errors import BadExample, PenstockError, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad, Piece, read_piece
@@ -115,7 +115,7 @@ class ReaderProcesses:
 
     def _start(self) -> None:
         try:
-            content = pickle.dumps(self._examples)
+            content = ForkingPickler.dumps(self._examples)
             for _ in range(self._workers):
                 with self._lock:
                     if self._closed:
@@ -153,7 +153,7 @@ class _ReaderProcess:
                 )
         self._socket = Connection(ours.detach())
 
-    def give(self, content: bytes) -> None:
+    def give(self, content: memoryview) -> None:
         """Send the examples."""
         self._socket.send_bytes(content)
 
@@ -169,7 +169,7 @@ class _ReaderProcess:
         if kind == "bad":
             raise _bad(*found)
         if kind == "error":
-            raise found[0]
+            raise TrainError(*found)
         targets_P, indices_P, bad, cpu_s = found
         inputs_P[...] = np.ndarray(inputs_P.shape, self._like.dtype, self._memory)
         return ReadPiece(Piece(inputs_P, targets_P, indices_P, [_bad(*each) for each in bad]), cpu_s)
@@ -222,7 +222,7 @@ def _environment() -> dict[str, str]:
 def _serve(socket: Connection, memory: mmap.mmap) -> None:
     """Read pieces until the training's end of the socket is closed."""
     try:
-        examples = pickle.loads(socket.recv_bytes())
+        examples = socket.recv()
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001 - importing the user's modules raises anything
@@ -248,18 +248,9 @@ def _answer(examples: Examples, places: BatchIndices, inputs_P: Array, on_bad: O
     except BadExample as error:
         return "bad", str(error), error.index, error.name
     except Exception as error:  # noqa: BLE001 - it is raised again in the training
-        return "error", _portable(error)
+        return "error", str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     bad = [(str(error), error.index, error.name) for error in piece.bad]
     return "piece", piece.targets_P, piece.indices_P, bad, time.process_time() - began_s
-
-
-def _portable(error: Exception) -> Exception:
-    """Return an error that can be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - the user's classes raise anything
-        return TrainError(f"{type(error).__name__} while examples were read: {error}")
-    return error
 
 
 def _main() -> None:
