@@ -69,6 +69,8 @@ def ours(dataset: Dataset, workers: int) -> Iterator[Any]:
     """Yield batches of Penstock's reading threads."""
     examples = DatasetExamples(dataset, PICTURE, inputs="image", targets="label", random=True)
     with ReadingLoader(examples, training_order(0, len(examples), BATCH), workers=workers) as loader:
+        while not loader.is_warm:
+            next(loader)
         yield from loader
 
 

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from penstock.core.generate import Generate as Generate
     from penstock.core.initial import Initial as Initial
     from penstock.core.live import Live as Live
+    from penstock.core.picture_file import PictureFile as PictureFile
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
     from penstock.core.recognition import Recognition as Recognition
+    from penstock.core.segments import Segments as Segments
     from penstock.core.spec import TensorSpec as TensorSpec
     from penstock.core.subword_text import SubwordReply as SubwordReply
     from penstock.core.subword_text import SubwordText as SubwordText
@@ -65,12 +67,14 @@ _HOME = {
     "Live": "penstock.core.live",
     "Optimizer": "penstock.train.step.declared_optimizer",
     "PenstockError": "penstock.core.errors",
+    "PictureFile": "penstock.core.picture_file",
     "Predictor": "penstock.runtime.load",
     "Prepare": "penstock.core.prepare",
     "RawSpec": "penstock.core.prepare",
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
     "Schedule": "penstock.train.step.declared_schedule",
+    "Segments": "penstock.core.segments",
     "SubwordReply": "penstock.core.subword_text",
     "SubwordText": "penstock.core.subword_text",
     "TensorSpec": "penstock.core.spec",
@@ -99,12 +103,14 @@ __all__ = [
     "Live",
     "Optimizer",
     "PenstockError",
+    "PictureFile",
     "Predictor",
     "Prepare",
     "RawSpec",
     "Recipe",
     "Recognition",
     "Schedule",
+    "Segments",
     "SubwordReply",
     "SubwordText",
     "TensorSpec",

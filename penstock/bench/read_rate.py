@@ -46,6 +46,8 @@ def rates(examples: Examples, *, workers: int, batch_size: int, batches: int, re
     found: list[float] = []
     with ReadingLoader(examples, training_order(0, len(examples), batch_size), workers=workers) as feed:
         _check_same(next(feed), examples, batch_size)
+        while not feed.is_warm:
+            next(feed)
         for _ in range(repeat):
             started = time.perf_counter()
             for _ in islice(feed, batches):

@@ -104,4 +104,5 @@ def streams(
     if plot is not None:
         typer.echo(f"Curve: {benchmark.draw(plot)}")
     if record is not None:
+        benchmark.check_idle()
         append(replace(line, id=id), record)

@@ -9,9 +9,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from penstock.cli.documented import documented_with_urls
-from penstock.cli.remote_arguments import bundle_at
+from penstock.cli.remote_arguments import bundle_at, cache_limit_bytes
 from penstock.core.errors import ServeError
-from penstock.core.remote_folder import url_of
 
 LIMITS = "Limits and operation"
 
@@ -21,6 +20,9 @@ def serve(
     bundles: Annotated[list[str] | None, typer.Argument(metavar="BUNDLE|CHAIN.py...")] = None,
     directory: Annotated[Path | None, typer.Option("--models", metavar="DIR")] = None,
     versions: Annotated[list[str] | None, typer.Option(metavar="[NAME=]VERSIONS")] = None,
+    on_demand: Annotated[bool, typer.Option("--on-demand")] = False,
+    max_models: int | None = None,
+    memory_fraction: float | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     grpc_port: int | None = None,
@@ -28,7 +30,8 @@ def serve(
     max_batch: int | None = None,
     executor: str = "auto",
     device: Annotated[str, typer.Option(metavar="DEVICE[,DEVICE...]")] = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
+    compile: bool = True,
     exact: bool = False,
     graph_memory: float = 0.3,
     cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
@@ -39,6 +42,7 @@ def serve(
     api_keys: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN")] = None,
     examples: bool = True,
+    shared_memory: Annotated[int, typer.Option(metavar="MIB")] = 0,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
@@ -56,8 +60,11 @@ def serve(
 
     Args:
         bundles: Bundle folders, RUN/bundle, or URLs (s3://, hf://); files that declare a chain of them, chain.py.
-        directory: Serve all models of this directory; load and unload them by request.
+        directory: Serve all models of this directory, a folder or a URL; load and unload them by request.
         versions: Versions of its models: newest, all, or numbers such as 2,3; for one model NAME=2. May be repeated.
+        on_demand: Load each model of the directory when the first request for it comes.
+        max_models: With --on-demand, unload the least recently used model where more would be loaded.
+        memory_fraction: With --on-demand, the same where more of the device's memory would be in use.
         host: The address to listen on; 0.0.0.0 for all.
         port: The port; 0 takes a free one.
         grpc_port: Serve the Open Inference Protocol by gRPC on this port too; 0: a free one.
@@ -65,7 +72,8 @@ def serve(
         max_batch: Limit batches to this many rows.
         executor: On a CPU: onnx or torch; auto takes onnx where the model exports, for streams if faster.
         device: cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each. auto: a GPU where there is one.
-        precision: fp32; on a GPU also bf16 or fp16.
+        precision: fp32; on a GPU also tf32, bf16 or fp16, and auto takes the fastest whose golden answers hold.
+        compile: On a GPU, compile networks while they are already served, and keep the result in the cache.
         exact: Pad all batches to one size: an answer does not depend, bitwise, on its batch.
         graph_memory: Share of a GPU's free memory for CUDA graphs where lengths vary.
         cache: The folder of exported networks and of downloads.
@@ -76,6 +84,7 @@ def serve(
         api_keys: Admit only clients with a key: lines 'NAME KEY [admin]'.
         cors: A site whose pages may send requests, or *; may be repeated.
         examples: Offer golden examples, which are validation data, to the page and other clients.
+        shared_memory: Let local clients register this much of /dev/shm for tensors, as Triton does; 0: none.
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
         max_connections: Connections of one front-end.
@@ -96,9 +105,8 @@ def serve(
     named = bundles or []
     chains = [each for each in named if is_chain(each)]
     folders = [bundle_at(each, cache.expanduser()) for each in named if not is_chain(each)]
-    if url_of(directory) is not None:
-        raise ServeError(f"--models is {url_of(directory)}; name the bundles by their URLs, or give a local folder.")
-    options = locals() | {"cache": cache.expanduser(), "bundles": folders or None, "chains": chains}
+    options = locals() | {"cache": cache.expanduser(), "bundles": folders or None, "chains": chains, "regions": None}
+    options |= {"cache_limit_bytes": cache_limit_bytes()}
     if exact:
         # Set before torch is loaded, here or in a child: matrix products must not depend on memory alignment.
         os.environ["MKL_CBWR"] = "AVX2,STRICT"

@@ -215,6 +215,8 @@ class Calls:
     def _described(self, name: str, config: ClientConfig, deadline_s: float) -> Steps[Specs]:
         apps = yield from self._listed(config, deadline_s)
         try:
+            if all(app["name"] != name for app in apps) and (yield from self._loads(name, config, deadline_s)):
+                apps = yield from self._listed(config, deadline_s)
             found = {app["name"]: (app["inputs"], app["outputs"], app.get("generate")) for app in apps}
             if name not in found:
                 raise UnknownRoute(f"There is no model {name!r} at {config.url}; there is {', '.join(found)}.")
@@ -226,6 +228,14 @@ class Calls:
         except (ApplicationError, KeyError, TypeError, BundleCorrupt) as error:
             raise _invalid_response(config, f"its description of an application cannot be read ({error})") from None
         return Specs(input_spec, output_spec)
+
+    def _loads(self, name: str, config: ClientConfig, deadline_s: float) -> Steps[bool]:
+        """Wait for a model that is loaded on first use; returns whether there is one."""
+        try:
+            yield from self._exchange(Call(method="GET", path=f"/v2/models/{quote(name, safe='')}"), config, deadline_s)
+        except UnknownRoute:
+            return False
+        return True
 
     def _listed(self, config: ClientConfig, deadline_s: float | None = None) -> Steps[list[dict[str, Any]]]:
         found = json_of((yield from self._exchange(Call(method="GET", path="/v1/apps"), config, deadline_s)), config)

@@ -224,8 +224,10 @@ class Client:
                 for result in stream.end():
                     print(result.event)
 
+        A chain whose first part is live gives a `SegmentResult` for what its other parts answer, too.
+
         Args:
-            name: Name of the application.
+            name: Name of the application or chain.
             rate_hz: Sample rate of the signal; by default the application's.
             encoding: Encoding of the samples; by default 16-bit samples, and the input's dtype for other signals.
             events: `"json"` for the application's events, `"binary"` for the outputs themselves.

@@ -8,7 +8,7 @@ from typing import Any, Self, final
 import orjson
 
 from penstock.client.http import answer_of, httpx2, no_answer
-from penstock.client.retry import Answer, Attempt, ClientConfig, Outcome, error_of
+from penstock.client.retry import Attempt, ClientConfig, Outcome, error_of, error_of_event
 from penstock.core.errors import InvalidResponse, PenstockError, Unreachable
 
 OK = 200
@@ -52,10 +52,7 @@ class EventReader:
 
     def _take(self, name: bytes, value: dict[str, Any]) -> None:
         if name == b"error":
-            status, wait_s = value.get("status"), value.get("retry_after_s")
-            headers = {} if wait_s is None else {"retry-after": str(wait_s)}
-            answer = Answer(status if isinstance(status, int) else 500, headers, orjson.dumps(value))
-            self._error = error_of(answer, self._config)
+            self._error = error_of_event(value, self._config)
         elif name == b"done":
             self.ended, self.reply = value["ended"], value["reply"]
         else:

@@ -201,6 +201,13 @@ def error_of(outcome: Outcome, config: ClientConfig) -> PenstockError:
     return error
 
 
+def error_of_event(fields: dict[str, Any], config: ClientConfig) -> PenstockError:
+    """The exception of an error that came as a message, with what a response's head would have said of it."""
+    status, wait_s = fields.get("status"), fields.get("retry_after_s")
+    headers = {} if wait_s is None else {"retry-after": str(wait_s)}
+    return error_of(Answer(status if isinstance(status, int) else 500, headers, orjson.dumps(fields)), config)
+
+
 def json_of(answer: Answer, config: ClientConfig) -> Any:
     """The JSON of an answer.
 

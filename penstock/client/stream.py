@@ -17,6 +17,7 @@ from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outcome, Steps, run, run_async
+from penstock.client.stream_results import StreamResult, segment_result
 from penstock.core.errors import (
     ComputeFailed,
     InvalidInput,
@@ -55,23 +56,6 @@ _ERRORS: dict[int, type[RequestError]] = {
 }
 # Failures of a connection or a handshake without an HTTP response.
 _GONE = (OSError, EOFError, InvalidHandshake)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamResult:
-    """The result of one message.
-
-    Args:
-        seq: Number of the message, from 0; for the end of the stream, the number after the last message.
-        event: The application's event; None if there is none.
-        output: With binary events, the output's frames, float32, flat.
-        last: Whether the stream ends with it.
-    """
-
-    seq: int
-    event: Any = None
-    output: Array | None = None
-    last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +123,8 @@ class _StreamProtocol:
         if fields.get("type") == "end":
             return None
         try:
+            if "segment" in fields:
+                return segment_result(fields, self.config)
             return StreamResult(seq=fields["seq"], event=fields["event"], last=fields.get("last", False))
         except KeyError:
             raise InvalidResponse(f"{self.config.url} sent {message[:60]!r}; is it a Penstock server?") from None

@@ -12,6 +12,7 @@ from penstock.core.finish import Finish
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.initial import Initial
 from penstock.core.live import WAV, Live, is_sound
+from penstock.core.picture_file import PictureFile
 from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec, dims_of
@@ -117,9 +118,10 @@ class Application:
             raise ApplicationError(
                 f"Application {self.name!r} has a decode but accepts nothing; name its content types in `accepts`."
             )
-        if isinstance(self.decode, DECLARED_TEXT) and not self.decode.fits(self.input):
+        decoded = self.input if self.prepare is None else self.prepare.raw
+        if isinstance(self.decode, (*DECLARED_TEXT, PictureFile)) and not self.decode.fits(decoded):
             raise ApplicationError(
-                f"Application {self.name!r} has decode={self.decode!r} and inputs {self.input.describe()}; it needs "
+                f"Application {self.name!r} has decode={self.decode!r} and inputs {decoded.describe()}; it needs "
                 f"{self.decode.needs}."
             )
         if isinstance(self.reply, SubwordReply) and not self.reply.fits(self.answer):
@@ -252,6 +254,11 @@ class Application:
             raise ApplicationError(
                 f"Application {self.name!r} has shows, which needs a prepare that scales pictures into the frame, and "
                 f"neither reply nor generate; leave shows out."
+            )
+        if isinstance(self.decode, PictureFile) and (self.decode.size or self.decode.at_least):
+            raise ApplicationError(
+                f"Application {self.name!r} has shows and decode={self.decode!r}; boxes are in the pixels of the "
+                f"decoded picture, so decode it whole, without size and at_least."
             )
         shows.check(self.outputs)
 

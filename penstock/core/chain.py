@@ -12,6 +12,7 @@ from penstock.core.application import Application, Decode, Reply, is_url_safe
 from penstock.core.chain_fit import misfit, raw_as_tensor
 from penstock.core.errors import ApplicationError
 from penstock.core.record import ChunkSpec
+from penstock.core.segments import Segments
 from penstock.core.spec import TensorSpec
 
 # A function of a chain: the results of the steps before by their names, and the chain's input.
@@ -92,6 +93,9 @@ class Chain:
     Args:
         name: Its name in URLs: letters, digits, `-` and `_`.
         steps: The steps in their order; at least one is a part.
+        segments: For a chain whose first part is live: what of its events feeds the next step. What follows describes
+            the way of one segment through the later steps then: their input, by default that of the part after the
+            live one, and the answer.
         join: Makes the answer of all results and the chain's input: one array, or a dictionary of arrays by name. By
             default it is the result of the last step.
         input: What a request carries; the short form of `inputs` for one tensor. By default the input of the first
@@ -112,6 +116,7 @@ class Chain:
 
     name: str
     steps: tuple[ChainStep, ...]
+    segments: Segments | None = None
     join: StepFunction | None = None
     input: TensorSpec | None = None
     inputs: Mapping[str, TensorSpec] = field(default_factory=dict[str, TensorSpec])
@@ -140,7 +145,10 @@ class Chain:
             raise ApplicationError(f"Chain {self.name!r} has two steps of name {twice!r}; give one another name.")
         if self.name in self.parts:
             raise ApplicationError(f"Chain {self.name!r} has the name of one of its parts; give it a name of its own.")
-        self._check_order()
+        if self.segments is None:
+            self._check_order()
+        else:
+            self._check_segments()
         known = {step.part_name: step.part for step in steps if isinstance(step.part, Application)}
         self._check_known(known)
         if set(known) == set(self.parts):
@@ -150,6 +158,11 @@ class Chain:
     def parts(self) -> tuple[str, ...]:
         """Names of the parts, each once."""
         return tuple(dict.fromkeys(step.part_name for step in self.steps if step.part_name))
+
+    @property
+    def later(self) -> "Chain":
+        """The way of one segment: the steps after the live part, as a chain of single requests."""
+        return replace(self, steps=self.steps[1:], segments=None)
 
     def check_parts(self, parts: Mapping[str, Application]) -> None:
         """Check that applications are the parts that the chain declares, and fit one another.
@@ -182,6 +195,9 @@ class Chain:
             ApplicationError: The inputs and outputs of the chain do not make an application.
         """
         first = parts[self.parts[0]]
+        if self.segments is not None:
+            self.later.declare(parts)
+            return replace(first, name=self.name, description=self.description, model=_NO_NETWORK, recipe=None)
         decode, accepts = (self.decode, self.accepts) if self.decode is not None else (first.decode, first.accepts)
         inputs = _named("input", self.input, self.inputs)
         if not inputs:
@@ -246,10 +262,34 @@ class Chain:
                 gives = "a list" if before.run is None else "any value"
                 self._refuse(f"feeds {step.name!r} with {before.name!r}, which gives {gives}; give the step a feed")
 
+    def _check_segments(self) -> None:
+        first = self.steps[0]
+        if not isinstance(self.segments, Segments):
+            self._refuse(f"has segments={_shown(self.segments)}; give Segments(find=...)")
+        if first.part is None or first.feed is not None or first.each is not None:
+            self._refuse(f"has segments, but its first step {first.name!r} is not the live part alone; give it no feed")
+        if first.part_name in [step.part_name for step in self.steps[1:]]:
+            self._refuse(f"has the live part {first.part_name!r} twice; a live part is the first step alone")
+        if not any(step.part_name for step in self.steps[1:]):
+            self._refuse(f"has no part after the live {first.part_name!r}; give one that takes its segments")
+        if self.decode is not None or self.max_body_bytes is not None:
+            self._refuse("has segments, which no request carries; leave decode and max_body_bytes out")
+        self.later  # noqa: B018
+
     def _check_known(self, known: Mapping[str, Application]) -> None:
+        known = {name: known[name] for name in self.parts if name in known}
+        if self.segments is not None:
+            name = self.steps[0].part_name
+            if (live := known.get(name)) is not None and live.live is None:
+                self._refuse(f"has segments, but {name!r} is not live; begin with a live part, or leave segments out")
+            self.later._check_known(known)
+            return
         live = next((name for name, part in known.items() if part.live is not None), None)
         if live is not None:
-            self._refuse(f"has the live application {live!r}; a chain's parts answer single requests")
+            self._refuse(
+                f"has the live application {live!r}; a live part is the first of a chain alone, with "
+                f"segments=Segments(find=...), which makes the next step's inputs of its events"
+            )
         given = _named("input", self.input, self.inputs)
         before: tuple[str, ChunkSpec] | None = None
         if given:

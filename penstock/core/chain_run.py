@@ -66,8 +66,8 @@ class ChainPlan:
     """A chain and the applications that are its parts.
 
     Args:
-        chain: The chain.
-        parts: Its applications by name.
+        chain: The chain; of one with segments, its `later`.
+        parts: Its applications by name; others are left out of account.
 
     Attributes:
         application: The chain as an application, see `Chain.declare`.
@@ -82,6 +82,7 @@ class ChainPlan:
     _takes_raw: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        assert self.chain.segments is None, self.chain
         self.chain.check_parts(self.parts)
         object.__setattr__(self, "application", self.chain.declare(self.parts))
         object.__setattr__(self, "_takes_raw", self.chain.takes_raw(self.parts))
@@ -197,7 +198,7 @@ class ChainPlan:
 
 
 def as_chunk(spec: ChunkSpec, value: Any) -> Array:
-    """Make one chunk of a function's result: numbers of any dtype that fit the spec; several tensors by name.
+    """Make one chunk of a value: numbers of any dtype that fit the spec; several tensors by name, one without too.
 
     Raises:
         InvalidInput: It does not fit.
@@ -205,6 +206,9 @@ def as_chunk(spec: ChunkSpec, value: Any) -> Array:
     if isinstance(spec, RecordSpec):
         if isinstance(value, np.ndarray | np.void) and value.dtype == spec.numpy_dtype:
             return spec.check(value)
+        required = [tensor.name for tensor in spec.tensors if tensor.default is None]
+        if len(required) == 1 and not isinstance(value, Mapping):
+            value = {required[0]: value}
         return spec.of_many([value])[0, ...]
     if isinstance(value, dict) and set(value) == {spec.name}:
         value = value[spec.name]

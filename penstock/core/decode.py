@@ -1,21 +1,44 @@
 """Building blocks of a `decode`: turn request bytes into one raw array, in bounded memory and time."""
 
 import io
+import logging
 import struct
 import threading
 import warnings
 import zlib
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, final
 
 import numpy as np
 
 from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
+from penstock.core.extras import DISTRIBUTION
 from penstock.core.spec import Array
 
+log = logging.getLogger(__name__)
+
+Mode = Literal["L", "RGB", "RGBA"]
 # Not every format of Pillow: some start other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # Encoders write about ten.
 MAX_SCANS = 100
+# Passes over `max_pixels` pixels that the scans of a JPEG may take.
+MAX_PASSES = 16
+# A JPEG is decoded at one of these fractions of its size, by smaller inverse cosine transforms.
+SCALES = (8, 4, 2)
+# MPO is a JPEG that others follow: previews, depth maps.
+JPEG_FORMATS = ("JPEG", "MPO")
+SLOW_JPEG = (
+    "decode_image reads JPEG by Pillow, which takes half as long again, because the package simplejpeg is not "
+    f"installed; pip install '{DISTRIBUTION}[cpu]'."
+)
+_PNG, _JPEG, _SCAN = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"\xff\xda"
+_CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,)}
+_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
+# `PIL.Image.Transpose` for each orientation that is not upright: mirrored, turned by 180 degrees, and so on.
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 @final
@@ -50,9 +73,7 @@ _PILLOW_ERRORS = (
 )
 
 
-def decode_image(
-    body: bytes, *, mode: Literal["L", "RGB", "RGBA"], size: tuple[int, int] | None = None, max_pixels: int = 1 << 22
-) -> Array:
+def decode_image(body: bytes, *, mode: Mode, size: tuple[int, int] | None = None, max_pixels: int = 1 << 22) -> Array:
     """Decode a picture to uint8: `[H, W]` for mode `"L"`, `[H, W, 3]` for `"RGB"` and `[H, W, 4]` for `"RGBA"`.
 
     PNG, JPEG, WebP, GIF (its first frame) and BMP are read, upright by their orientation tag, as in a browser. The
@@ -67,7 +88,28 @@ def decode_image(
 
     Raises:
         InvalidInput: Not a picture, or one that is cut short.
-        TooLarge: More than `max_pixels`, or a JPEG of more than 100 scans.
+        TooLarge: More than `max_pixels`, a JPEG of more than 100 scans, or of fewer that decode more than 16 times
+            `max_pixels`.
+        ApplicationError: The mode is another.
+    """
+    return decode_scaled(body, mode=mode, size=size, max_pixels=max_pixels, at_least=None)
+
+
+def decode_scaled(
+    body: bytes, *, mode: Mode, size: tuple[int, int] | None, max_pixels: int, at_least: tuple[int, int] | None
+) -> Array:
+    """Decode a picture as `decode_image` does, a JPEG at a fraction of its size where that is enough.
+
+    Args:
+        body: See `decode_image`.
+        mode: See `decode_image`.
+        size: See `decode_image`.
+        max_pixels: See `decode_image`; it limits the picture in the file.
+        at_least: Height and width that a JPEG has at least if it is decoded at 1/2, 1/4 or 1/8 of its size, the
+            smallest of them that has both; None for all pixels.
+
+    Raises:
+        RequestError: See `decode_image`.
         ApplicationError: The mode is another.
     """
     if mode not in ("L", "RGB", "RGBA"):
@@ -76,9 +118,98 @@ def decode_image(
     with _WARNINGS_OFF:
         image = _opened(body, max_pixels)
         try:
-            return np.asarray(_resized(plain_pixels(image, mode), size), np.uint8)
+            if image.format in JPEG_FORMATS:
+                return _jpeg_pixels(body, image, mode, size, at_least)
+            return _finished(plain_pixels(image, mode), mode, size)
         except _PILLOW_ERRORS as error:
             raise InvalidInput("The picture is cut short or damaged; send the whole file.") from error
+
+
+def _jpeg_pixels(
+    body: bytes, image: Any, mode: Mode, size: tuple[int, int] | None, at_least: tuple[int, int] | None
+) -> Array:
+    from PIL import Image
+
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    if at_least is not None and orientation in _SIDEWAYS:
+        at_least = at_least[1], at_least[0]
+    scale = _scale(image.height, image.width, at_least)
+    decode = jpeg_decoder()
+    pixels = None
+    if decode is not None and image.mode in ("L", "RGB"):
+        # Pillow rounds the grey of colours in its own way.
+        direct = mode if mode != "L" and orientation == 1 and size is None else image.mode
+        pixels = decode(body, image.height, image.width, scale, direct)
+    if pixels is None:
+        if scale > 1:
+            image.draft(None, (image.width // scale, image.height // scale))
+        return _finished(plain_pixels(image, mode), mode, size)
+    if orientation == 1 and size in (None, pixels.shape[:2]) and pixels.shape[2:] == _CHANNELS[mode]:
+        return pixels
+    found = Image.fromarray(pixels)
+    turn = _TURNS.get(orientation)
+    return _finished(found if turn is None else found.transpose(Image.Transpose(turn)), mode, size)
+
+
+def _scale(height: int, width: int, at_least: tuple[int, int] | None) -> int:
+    if at_least is None:
+        return 1
+    # Below 8 pixels, two fractions may give the same size.
+    fit = (k for k in SCALES if -(-height // k) >= at_least[0] and -(-width // k) >= at_least[1])
+    return next(fit, 1) if min(height, width) >= SCALES[0] else 1
+
+
+JpegDecode = Callable[[bytes, int, int, int, str], Array | None]
+
+
+@cache
+def jpeg_decoder() -> JpegDecode | None:
+    """Return the decoder of JPEG that takes two thirds of Pillow's time for the same pixels; None where it is missing.
+
+    Both are libjpeg-turbo. A process without the package logs so once.
+    """
+    try:
+        import simplejpeg
+    except ImportError:
+        log.warning("%s", SLOW_JPEG)
+        return None
+
+    colours = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
+
+    def decode(body: bytes, height: int, width: int, scale: int, mode: str) -> Array | None:
+        try:
+            # Two readers may disagree about a damaged header, and only one of them has been checked for its size.
+            if simplejpeg.decode_jpeg_header(body)[:2] != (height, width):
+                return None
+            high, wide = (-(-height // scale), -(-width // scale)) if scale > 1 else (0, 0)
+            pixels = simplejpeg.decode_jpeg(body, colours[mode], min_height=high, min_width=wide)
+        except ValueError:
+            # Pillow accepts some kinds of damage, as browsers do, and refuses the others in its own words.
+            return None
+        return pixels[..., 0] if mode == "L" else pixels
+
+    return decode
+
+
+def decoded_pixels(body: bytes) -> int | None:
+    """Read from the header of a PNG or JPEG how many pixels its scans decode; None where that is not known."""
+    if body.startswith(_PNG) and len(body) >= 24:
+        width, height = struct.unpack_from(">II", body, 16)
+        return width * height
+    if not body.startswith(_JPEG) or jpeg_decoder() is None:
+        return None
+    import simplejpeg
+
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(body)
+    except ValueError:
+        return None
+    return int(height) * int(width) * body.count(_SCAN)
+
+
+def slow_jpeg() -> str:
+    """Return why JPEG is decoded in a slower way than there is, and what to do; empty where it is not."""
+    return "" if jpeg_decoder() is not None else SLOW_JPEG
 
 
 def _opened(body: bytes, max_pixels: int) -> Any:
@@ -92,14 +223,16 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         ) from None
     except _PILLOW_ERRORS as error:
         raise InvalidInput("The body is not a picture that can be read; send a PNG or JPEG file's bytes.") from error
-    # A scan of a progressive JPEG takes a few bytes in the file and a pass over the whole picture to decode.
-    if body.startswith(b"\xff\xd8") and (scans := body.count(b"\xff\xda")) > MAX_SCANS:
-        raise TooLarge(f"The picture has {scans:,} scans; at most {MAX_SCANS} are taken. Save it again.")
     width, height = image.size
     if width * height > max_pixels:
         raise TooLarge(
             f"The picture has {width:,} x {height:,} pixels; at most {max_pixels:,} are taken. Scale it down."
         )
+    # A scan of a progressive JPEG takes a few bytes in the file and a pass over the whole picture to decode.
+    if body.startswith(_JPEG):
+        scans, most = body.count(_SCAN), min(MAX_SCANS, max(1, MAX_PASSES * max_pixels // (width * height)))
+        if scans > most:
+            raise TooLarge(f"The picture has {scans:,} scans; at most {most} are taken of its size. Save it again.")
     return image
 
 
@@ -115,6 +248,10 @@ def plain_pixels(image: Any, mode: str) -> Any:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
     # Pillow copies even if the mode is the same.
     return image if image.mode == mode else image.convert(mode)
+
+
+def _finished(image: Any, mode: Mode, size: tuple[int, int] | None) -> Array:
+    return np.asarray(_resized(image if image.mode == mode else image.convert(mode), size), np.uint8)
 
 
 def _resized(image: Any, size: tuple[int, int] | None) -> Any:

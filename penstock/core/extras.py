@@ -17,6 +17,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
             "prometheus_client",
             "rich",
             "safetensors",
+            "simplejpeg",
             "soxr",
             "torch",
             "typer",
@@ -25,7 +26,9 @@ PACKAGES: Mapping[str, frozenset[str]] = {
         }
     ),
     "client": frozenset({"httpx2", "orjson", "websockets"}),
-    "device": frozenset({"av", "cryptography", "onnxruntime", "PIL", "rich", "safetensors", "soxr", "typer"}),
+    "device": frozenset(
+        {"av", "cryptography", "onnxruntime", "PIL", "rich", "safetensors", "simplejpeg", "soxr", "typer"}
+    ),
     "train": frozenset({"matplotlib", "tensorboard"}),
     "apps": frozenset({"django", "skimage", "sklearn", "soundfile"}),
     "data": frozenset({"datasets", "soundfile"}),

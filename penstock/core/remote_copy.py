@@ -3,7 +3,8 @@
     cache/bundles/HASH/   a bundle; HASH is of its manifest, which holds the hashes of all its files
     cache/packs/HASH/     a pack, of its pack.json and its signature
 
-A folder gets its name when it is whole and verified, so that a download that was cut off is never read.
+A folder gets its name when it is whole and verified, so that a download that was cut off is never read. Downloads that
+were not used for longest are removed, see `remote_cache`.
 """
 
 import errno
@@ -20,6 +21,7 @@ from penstock.core.atomic_write import folder_beside, put_folder
 from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
 from penstock.core.pack import DESCRIPTION, SIGNATURE, read_pack
+from penstock.core.remote_cache import DEFAULT_LIMIT_BYTES, make_room, use
 from penstock.core.remote_folder import HUB, RemoteFolder, is_inside, one_at_a_time, url_of
 
 DEFAULT_CACHE = Path("~/.cache/penstock")
@@ -79,29 +81,40 @@ PACK = FolderKind(
 )
 
 
-def local_bundle(place: str | Path, cache: Path | None = None, notify: Notify = lambda sentence: None) -> Path:
+def local_bundle(
+    place: str | Path,
+    cache: Path | None = None,
+    notify: Notify = lambda sentence: None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Path:
     """Return the folder of a bundle; one at a URL is downloaded into the cache first.
 
     Args:
         place: A folder or a URL.
         cache: The cache; `~/.cache/penstock` by default.
         notify: Called with a sentence after a download.
+        limit_bytes: Sum of the sizes of all downloads in the cache.
 
     Raises:
         BundleError: There is no bundle at the URL, or it is damaged.
         StorageError: The URL cannot be read.
     """
-    return _local(BUNDLE, place, cache, notify)
+    return _local(BUNDLE, place, cache, notify, limit_bytes)
 
 
-def local_pack(place: str | Path, cache: Path | None = None, notify: Notify = lambda sentence: None) -> Path:
+def local_pack(
+    place: str | Path,
+    cache: Path | None = None,
+    notify: Notify = lambda sentence: None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Path:
     """Return the folder of a pack, as `local_bundle` does.
 
     Raises:
         PackError: There is no pack at the URL, or it is damaged.
         StorageError: The URL cannot be read.
     """
-    return _local(PACK, place, cache, notify)
+    return _local(PACK, place, cache, notify, limit_bytes)
 
 
 def kind_of(place: str | Path) -> FolderKind:
@@ -217,15 +230,16 @@ def _refuse(kind: FolderKind, remote: RemoteFolder) -> None:
         )
 
 
-def _local(kind: FolderKind, place: str | Path, cache: Path | None, notify: Notify) -> Path:
+def _local(kind: FolderKind, place: str | Path, cache: Path | None, notify: Notify, limit_bytes: int) -> Path:
     url = url_of(place)
     if url is None:
         return Path(place)
     remote = RemoteFolder(url)
-    at = (cache or DEFAULT_CACHE).expanduser() / f"{kind.name}s"
+    root = (cache or DEFAULT_CACHE).expanduser()
+    at = root / f"{kind.name}s"
 
     def put(described: _Described) -> Path:
-        place = at / _key(described)
+        place, is_new = at / _key(described), False
         # The others wait and find what one has downloaded.
         with one_at_a_time(place):
             if not _is_whole(kind, place):
@@ -233,6 +247,11 @@ def _local(kind: FolderKind, place: str | Path, cache: Path | None, notify: Noti
                     size = _download(kind, remote, described, beside)
                     put_folder(beside, place)
                 notify(f"Downloaded {url} ({size:,} bytes) to {place}")
+                is_new = True
+            use(place)
+        if is_new:
+            for removed in make_room([root / f"{each.name}s" for each in (BUNDLE, PACK)], limit_bytes):
+                notify(f"Removed {removed}, the download that was not used for longest: the cache is full")
         return place
 
     try:

@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import os
 import re
+import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -23,6 +25,8 @@ MAX_READ_BYTES = 32 * 2**20
 HUB = "hf"
 _LOG_IN = "log in with 'hf auth login', or set HF_TOKEN to a token that may do this"
 _LOCAL = ("file", "local")
+# Storages that copy by themselves; other file systems of fsspec download and upload.
+_COPIES = (*_LOCAL, "s3", "s3a", "gs", "gcs", "abfs", "az", "memory")
 # The packages of fsspec's file systems; fsspec itself has the others.
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}
 _OTHER_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "oci": "ocifs", "sftp": "paramiko"}
@@ -166,6 +170,33 @@ class RemoteFolder:
                 self.size(name)
             self._system.get_file(self._path(name), str(file))
 
+    def copy(self, name: str, to: str) -> bool:
+        """Copy a file of the folder to another name, within the storage: its bytes are not sent.
+
+        Returns:
+            False if the storage cannot do this, or the file is not there; then nothing is written.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        if self.scheme not in _COPIES:
+            return False
+        with self.translated("written", to):
+            self._make_parent(to)
+            try:
+                if self.scheme in _LOCAL:
+                    os.link(self._path(name), self._path(to))
+                else:
+                    self._system.cp_file(self._path(name), self._path(to))
+            except (FileNotFoundError, NotImplementedError):
+                return False
+            except OSError:
+                if self.scheme in _LOCAL:
+                    # A file system without hard links, or the file is there already.
+                    return False
+                raise
+        return True
+
     def upload(self, file: Path, name: str) -> None:
         """Copy a local file into the folder. It is visible when it is complete.
 
@@ -176,7 +207,17 @@ class RemoteFolder:
         file.stat()
         with self.translated("written", name):
             self._make_parent(name)
-            self._system.put_file(str(file), self._path(name))
+            if self.scheme not in _LOCAL:
+                self._system.put_file(str(file), self._path(name))
+                return
+            # Renamed: the file that is there may be a link to another one, and readers find all of it or none.
+            beside = f"{self._path(name).rpartition('/')[0]}/.{secrets.token_hex(4)}.uploading"
+            try:
+                self._system.put_file(str(file), beside)
+                os.replace(beside, self._path(name))
+            except BaseException:
+                Path(beside).unlink(missing_ok=True)
+                raise
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file.
@@ -280,9 +321,13 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Generator[None]:
-    """Let one process at a time change a local copy, which need not exist; the others wait."""
+def one_at_a_time(folder: Path, *, wait: bool = True) -> Generator[None]:
+    """Let one process at a time change a local copy, which need not exist; the others wait.
+
+    Raises:
+        BlockingIOError: Another process changes it, and `wait` is false.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

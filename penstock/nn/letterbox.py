@@ -9,7 +9,7 @@ from penstock.core.errors import ApplicationError
 from penstock.nn.resize_rows import resize_rows
 
 # H height, W width of a raw image; F length of the frame along an axis; C channels
-# N numbers in a row of pixels
+# N numbers of a row of pixels, or rows of the picture on its side, one for each channel
 
 
 @final
@@ -45,6 +45,8 @@ class Letterbox(nn.Module):
         whole = self.height * self.width
         share: Any = torch.sym_max(height * self.width, width * self.height)
         high_FN = resize_rows(raw.reshape(height, -1), length=height, share=share, whole=whole, size=self.height)
-        turned_WN = high_FN.reshape(self.height, -1, channels).transpose(0, 1).reshape(-1, self.height * channels)
-        wide_FN = resize_rows(turned_WN, length=width, share=share, whole=whole, size=self.width)
-        return wide_FN.reshape(self.width, self.height, channels)[..., :3].permute(2, 1, 0).contiguous()
+        turned_NF = high_FN.t().contiguous()
+        wide_N3F = resize_rows(
+            turned_NF, length=width, share=share, whole=whole, size=self.width, channels=channels, keep=3
+        )
+        return wide_N3F.reshape(self.width, 3 * self.height).t().contiguous().reshape(3, self.height, self.width)

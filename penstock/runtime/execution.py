@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles
 from penstock.runtime.executor import Executor
 from penstock.runtime.generating import Generating
 from penstock.runtime.loading_steps import LoadingSteps
+
+if TYPE_CHECKING:
+    from penstock.runtime.gpu.compile_ahead import CompileAhead
 
 GRAPH_MEMORY = 0.3
 
@@ -21,8 +25,9 @@ class Runnable:
         files: The bundle.
         executor: The executor of its network.
         slots: Streams whose states fit into memory; None where the executor keeps no states.
-        runs_by: `"ONNX Runtime"` or `"torch"`.
+        runs_by: `"ONNX Runtime"` or `"torch"`; on a GPU with the precision.
         fallback: Why a faster way to run the network was not taken, and what to do; empty if none was refused.
+        compile_ahead: Compiles the network while it is served; None where it stays as it is.
     """
 
     application: Application
@@ -31,6 +36,7 @@ class Runnable:
     slots: int | None = None
     runs_by: str = "torch"
     fallback: str = ""
+    compile_ahead: "CompileAhead | None" = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,9 @@ class Execution:
         choice: `"auto"`, `"onnx"` or `"torch"`. On a CPU, `"auto"` takes ONNX Runtime where it can, and for live
             streams where it is faster; the others force one executor.
         device: `"cpu"`, `"cuda"` or `"cuda:N"`.
-        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
+        precision: `"fp32"`; on a GPU also `"tf32"`, `"bf16"` or `"fp16"`. `"auto"` is fp32 on a CPU, and on a GPU the
+            fastest whose golden answers hold.
+        compile: On a GPU, compile the network while it is already served.
         max_rows: A limit of the batch on a GPU; None for the GPU's own.
         exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
         graph_memory: Share of the GPU's free memory that CUDA graphs by rows and length may take.
@@ -61,6 +69,7 @@ class Execution:
     choice: str = "auto"
     device: str = "cpu"
     precision: str = "fp32"
+    compile: bool = False
     max_rows: int | None = None
     exact: bool = False
     graph_memory: float = GRAPH_MEMORY

@@ -76,11 +76,11 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
         )
     if how.device != "cpu":
         # Imported here: serving on a CPU does not load torch.
-        from penstock.runtime.gpu_precision import gpu_runnable
+        from penstock.runtime.gpu.gpu_choice import gpu_runnable
 
         with how.progress.step(f"preparing the network on {how.device}", application.name):
             return gpu_runnable(files, found, how, slots(application))
-    if how.precision != "fp32":
+    if how.precision not in ("auto", "fp32"):
         raise ServeError(
             f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
         )

@@ -112,7 +112,7 @@ def exporter_main(
     parser.add_argument("--end-with-input", action="store_true")
     given = parser.parse_args()
     if given.end_with_input:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
     # The exporter's messages are about itself; what counts is whether the graph gives the bundle's answers.
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -131,7 +131,8 @@ def exporter_main(
         sys.exit(NOT_EXPORTABLE)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when its standard input ends, as that of a parent that was killed does."""
     # Not sys.stdin, whose lock the interpreter cannot take at its end while a thread reads.
     while os.read(0, 1):
         pass

@@ -17,7 +17,8 @@ from penstock.runtime.generation_ahead import AheadExecutor
 from penstock.runtime.generation_executor import MAX_ROWS, GenerationExecutor
 from penstock.runtime.generation_graphs import CapturedGeneration, NotCapturable
 from penstock.runtime.generation_lanes import CudaLanes
-from penstock.runtime.gpu_precision import DTYPES, loosened
+from penstock.runtime.gpu.devices import check_gpu
+from penstock.runtime.gpu.precision import loosened
 from penstock.runtime.load import make_predictor
 
 log = logging.getLogger(__name__)
@@ -44,12 +45,12 @@ def generation_executor(
             raise ServeError(
                 f"{option} is given, but {name!r} generates, and its answers take steps of torch; leave it out."
             )
-    if how.device == "cpu" and how.precision != "fp32":
+    if how.device == "cpu" and how.precision not in ("auto", "fp32"):
         raise ServeError(
             f"--precision is {how.precision}, but a CPU serves fp32 alone. Leave it out, or name a --device."
         )
-    if how.device != "cpu" and not torch.cuda.is_available():
-        raise ServeError(f"--device is {how.device}, but this torch sees no GPU; leave it out, or repair the driver.")
+    if how.device != "cpu":
+        check_gpu(how.device)
     predictor = make_predictor(files, found)
     executor = predictor.executor
     assert isinstance(executor, GenerationExecutor), executor
@@ -65,8 +66,8 @@ def generation_executor(
 def _on_gpu(
     module: nn.Module, files: BundleFiles, found: FoundApplication, how: Execution
 ) -> GenerationExecutor | AheadExecutor:
-    torch.backends.cudnn.allow_tf32 = how.precision != "fp32"
-    dtype = None if how.precision == "fp32" else DTYPES[how.precision]
+    # Of `auto`, fp32: in a reduced precision, an answer of many steps takes another turn sooner or later.
+    precision = "fp32" if how.precision == "auto" else how.precision
     examples = files.golden.inputs
     try:
         executor = gpu_executor(
@@ -74,25 +75,25 @@ def _on_gpu(
             found.application,
             example=examples[0],
             device=how.device,
-            dtype=dtype,
+            precision=precision,
             max_rows=how.max_rows or MAX_ROWS,
             limit_bytes=int(torch.cuda.mem_get_info(how.device)[0] // how.sharing * how.graph_memory),
         )
-        golden, rows = loosened(files.golden, how.precision), executor.max_rows
+        golden, rows = loosened(files.golden, precision), executor.max_rows
         difference = golden.check(
             lambda inputs: np.concatenate(
                 [executor.predict(inputs[start : start + rows]) for start in range(0, len(inputs), rows)]
             )
         )
     except GoldenMismatch as error:
-        raise GoldenMismatch(f"on {how.device} in {how.precision}, {error}") from error
+        raise GoldenMismatch(f"on {how.device} in {precision}, {error}") from error
     except (RuntimeError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
         raise ApplicationError(
-            f"the network of {found.application.name!r} cannot run in {how.precision} on {how.device} ({cause}); serve "
+            f"the network of {found.application.name!r} cannot run in {precision} on {how.device} ({cause}); serve "
             f"it in fp32, or with --device cpu."
         ) from error
-    log.info("golden examples on %s in %s: difference %.3g", how.device, how.precision, difference)
+    log.info("golden examples on %s in %s: difference %.3g", how.device, precision, difference)
     return executor
 
 
@@ -103,7 +104,7 @@ def gpu_executor(
     example: Array,
     device: str,
     max_rows: int = MAX_ROWS,
-    dtype: torch.dtype | None = None,
+    precision: str = "fp32",
     limit_bytes: int = 1 << 62,
 ) -> GenerationExecutor | AheadExecutor:
     """Make the executor of a network on a GPU: with CUDA graphs, or without where its step cannot be captured.
@@ -114,7 +115,7 @@ def gpu_executor(
         example: One raw input chunk.
         device: torch's name of the device.
         max_rows: The most rows in progress.
-        dtype: The dtype of autocast; None for none.
+        precision: As in `GpuWay`.
         limit_bytes: Memory of the graphs.
     """
     try:
@@ -124,11 +125,11 @@ def gpu_executor(
             lanes=CudaLanes(device),
             example=example,
             max_rows=max_rows,
-            dtype=dtype,
+            precision=precision,
             limit_bytes=limit_bytes,
         )
     except NotCapturable as error:
-        executor = GenerationExecutor(module, application, max_rows=max_rows, device=device, dtype=dtype)
+        executor = GenerationExecutor(module, application, max_rows=max_rows, device=device, precision=precision)
         executor.fallback = f"{application.name} steps without CUDA graphs, because it cannot be captured ({error})."
         log.warning("%s", executor.fallback)
         return executor

@@ -28,6 +28,7 @@ from penstock.runtime.generation_state import (
     with_own_memory,
     with_room,
 )
+from penstock.runtime.gpu.precision import computing
 from penstock.runtime.torch_threads import use_threads
 
 # B rows of a batch or in progress
@@ -45,7 +46,7 @@ class GenerationExecutor(GeneratingInTurn):
         application: Its application, which has `generate`.
         max_rows: The most rows in progress.
         device: torch's name of the device.
-        dtype: The dtype of autocast; None for none.
+        precision: As in `GpuWay`.
         padding: What new room for floats is filled with; tests poison it.
 
     Raises:
@@ -58,7 +59,7 @@ class GenerationExecutor(GeneratingInTurn):
         application: Application,
         max_rows: int = MAX_ROWS,
         device: str = "cpu",
-        dtype: torch.dtype | None = None,
+        precision: str = "fp32",
         padding: float = 0.0,
     ) -> None:
         super().__init__(application, max_rows)
@@ -66,7 +67,7 @@ class GenerationExecutor(GeneratingInTurn):
         self._layout = StateLayout(application.generate, application.input, padding)
         self._network = GeneratingNetwork(module, application, self._layout)
         self._device = torch.device(device)
-        self._autocast = partial(torch.autocast, self._device.type, dtype, enabled=dtype is not None)
+        self._computing = partial(computing, precision, self._device.type)
         self._outputs = {spec.name: getattr(torch, spec.dtype) for spec in application.outputs.values()}
 
     @torch.inference_mode()
@@ -76,7 +77,7 @@ class GenerationExecutor(GeneratingInTurn):
         rows, layout = len(chunk_B), self._layout
         feeds, lengths = feeds_of(self.input, chunk_B)
         given = {name: torch.from_numpy(array).to(self._device) for name, array in (feeds | lengths).items()}
-        with self._autocast():
+        with self._computing():
             tensors = self._network.begin(given, rows)
         # Copies: a network may count its lengths in place.
         grown = {name: tensors[name].cpu().numpy().copy() for name in layout.growing}
@@ -110,7 +111,7 @@ class GenerationExecutor(GeneratingInTurn):
         needed = layout.room(state.lengths)
         # Room shrinks where rows leave, and not here.
         state = with_room(layout, state, {name: max(size, state.room[name]) for name, size in needed.items()})
-        with self._autocast():
+        with self._computing():
             outputs, after, done_B = self._network.step(for_step(layout, state))
         # The one wait for the device: outputs, then what is there by then.
         named = {

@@ -25,7 +25,8 @@ from penstock.runtime.generating_network import GeneratingNetwork
 from penstock.runtime.generation_lanes import BEGINS, STEPS, Lanes
 from penstock.runtime.generation_places import DONE, Packing, Places
 from penstock.runtime.generation_state import check_lengths
-from penstock.runtime.graph_cache import GraphCache, GraphShapes, Shape, size_of, smallest_holding
+from penstock.runtime.gpu.graph_cache import GraphCache, GraphShapes, Shape, size_of, smallest_holding
+from penstock.runtime.gpu.precision import computing
 
 # B rows of a batch, P places
 
@@ -93,7 +94,7 @@ class CapturedGeneration:
         lanes: The device.
         example: One raw input chunk, from which the buffers are made.
         max_rows: P.
-        dtype: The dtype of autocast; None for none.
+        precision: As in `GpuWay`.
         limit_bytes: Memory of the graphs.
         padding: What room for floats is filled with; tests poison it.
 
@@ -117,7 +118,7 @@ class CapturedGeneration:
         lanes: Lanes,
         example: Array,
         max_rows: int,
-        dtype: torch.dtype | None = None,
+        precision: str = "fp32",
         limit_bytes: int = 1 << 62,
         padding: float = 0.0,
         clock_s: Callable[[], float] = time.monotonic,
@@ -127,10 +128,7 @@ class CapturedGeneration:
         self.lanes, self._clock_s, self._input = lanes, clock_s, application.input
         self.layout = layout = StateLayout(application.generate, application.input, padding)
         self._network = GeneratingNetwork(module, application, layout)
-        # A cache of cast weights would outlive the graph that holds them.
-        self._autocast = partial(
-            torch.autocast, lanes.device.type, dtype, enabled=dtype is not None, cache_enabled=False
-        )
+        self._computing = partial(computing, precision, lanes.device.type)
         self._outputs = {spec.name: (getattr(torch, spec.dtype), spec.shape) for spec in application.outputs.values()}
         dims = application.input.dims if isinstance(application.input, RecordSpec) else {}
         self._input_dims = list(dims)
@@ -212,7 +210,7 @@ class CapturedGeneration:
         return int(self._input.dims[name])
 
     def _begin(self, given: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-        with self._autocast():
+        with self._computing():
             tensors = self._network.begin({name: given[name] for name in self._network.arguments}, rows)
         return tensors | {name: given[name] for name in self._input_dims}
 
@@ -265,7 +263,7 @@ class CapturedGeneration:
         packing = Packing(sections | {DONE: (torch.bool, (rows,))} | grown)
 
         def run() -> Tensor:
-            with self._autocast():
+            with self._computing():
                 named = self.places.step(self._network, rows, room)
             packed = torch.empty(packing.nbytes, dtype=torch.uint8, device=device)
             for name, view in packing.views(packed).items():

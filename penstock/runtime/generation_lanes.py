@@ -7,7 +7,8 @@ from typing import Any, Protocol, TypeVar, final
 import torch
 from torch import Tensor
 
-from penstock.runtime.cuda_graph_executor import WARM_UPS
+from penstock.runtime.gpu.capture import capturing, stream_of_graphs
+from penstock.runtime.gpu.cuda_graph_executor import WARM_UPS
 
 Found = TypeVar("Found")
 
@@ -67,7 +68,7 @@ class CudaLanes:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         # A step makes others wait, `begin` beside it does not.
-        self._streams = {lane: torch.cuda.Stream(self.device, priority=-1 if lane == STEPS else 0) for lane in (0, 1)}
+        self._streams = {lane: stream_of_graphs(self.device, -1 if lane == STEPS else 0) for lane in (0, 1)}
         # Graphs of one lane never run at once, so that they share memory. Handles of torch, without a public type.
         self._pools: dict[int, Any] = {}
 
@@ -106,11 +107,8 @@ class CudaLanes:
     def captured(self, lane: int, run: Callable[[], Found]) -> Callable[[], Found]:
         """See `Lanes`."""
         graph = torch.cuda.CUDAGraph()
-        # The lane's own stream: libraries have a workspace for each, and both lanes run at once. Another thread of this
-        # process serves other models meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._pools.get(lane), stream=self._streams[lane], capture_error_mode="thread_local"
-        ):
+        # The lane's own stream: libraries have a workspace for each, and both lanes run at once.
+        with capturing(graph, self._pools.get(lane), self._streams[lane]):
             found = run()
         self._pools.setdefault(lane, graph.pool())
 

@@ -10,12 +10,21 @@ import numpy as np
 from penstock.core.application import reply_of
 from penstock.core.bundle import WEIGHTS
 from penstock.core.chain import Chain
-from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows, as_chunk, chain_hash, check_weights
-from penstock.core.errors import InvalidInput
+from penstock.core.chain_run import (
+    ChainPlan,
+    FunctionCall,
+    PartRows,
+    as_chunk,
+    chain_hash,
+    check_weights,
+)
+from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.find_application import FoundChain, find_chain
 from penstock.core.golden import Golden, default_tolerance
+from penstock.core.live import events_of
 from penstock.core.random_arrays import random_chunks
 from penstock.core.record import RecordSpec
+from penstock.core.segments import SegmentFinder, Segments
 from penstock.core.spec import Array
 from penstock.runtime.load import Predictor, load
 
@@ -28,14 +37,18 @@ class ChainPredictor:
     """A chain that runs in this process.
 
     Args:
-        plan: The chain with the applications of its parts.
+        plan: The chain with the applications of its parts; of one with segments, its later steps.
         parts: The parts by name.
         content_hash: Hash of the chain's source and of the bundles of its parts, as a server of them has it.
+        live: The first part of a chain with segments.
+        segments: What feeds the later steps with its events.
     """
 
     plan: ChainPlan
     parts: Mapping[str, Predictor]
     content_hash: str
+    live: Predictor | None = None
+    segments: Segments | None = None
 
     def predict(self, inputs: Any) -> Any:
         """Answer one request.
@@ -43,23 +56,41 @@ class ChainPredictor:
         Args:
             inputs: One chunk of the chain's input: an array or nested lists; several inputs, or inputs of varying
                 length, as a dictionary of arrays by name. For a chain whose first part has a `prepare`, one raw array.
+                For one whose first part is live, the whole signal.
 
         Returns:
-            The answer: one array, or a dictionary of arrays by name.
+            The answer: one array, or a dictionary of arrays by name. For a chain whose first part is live, a list with
+            the answer of each segment.
 
         Raises:
             RequestError: The input does not fit, or a function of the chain failed.
         """
         spec = self.plan.application.input
-        if isinstance(spec, RecordSpec) and len(spec.tensors) == 1 and not isinstance(inputs, Mapping):
-            inputs = {spec.tensors[0].name: inputs}
+        if self.segments is not None:
+            return [self.plan.unpacked(self.run(as_chunk(spec, each))) for each in self._found(self.segments, inputs)]
         return self.plan.unpacked(self.run(as_chunk(spec, inputs)))
+
+    def _found(self, segments: Segments, signal: Any) -> Sequence[Any]:
+        part = self.live
+        assert part is not None, self.plan.chain
+        live = part.application.live
+        assert live is not None, self.plan.chain
+        event, _ = events_of(live)(part.predict(signal), None, True)
+        return SegmentFinder(self.plan.chain.name, segments)(event, True)
 
     def golden(self) -> Golden:
         """Make golden examples of the chain: inputs of its first part's examples, with the answers of the steps.
 
         A chain with inputs of its own gets random ones.
+
+        Raises:
+            ApplicationError: The first part is live.
         """
+        if self.live is not None:
+            raise ApplicationError(
+                f"Chain {self.plan.chain.name!r} begins with the live {self.live.application.name!r} and takes no "
+                f"single requests; measure its parts instead."
+            )
         chain, spec = self.plan.chain, self.plan.application.input
         recorded = self.parts[chain.parts[0]].files.golden
         if chain.takes_raw(self.plan.parts):
@@ -85,6 +116,8 @@ class ChainPredictor:
             InvalidInput: The chain cannot decode it.
         """
         application = self.plan.application
+        if self.live is not None:
+            raise InvalidInput(f"chain {application.name!r} takes a signal, no requests; use predict().")
         if application.decode is None:
             raise InvalidInput(f"chain {application.name!r} has no decode; use predict().")
         chunk = application.input.check(application.decode(body, content_type))
@@ -141,6 +174,16 @@ def load_chain(
         parts[part.application.name] = part
     check_weights(found.chain, {name: part.files.manifest.files[WEIGHTS] for name, part in parts.items()})
     parts = {name: parts[name] for name in found.chain.parts}
+    chain, applications = found.chain, {name: part.application for name, part in parts.items()}
+    chain.check_parts(applications)
     hashes = {name: part.files.manifest.content_hash for name, part in parts.items()}
-    plan = ChainPlan(chain=found.chain, parts={name: part.application for name, part in parts.items()})
-    return ChainPredictor(plan=plan, parts=parts, content_hash=chain_hash(found.sha256, hashes))
+    content_hash = chain_hash(found.sha256, hashes)
+    if chain.segments is None:
+        return ChainPredictor(plan=ChainPlan(chain=chain, parts=applications), parts=parts, content_hash=content_hash)
+    return ChainPredictor(
+        plan=ChainPlan(chain=chain.later, parts=applications),
+        parts=parts,
+        content_hash=content_hash,
+        live=parts[chain.steps[0].part_name],
+        segments=chain.segments,
+    )

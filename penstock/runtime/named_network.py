@@ -72,8 +72,7 @@ class NamedNetwork(nn.Module):
     def __init__(self, module: nn.Module, input: ChunkSpec, output: ChunkSpec) -> None:
         super().__init__()
         self.module = module
-        self._serve = served_function(module)
-        self._call = NamedCall(self._serve, input)
+        self._call = NamedCall(served_function(module), input)
         self.arguments = self._call.arguments
         self.tensors = [spec.name for spec in output.tensors]
         # Where each dimension that no input has is found: tensor and dim.
@@ -87,7 +86,8 @@ class NamedNetwork(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Run the network with the tensors of `arguments`; returns those of `results`."""
-        found = self._call(self._serve, dict(zip(self.arguments, given, strict=True)))
+        # Not kept as an attribute: torch would count the network twice among its submodules.
+        found = self._call(served_function(self.module), dict(zip(self.arguments, given, strict=True)))
         results = by_name(found, self.tensors)
         for name, (index, dim) in self._own_dims.items():
             lengths_B = _found(found, name)

@@ -64,7 +64,7 @@ class StatefulNetwork:
         slots: The number of streams.
         device: Device of the network.
         dtype: Precision of the network and its states; that of its parameters by default.
-        run: A replacement of the network's `step`.
+        run: A replacement of the network's `step`, which gets chunks in their declared dtype.
 
     Raises:
         ApplicationError: The network's output for a chunk has another shape.
@@ -87,7 +87,8 @@ class StatefulNetwork:
         self.device = torch.device("cuda", asked.index or 0) if asked.type == "cuda" else asked
         own = copy.deepcopy(module).to(self.device, dtype).eval().requires_grad_(False)
         floats = [parameter.dtype for parameter in own.parameters() if parameter.is_floating_point()]
-        self._precision = floats[0] if floats else torch.get_default_dtype()
+        # None where chunks stay as they are declared: such a step converts them itself.
+        self._precision = None if run else floats[0] if floats else torch.get_default_dtype()
         self._run: RunStep = run or own.step
         with torch.inference_mode():
             self.states = StateTable(own, slots)
@@ -96,7 +97,7 @@ class StatefulNetwork:
     def step(self, chunk_BT: Tensor, slot_B: Tensor, length_B: Tensor, fresh_B: Tensor, last_B: Tensor) -> Step:
         """Gather the rows' states, run the network once, scatter them; all tensors are on the network's device."""
         # Integers are samples or indices, which the network converts itself.
-        given_BT = chunk_BT.to(self._precision) if chunk_BT.is_floating_point() else chunk_BT
+        given_BT = chunk_BT.to(self._precision) if self._precision and chunk_BT.is_floating_point() else chunk_BT
         step = self._run(given_BT, length_B, self.states.gather(slot_B, fresh_B), last_B)
         self.states.scatter(slot_B, step.state)
         return step

@@ -11,6 +11,8 @@ from penstock.core.json_record import read_record
 
 # `ModelState.reason` of a model whose engine died.
 RESTARTING = "the engine is being started again"
+# `ModelState.reason` of a model that a request loads.
+ON_DEMAND = "loaded on first use"
 # `ModelState.state` of a name that no model has after all.
 WITHDRAWN = "WITHDRAWN"
 # Seconds until a lost engine is back: the time that torch takes to import.
@@ -40,6 +42,7 @@ class ModelState(Message):
             after which the name has no state.
         reason: Why it is not ready.
         since_ns: Monotonic time, the same in all processes, at which the present step of loading began; 0 if none runs.
+        on_demand_ns: Monotonic time from which a request for the model loads it; None if none does.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ModelState(Message):
     state: str
     reason: str = ""
     since_ns: int = 0
+    on_demand_ns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +110,10 @@ class ModelLoaded(Message):
         bundle_hash: Content hash of the bundle that was loaded.
         application: Reference of the application.
         runs_by: `"ONNX Runtime"` or `"torch"`.
-        fallback: Why a faster way to run the network was not taken; empty if none was refused.
+        fallback: Why a faster way to run the network or decode its inputs was not taken; empty if none was refused.
+        load_s: Seconds that loading took.
+        memory_bytes: Growth of the engine's memory meanwhile, see `MemoryUse`; other models' work is in it.
+        table_bytes: Size of the table.
     """
 
     command: LoadModel
@@ -118,6 +125,9 @@ class ModelLoaded(Message):
     application: str
     runs_by: str = "torch"
     fallback: str = ""
+    load_s: float = 0.0
+    memory_bytes: int = 0
+    table_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +181,34 @@ class UnloadModel(Message):
     """To an engine: unload a model."""
 
     key: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportUse(Message):
+    """To an engine: reply `EngineUse`."""
+
+    key: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineUse(Message):
+    """From an engine: the use of its tables and of its device's memory.
+
+    Args:
+        key: As in `ReportUse`.
+        tables: Keys of its tables.
+        used_ns: For each table, monotonic time of its last batch; 0 if it ran none.
+        busy: For each table, whether requests wait in it or live streams are open.
+        used_bytes: Memory in use, see `MemoryUse`.
+        total_bytes: Memory of the device.
+    """
+
+    key: int
+    tables: tuple[int, ...]
+    used_ns: tuple[int, ...]
+    busy: tuple[bool, ...]
+    used_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,6 +270,13 @@ class ChangeModel(Message):
     token: int
     name: str
     unload: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemandModel(Message):
+    """From a front-end: a request came for a model that is loaded on first use."""
+
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,11 @@
 
 import asyncio
 import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvloop
 
@@ -29,7 +33,7 @@ def serve(settings: Settings) -> None:
     for listener in sockets:
         # Before anything is loaded: connections wait in the backlog until they are accepted.
         listener.listen(BACKLOG)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _regions(settings) as settings, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if processes == 0:
             # Imported here: it loads torch, which a supervisor does not need.
             from penstock.serve.control.single_process import serve_single
@@ -39,6 +43,16 @@ def serve(settings: Settings) -> None:
             from penstock.serve.control.supervisor import supervise
 
             runner.run(supervise(settings, sockets))
+
+
+@contextmanager
+def _regions(settings: Settings) -> Generator[Settings]:
+    """Make the folder of the registered regions of shared memory, which all front-ends use."""
+    if not settings.access.shared_memory:
+        yield settings
+        return
+    with TemporaryDirectory(prefix="penstock-regions-") as folder:
+        yield replace(settings, access=replace(settings.access, regions=Path(folder)))
 
 
 def _raise_descriptor_limit() -> None:

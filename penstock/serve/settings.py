@@ -10,12 +10,14 @@ from typing import Any, Self
 
 from penstock.core.errors import ServeError
 from penstock.core.json_record import read_record
+from penstock.core.remote_cache import DEFAULT_LIMIT_BYTES
 from penstock.serve.model_versions import VersionPolicy, parse_versions
 
 # On so few cores, a separate front-end process costs more than it gains.
 MAX_SHARED_CORES = 2
 MAX_FRONTENDS = 64
 MAX_ENGINES = 64
+MAX_SHARED_MIB = 1 << 20
 # Share of the latency budget that one poll may spend on reading sockets before it runs a batch.
 READING_SHARE = 0.1
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?")
@@ -40,18 +42,29 @@ class ModelSettings:
     Args:
         bundles: Bundle folders.
         chains: References of chains, whose parts are among the models, see `find_chain`.
-        directory: A model directory: all of its models are served, and may be loaded and unloaded by request.
+        directory: A model directory, a folder or a URL: all of its models are served, and may be loaded and unloaded by
+            request.
         versions: Versions of the directory's models, see `parse_versions`; the newest by default.
+        on_demand: Load each model of the directory when the first request for it comes.
+        max_models: Models that may be loaded at once, by name; None for any number.
+        memory_fraction: Share of a device's memory that may be in use when another model is loaded; None for all.
         app: Reference of the application, if it moved; for a single bundle.
         accept_changed_app: Accept an application whose sources changed, if the golden examples still agree.
+        cache: The folder of downloads.
+        cache_limit_bytes: Sum of the sizes of all downloads in it.
     """
 
     bundles: tuple[Path, ...] = ()
     chains: tuple[str, ...] = ()
     directory: Path | None = None
     versions: tuple[str, ...] = ()
+    on_demand: bool = False
+    max_models: int | None = None
+    memory_fraction: float | None = None
     app: str | None = None
     accept_changed_app: bool = False
+    cache: Path = Path("~/.cache/penstock")
+    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def __post_init__(self) -> None:
         _check(
@@ -63,6 +76,28 @@ class ModelSettings:
             (
                 not self.versions or self.directory,
                 "--versions chooses among those of a directory; give --models.",
+            ),
+            (
+                not self.on_demand or self.directory,
+                "--on-demand loads the models of a directory on first use; give --models.",
+            ),
+            (
+                not (self.on_demand and self.chains),
+                "--on-demand loads models on first use, and a chain needs all of its parts from the start; serve "
+                "chains without it.",
+            ),
+            (
+                self.on_demand or (self.max_models is None and self.memory_fraction is None),
+                "--max-models and --memory-fraction limit what is loaded on first use; give --on-demand.",
+            ),
+            (
+                self.max_models is None or self.max_models > len(self.bundles),
+                f"--max-models is {self.max_models}; it must be at least 1 more than the {len(self.bundles)} bundles "
+                f"named, which are always loaded.",
+            ),
+            (
+                self.memory_fraction is None or 0 < self.memory_fraction <= 1,
+                f"--memory-fraction is {self.memory_fraction}; it must be above 0, to 1.",
             ),
         )
         parse_versions(self.versions)
@@ -114,11 +149,15 @@ class AccessSettings:
         api_keys: A file of API keys; None admits every client.
         cors: Origins whose pages may send requests; `"*"` for all.
         examples: Whether clients get golden examples, which come from the validation data.
+        shared_memory: MiB of system shared memory that local clients may register; 0 refuses it.
+        regions: The folder of registered regions, made by `serve`; None where shared memory is refused.
     """
 
     api_keys: Path | None = None
     cors: tuple[str, ...] = ()
     examples: bool = True
+    shared_memory: int = 0
+    regions: Path | None = None
 
     def __post_init__(self) -> None:
         invalid = ", ".join(repr(site) for site in self.cors if site != "*" and not _ORIGIN.fullmatch(site))
@@ -126,7 +165,11 @@ class AccessSettings:
             (
                 not invalid,
                 f"--cors is {invalid}; it must be * or what a browser sends as Origin, such as https://site.example.",
-            )
+            ),
+            (
+                0 <= self.shared_memory <= MAX_SHARED_MIB,
+                f"--shared-memory is {self.shared_memory}; it must be from 0 to {MAX_SHARED_MIB:,} MiB.",
+            ),
         )
 
 
@@ -203,7 +246,9 @@ class ExecutionSettings:
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`; or several of the last three, separated by commas, with an
             engine each.
         executor: Executor on a CPU: `"auto"`, `"onnx"` or `"torch"`.
-        precision: `"fp32"`, or on a GPU `"bf16"` or `"fp16"`.
+        precision: `"fp32"`; on a GPU also `"tf32"`, `"bf16"` or `"fp16"`. `"auto"` is fp32 on a CPU, and on a GPU the
+            fastest whose golden answers hold.
+        compile: On a GPU, compile networks while they are already served.
         exact: Make an answer bitwise independent of the other rows of its batch.
         graph_memory: Share of a GPU's free memory for the CUDA graphs of networks whose inputs vary in length.
         cache: The folder of exported graphs.
@@ -211,7 +256,8 @@ class ExecutionSettings:
 
     device: str = "auto"
     executor: str = "auto"
-    precision: str = "fp32"
+    precision: str = "auto"
+    compile: bool = True
     exact: bool = False
     graph_memory: float = 0.3
     cache: Path = Path("~/.cache/penstock")
@@ -227,7 +273,7 @@ class ExecutionSettings:
                 f"--device names {len(self.devices)} devices; it must be {MAX_ENGINES} at most.",
             ),
             _choice("--executor", self.executor, "auto", "onnx", "torch"),
-            _choice("--precision", self.precision, "fp32", "bf16", "fp16"),
+            _choice("--precision", self.precision, "auto", "fp32", "tf32", "bf16", "fp16"),
             (
                 0 < self.graph_memory <= 0.9,
                 f"--graph-memory is {self.graph_memory:g}; it must be above 0, to 0.9 of the free memory.",

@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.core.initial import Initial, StartedFrom
-from penstock.core.remote_folder import url_of
+from penstock.core.remote_copy import DEFAULT_CACHE
 from penstock.core.spec import Array
 from penstock.train.callbacks.callback import Callback
 from penstock.train.callbacks.dispatch import Callbacks
@@ -34,6 +34,9 @@ from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Data, Loss, Recipe, StepExecution, accuracy
 from penstock.train.report.progress import Progress
+from penstock.train.run_folder import held, make_folder
+from penstock.train.run_place import RunPlace
+from penstock.train.run_uploads import RunUploads
 from penstock.train.trainer import Trainer
 
 LEARNING_RATE = 1e-3
@@ -83,6 +86,7 @@ def fit(
     device: str | None = None,
     deterministic: bool | None = None,
     out: str | Path | None = None,
+    cache: str | Path | None = None,
     quiet: bool = False,
     initial: Initial | str | Path | None = None,
     callbacks: Sequence[Callback | str] = (),
@@ -105,7 +109,9 @@ def fit(
         batch_size: Examples a step; 64 by default, or all if there are fewer.
         device: torch's name, `"cpu"`, `"cuda"` or `"cuda:1"`; by default a GPU if there is one.
         deterministic: Use deterministic algorithms only; by default on a CPU. It replaces `execution.deterministic`.
-        out: A folder for checkpoints, metrics and curves. A stopped training in it is resumed.
+        out: A folder or a URL (`"s3://bucket/x"`) for checkpoints, metrics and curves. A stopped training in it is
+            resumed.
+        cache: Holds the local copy of a training at a URL; `~/.cache/penstock` by default.
         quiet: Print nothing.
         initial: Weights to start from instead of the network's own: a safetensors file, a folder of Hugging Face,
             `"timm:NAME"`, `"torchvision:NAME"`, or an `Initial`. A resumed training does not read them.
@@ -117,21 +123,18 @@ def fit(
         The trained network and its figures.
 
     Raises:
-        TrainError: An argument is wrong, or the loss is not finite.
+        TrainError: An argument is wrong, the loss is not finite, or the training at a URL could not be uploaded.
+        StorageError: `out` is a URL that cannot be read or written.
         KeyboardInterrupt: The user stopped the training; with `out`, a checkpoint was written.
     """
     if not isinstance(module, nn.Module):
         raise TrainError(f"the network is a {type(module).__name__}; give a torch.nn.Module.")
     if train is None:
         raise TrainError("there is no training set; give train=(X, y), or train=Examples.")
-    if url_of(out) is not None:
-        raise TrainError(
-            f"out is {url_of(out)}; penstock.fit writes to a folder: give one, or train an application by 'penstock "
-            f"train APP --out {url_of(out)}'."
-        )
     network = deepcopy(module).cpu()
     check_trainable(network)
-    began = _started_from(network, initial, None if out is None else Path(out))
+    place = None if out is None else _place(out, cache)
+    began = _started_from(network, initial, None if place is None else place.folder)
     learned = examples_of(train, "train", network)
     held_out = None if validation is None else examples_of(validation, "validation", network)
     learned, held_out = _equally_named(learned, held_out)
@@ -147,8 +150,7 @@ def fit(
         check_fit(network, learned, made.loss, "train")
         if held_out is not None:
             check_fit(network, held_out, made.loss, "validation")
-        folder = None if out is None else Path(out)
-        return _fit(network, learned, held_out, made, world, folder, began, quiet=quiet)
+        return _fit(network, learned, held_out, made, world, place, began, quiet=quiet)
 
 
 def _fit(
@@ -157,13 +159,20 @@ def _fit(
     validation: Examples | None,
     recipe: Recipe,
     world: World,
-    out: Path | None,
+    place: RunPlace | None,
     initial: StartedFrom | None,
     *,
     quiet: bool,
 ) -> Fitted:
     total = recipe.total_steps(len(train))
-    with numerics(recipe), Watchdog(world) as watchdog:
+    out = None if place is None else place.folder
+    elsewhere = None if place is None or place.remote is None else place
+    with (
+        nullcontext() if elsewhere is None else held(elsewhere.folder),
+        nullcontext() if elsewhere is None else RunUploads(elsewhere) as uploads,
+        numerics(recipe),
+        Watchdog(world) as watchdog,
+    ):
         inputs = first_inputs(train, TRIED)
         trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
         watching = ready_callbacks(recipe.callbacks, has_folder=out is not None)
@@ -175,11 +184,11 @@ def _fit(
             records.history,
             watchdog,
             checkpoints=None if out is None else out / "checkpoints",
-            callbacks=Callbacks(watching, required=[records]),
+            callbacks=Callbacks(watching, required=[each for each in (records, uploads) if each is not None]),
             start_event=records.start_event,
             resume_hint="The weights are lost; out=FOLDER keeps them."
             if out is None
-            else f"Go on by calling penstock.fit as before, with out={str(out)!r}.",
+            else f"Go on by calling penstock.fit as before, with out={str(place)!r}.",
         )
         with loop.ending():
             loop.run(Progress(type(network).__name__, total, records.history.step, quiet=quiet))
@@ -196,6 +205,16 @@ def _fit(
             loop.finish(fitted.metrics)
         records.finish(metrics=fitted.metrics, parameter_hash=last_hash, rate=loop.pace.whole, stop=loop.stop)
     return fitted
+
+
+def _place(out: str | Path, cache: str | Path | None) -> RunPlace:
+    """Return the place of a run, with the run at a URL brought here."""
+    place = RunPlace.of(out, Path(cache or DEFAULT_CACHE).expanduser())
+    if place.remote is not None:
+        place.fetch()
+        place.fetch_checkpoint()
+        make_folder(place.folder)
+    return place
 
 
 def _started_from(network: nn.Module, initial: Initial | str | Path | None, out: Path | None) -> StartedFrom | None:

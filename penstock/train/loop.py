@@ -27,7 +27,7 @@ from penstock.train.profile.profiler import NoProfile, Profile
 from penstock.train.report.feed_report import FeedFigures, feed_figures, feed_sentence
 from penstock.train.report.progress import Progress
 from penstock.train.report.run_log import RUN_FILE
-from penstock.train.report.throughput import Pace, Rate
+from penstock.train.report.throughput import Pace, Rate, WarmSteps
 from penstock.train.step.host_sync import HostSync, SharedStatus
 from penstock.train.step.schedules import check_schedule
 from penstock.train.trainer import Trainer
@@ -79,7 +79,7 @@ class Loop:
     ) -> None:
         check_schedule(trainer.schedule)
         self.trainer, self.history, self.watchdog = trainer, history, watchdog
-        self.pace = Pace(*trainer.mfu_of_one)
+        self.pace, self._warm = Pace(*trainer.mfu_of_one), WarmSteps()
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
         self.callbacks, self._start_event = callbacks, start_event
         self._resume_hint, self._profile = resume_hint, profile
@@ -106,7 +106,7 @@ class Loop:
             self.watchdog.beat("the start of callbacks")
             self.callbacks.notify = progress.notify
             self.callbacks.start(self._start_event)
-            started_s, from_step = time.monotonic(), history.step
+            started_s = time.monotonic()
             with (
                 nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
                 trainer.feed(self._train, history.step, progress.notify) as feed,
@@ -115,14 +115,15 @@ class Loop:
                 self._steps(feed, saver, progress, interrupt)
             self._report_checkpoint()
             _report_bad(world.sum_counts(feed.bad), progress)
-            taken = (history.step - from_step) * trainer.recipe.batch_size // world.size
-            self.feed = feed_figures(feed, time.monotonic() - started_s, taken)
+            steps_per_s, per_step = self._warm.steps_per_s, trainer.recipe.batch_size / world.size
+            examples_per_s = None if steps_per_s is None else steps_per_s * per_step
+            self.feed = feed_figures(feed, time.monotonic() - started_s, examples_per_s)
             if said := feed_sentence(self.feed):
                 progress.notify(said)
 
     def _steps(self, feed: Loader, saver: Saver | None, progress: Progress, interrupt: Interrupt) -> None:
         trainer, history, policy = self.trainer, self.history, self.trainer.recipe.checkpoints
-        total, sync = trainer.total_steps, HostSync(trainer.world)
+        total, sync, from_step = trainer.total_steps, HostSync(trainer.world), history.step
         validates_every = self._steps_between_validations()
         saved_s = started_s = time.monotonic()
         seconds_before = history.seconds
@@ -137,6 +138,7 @@ class Loop:
                 saver.check()
             history.seconds = seconds_before + time.monotonic() - started_s
             history.bad_examples = dict(feed.bad)
+            self._warm.synchronized(history.step - from_step, time.monotonic(), feed.waited_s)
             self._count(known.losses, progress, saver)
             return known
 
@@ -221,7 +223,7 @@ class Loop:
                 progress.notify(breakdown.describe())
         except NoProfile as error:
             progress.notify(f"No profile: {error}")
-        self.pace.leave_out(time.monotonic() - began_s)
+        self._leave_out(time.monotonic() - began_s)
         if profile.is_done:
             self._profile = None
         return share
@@ -245,7 +247,11 @@ class Loop:
         began_s = time.monotonic()
         with nullcontext() if self._profile is None else self._profile.aside():
             yield
-        self.pace.leave_out(time.monotonic() - began_s)
+        self._leave_out(time.monotonic() - began_s)
+
+    def _leave_out(self, seconds: float) -> None:
+        self.pace.leave_out(seconds)
+        self._warm.leave_out(seconds)
 
     def _validate(self, train_loss: float, rate: Rate, feed: Loader, progress: Progress) -> None:
         trainer, history, recipe = self.trainer, self.history, self.trainer.recipe

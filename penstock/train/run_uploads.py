@@ -51,6 +51,8 @@ class RunUploads(Callback):
         self._uploaded: dict[str, tuple[int, int]] = {}
         # The checkpoints of an earlier command, and those that were uploaded.
         self._there = complete_steps(self._remote.sizes())
+        # Names at the URL of the newest checkpoint's files, by content.
+        self._contents: dict[str, str] = {}
         self._taken_over = False
         self._ends = False
         self._wake = threading.Condition()
@@ -177,13 +179,15 @@ class RunUploads(Callback):
             # The bucket was emptied, so that nothing of the run is there.
             self._uploaded.clear()
             self._there.clear()
+            self._contents.clear()
             self._claim()
         # A run that goes on drops records after its checkpoint, and cannot make those before it again.
         newest = newest_step(self._folder)
         last = (RUN_FILE,) if ended else ()
         for name in self._changed(without=(CHECKPOINTS, BUNDLE, *last)):
             self._send(name)
-        if newest >= 0 and newest not in self._there and upload_checkpoint(self._remote, newest, self._folder, KEPT):
+        is_new = newest >= 0 and newest not in self._there
+        if is_new and upload_checkpoint(self._remote, newest, self._folder, KEPT, self._contents):
             self._there.add(newest)
         if ended:
             for name in self._changed(without=(CHECKPOINTS,)):

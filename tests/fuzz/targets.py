@@ -21,7 +21,7 @@ import orjson
 from google.protobuf.message import DecodeError
 
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash, read_bundle
-from penstock.core.decode import decode_image
+from penstock.core.decode import decode_image, decode_scaled
 from penstock.core.dim import Dim
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge
 from penstock.core.record import RecordSpec
@@ -298,12 +298,13 @@ def budget(data: bytes) -> None:
 
 
 def picture(data: bytes) -> None:
-    """`decode_image`. The first byte chooses mode and size."""
+    """`decode_image`, also at a fraction of the size. The first byte chooses mode, size and fraction."""
     choice, body = data[0] if data else 0, data[1:]
     mode: Literal["RGB", "L"] = "L" if choice & 1 else "RGB"
     size = (None, (28, 28), (1, 300))[(choice >> 1) % 3]
     try:
-        pixels = decode_image(body, mode=mode, size=size, max_pixels=MOST_PIXELS)
+        at_least = (8, 8) if choice & 64 else None
+        pixels = decode_scaled(body, mode=mode, size=size, max_pixels=MOST_PIXELS, at_least=at_least)
     except (InvalidInput, TooLarge) as error:
         _is_a_refusal(error)
         return

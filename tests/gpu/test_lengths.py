@@ -13,7 +13,9 @@ from benchmarks.models.text import LONGEST, TextEncoder, app, texts
 from penstock.core.dim import Dim
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.record_graph_executor import RecordGraphExecutor
+from penstock.runtime.gpu.gpu_network import gpu_network
+from penstock.runtime.gpu.precision import GpuWay
+from penstock.runtime.gpu.record_graph_executor import RecordGraphExecutor
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.table.length_costs import LengthCosts
@@ -22,6 +24,7 @@ from penstock.serve.table.slots import OK, SlotTable, TableLayout
 pytestmark = pytest.mark.gpu
 
 GB = 1 << 30
+FP32 = GpuWay(precision="fp32")
 INPUT, OUTPUT = app.input, app.output
 assert isinstance(INPUT, RecordSpec)
 
@@ -33,8 +36,9 @@ def network() -> nn.Module:
 
 
 def on_gpu(network: nn.Module, **given: Any) -> RecordGraphExecutor:
-    given = {"max_rows": 8, "device": "cuda:0", "dtype": None, "limit_bytes": 4 * GB, **given}
-    return RecordGraphExecutor(network.to("cuda:0"), INPUT, OUTPUT, **given)
+    way = GpuWay(precision=given.pop("precision", "fp32"))
+    given = {"max_rows": 8, "device": "cuda:0", "limit_bytes": 4 * GB, **given}
+    return RecordGraphExecutor(gpu_network(network, INPUT, OUTPUT, way, "cuda:0"), INPUT, OUTPUT, **given)
 
 
 def records(lengths: list[int], seed: int = 0) -> Array:
@@ -67,11 +71,9 @@ def right() -> Any:
     return answers
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 2e-4), (torch.bfloat16, 0.05), (torch.float16, 0.01)])
-def test_graphs_answer_as_float64_on_a_cpu(
-    network: nn.Module, right: Any, dtype: torch.dtype | None, tolerance: float
-) -> None:
-    executor = on_gpu(network, dtype=dtype)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-4), ("bf16", 0.05), ("fp16", 0.01)])
+def test_graphs_answer_as_float64_on_a_cpu(network: nn.Module, right: Any, precision: str, tolerance: float) -> None:
+    executor = on_gpu(network, precision=precision)
     executor.capture_grid()
     assert executor.graphs == 4 * 6
     for lengths in ([16], [17, 60], [512], [16, 512, 33], [100] * 8, [31, 32, 33, 64, 65], [511]):
@@ -156,7 +158,12 @@ def test_a_network_that_cannot_be_captured_runs_and_the_reason_is_said(caplog: p
     words = RecordSpec((TensorSpec(dtype="float32", shape=(tokens, 2), meaning="vectors", name="words"),))
     sums = TensorSpec(dtype="float32", shape=(2,), meaning="their sum", name="sum")
     executor = RecordGraphExecutor(
-        Synchronizes().to("cuda:0"), words, sums, max_rows=4, device="cuda:0", dtype=None, limit_bytes=GB
+        gpu_network(Synchronizes(), words, sums, FP32, "cuda:0"),
+        words,
+        sums,
+        max_rows=4,
+        device="cuda:0",
+        limit_bytes=GB,
     )
     with caplog.at_level(logging.WARNING):
         executor.capture_grid()
@@ -186,7 +193,12 @@ def test_lengths_that_follow_from_the_shape_are_captured_too() -> None:
     picture = TensorSpec(dtype="float32", shape=(8,), meaning="numbers", name="picture")
     found = RecordSpec((TensorSpec(dtype="float32", shape=(boxes, 4), meaning="corners", name="corners"),))
     executor = RecordGraphExecutor(
-        Boxes().to("cuda:0"), picture, found, max_rows=4, device="cuda:0", dtype=None, limit_bytes=GB
+        gpu_network(Boxes(), picture, found, FP32, "cuda:0"),
+        picture,
+        found,
+        max_rows=4,
+        device="cuda:0",
+        limit_bytes=GB,
     )
     executor.capture_grid()
     assert executor.reason is None

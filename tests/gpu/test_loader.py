@@ -73,9 +73,10 @@ def test_a_wait_of_the_host_is_no_wait_of_a_gpu_that_is_busy() -> None:
     work()
     torch.cuda.synchronize()
     work_s = time.perf_counter() - began_s
+    waits: dict[bool, float] = {}
     for works in (True, False):
-        # A batch takes half as long as the work of a step, on average, and never longer.
-        examples = Counted(512, slow_s=work_s)
+        # Two pieces, each up to half of it: a batch takes half as long as the work of a step, and never longer than it.
+        examples = Counted(512, slow_s=0.5 * work_s)
         with ReadingLoader(examples, training_order(0, 512, 16), workers=1, device=device) as feed:
             for _ in range(4):
                 next(feed)
@@ -88,8 +89,8 @@ def test_a_wait_of_the_host_is_no_wait_of_a_gpu_that_is_busy() -> None:
                 if works:
                     work()
             torch.cuda.synchronize()
-            waited_s = feed.waited_s - before_s
-        if works:
-            assert waited_s < 0.1 * 8 * work_s
-        else:
-            assert waited_s > work_s
+            waits[works] = feed.waited_s - before_s
+    # Of 8 batches one or two are read ahead.
+    assert waits[False] > work_s
+    # The host waits as long in both cases. A busy host reads later than it should, and the GPU may then wait a little.
+    assert waits[True] < 0.4 * waits[False]

@@ -1,10 +1,12 @@
 """The digits application: what it decodes, replies and prepares, and that it learns."""
 
 import io
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -105,3 +107,24 @@ def test_the_network_is_as_large_as_it_says() -> None:
     parameters = sum(parameter.numel() for parameter in DigitsNet().parameters())
     assert 60_000 < parameters < 120_000
     assert app.max_body_bytes == 1 << 20
+
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "digits" / "confusion.py"
+
+
+def test_confusion_matrices_are_drawn_beside_one_another(tmp_path: Path) -> None:
+    matrix_KK = RNG.integers(0, 60, (10, 10))
+    picture = runpy.run_path(str(SCRIPT))["draw"](
+        {0.1: matrix_KK, 1.0: matrix_KK.T}, tmp_path / "docs" / "confusion.png"
+    )
+    with Image.open(picture) as drawn:
+        assert drawn.width > 1.8 * drawn.height
+
+
+@pytest.mark.slow
+def test_the_confusion_of_a_training_is_counted() -> None:
+    matrix_KK = runpy.run_path(str(SCRIPT))["confusion_of"](0.1)
+    test = digits().test
+    assert isinstance(test, ArraySet)
+    # A row for each true digit.
+    np.testing.assert_array_equal(matrix_KK.sum(1), np.bincount(np.asarray(test.targets)))

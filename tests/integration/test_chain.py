@@ -193,14 +193,15 @@ def test_a_client_that_leaves_cancels_the_rest(tmp_path: Path) -> None:
         assert answered < 8
 
 
-def reasons_after_crash(server: RunningServer) -> list[str]:
-    """Why the chain is not ready, right after a request that ends the process of its network; none if it is."""
+def crash(server: RunningServer) -> tuple[int, str | None]:
+    """End the process of a chain's network; return the status of readiness, and why the chain is loading, if it is."""
     eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
     # A pixel of 19 ends the process of the network, in the second step.
     status, sentence = ask(server, (1, 1), around=19)
     assert (status, sentence[:14]) == (503, "Part 'weigh': "), sentence
+    ready = server.ask("GET", "/v2/health/ready")[0]
     (state,) = (each for each in server.ask("POST", "/v2/repository/index")[2] if each["name"] == "look")
-    return [state["reason"]] if state["state"] == "LOADING" else []
+    return ready, state["reason"] if state["state"] == "LOADING" else None
 
 
 @pytest.mark.slow
@@ -208,9 +209,10 @@ def test_an_engine_killed_in_the_middle_fails_only_its_requests_and_comes_back(c
     with RunningServer(None, *chained.arguments, "--frontends", "2") as server:
         assert ask(server, *MARKS)["weights"] == answer(*MARKS)
         # The engine may be back before it is asked for, or the front-end that answers may not know yet.
-        reasons = [reason for _ in range(4) for reason in reasons_after_crash(server)]
-        assert reasons
-        assert all("(part 'marks')" in reason for reason in reasons), reasons
+        statuses, reasons = zip(*(crash(server) for _ in range(4)), strict=True)
+        assert 503 in statuses
+        assert any(reasons)
+        assert all("(part 'marks')" in reason for reason in reasons if reason is not None), reasons
         eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=30)
         assert ask(server, *MARKS)["weights"] == answer(*MARKS)
         # A front-end that was restarted serves the chain too, and the counts go on.

@@ -184,3 +184,32 @@ def test_a_version_that_is_not_there_ends_the_start(models: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr.strip() == "penstock: Of model 'second', version 4 is not there; there is 1."
+
+
+def test_a_directory_at_a_url_is_served_and_loaded_from_by_request(
+    models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cache, bare = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("bare")
+    shutil.rmtree(models / "second")
+    options = ("--models", f"file://{models}", "--frontends", "0", "--max-batch", "1", "--cache", str(cache))
+    with RunningServer(None, *options) as server:
+        assert index(server) == {"first": ("1", "READY")}
+        assert ask(server, "first") == 200
+        assert len([each for each in (cache / "bundles").iterdir() if not each.name.startswith(".")]) == 1
+        # The same content has the same place in the cache.
+        shutil.copytree(models / "first" / "1", models / "third" / "7")
+        assert change(server, "third", "load") == (200, "")
+        assert (ask(server, "third"), index(server)["third"]) == (200, ("7", "READY"))
+        shutil.copytree(models / "first" / "1", models / "broken" / "1")
+        (models / "broken" / "1" / "manifest.json").write_bytes(b"{")
+        status, said = change(server, "broken", "load")
+        assert (status, "Model 'broken' cannot be loaded: file://" in said) == (400, True), said
+        assert change(server, "nobody", "load")[0] == 404
+        shutil.rmtree(models / "first")
+        status, said = change(server, "first", "load")
+        assert (status, "no folder 'first'" in said) == (404, True)
+        # What is served does not need the URL.
+        assert ask(server, "first") == 200
+    command = serve_command(None, "--models", f"file://{bare}", "--frontends", "0")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, "holds no models" in ended.stderr) == (2, True), ended.stderr

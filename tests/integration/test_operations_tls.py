@@ -144,8 +144,8 @@ def test_front_ends_of_their_own_speak_it_too_and_drain(bundle: Path, made: Cert
         assert server.log() == ""
 
 
-@pytest.mark.parametrize("frontends", ["0", "1"])
-@pytest.mark.parametrize("mistake", ["missing", "another's", "locked"])
+# They are read before any process is started.
+@pytest.mark.parametrize(("mistake", "frontends"), [("missing", "0"), ("another's", "1"), ("locked", "0")])
 def test_files_that_cannot_be_used_are_said_in_one_sentence(
     bundle: Path, made: Certificate, tmp_path: Path, mistake: str, frontends: str
 ) -> None:

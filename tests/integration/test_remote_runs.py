@@ -65,6 +65,8 @@ def has_checkpoint(store: ObjectStore) -> bool:
     return any(name.endswith("/state.json") for name in store.names("bucket"))
 
 
+# Without S3 and a kill: tests/unit/test_remote_run.py.
+@pytest.mark.slow
 def test_killed_it_goes_on_from_an_empty_disk_with_the_same_hash_and_is_served(store: ObjectStore, app: Path) -> None:
     status, _, errors = trained(app, app.parent / "local", "none")
     assert status == 0, errors

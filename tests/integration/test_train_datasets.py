@@ -121,6 +121,7 @@ def test_a_killed_training_ends_with_the_same_parameters(app: Path) -> None:
     assert fields(run)["reading"]["threads"] == 3
 
 
+@pytest.mark.slow
 def test_two_processes_that_stop_and_go_on_end_with_the_same_parameters(app: Path) -> None:
     whole, run = app.parent / "whole", app.parent / "parts"
     assert trained(app, whole, "--steps", 60, "--processes", 2).returncode == 0

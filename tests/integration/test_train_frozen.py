@@ -24,6 +24,8 @@ def trained(app: Path, name: str, steps: int, *options: object) -> Path:
     return run
 
 
+# In one process: tests/unit/test_fine_tuning.py.
+@pytest.mark.slow
 def test_two_processes_train_frozen_layers_as_one_does(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(APPLICATION)

@@ -21,6 +21,7 @@ from penstock.serve.exchange.access import Access
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest, ModelInferResponse, RepositoryIndexRequest
 from penstock.serve.grpc.service import GrpcServer
 from penstock.serve.messages import ModelState
+from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import NetworkSettings
 from tests.support.clock import idle_loop
@@ -221,7 +222,8 @@ def test_http_is_served_beside_it(server: RunningServer, client: Any) -> None:
         (lambda c: c.load_model("doubler"), "PERMISSION_DENIED", "started with its models named"),
         (lambda c: c.load_model("doubler", config="{}"), "INVALID_ARGUMENT", "takes no parameters here, and config"),
         (lambda c: c.unload_model("doubler"), "PERMISSION_DENIED", "started with its models named"),
-        (lambda c: c.get_system_shared_memory_status(), "UNIMPLEMENTED", ""),
+        (lambda c: c.get_system_shared_memory_status(), "INVALID_ARGUMENT", "takes no shared memory"),
+        (lambda c: c.get_cuda_shared_memory_status(), "UNIMPLEMENTED", ""),
         (lambda c: c.infer("doubler", tensors(np.zeros((1 << 17, 4), "f"))), "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )
@@ -456,6 +458,7 @@ def test_a_call_without_a_key_is_refused() -> None:
             port=0,
             max_message_bytes=1 << 20,
             authorise=authorise,
+            regions=Regions(None, 0),
         )
         await server.start()
         async with triton_aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
@@ -492,6 +495,7 @@ def test_the_index_may_leave_out_what_is_not_ready() -> None:
             port=0,
             max_message_bytes=1 << 20,
             authorise=Access().check_key,
+            regions=Regions(None, 0),
         )
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

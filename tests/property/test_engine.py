@@ -279,6 +279,37 @@ def test_the_largest_bucket_takes_at_most_half_the_budget_and_must_pay() -> None
     assert measured(1 * MS, 1).rows[-1] == 4096
 
 
+def test_faster_batches_are_used_larger_ones_too_if_they_fit_into_the_budget() -> None:
+    class Quick(Executor):
+        input, output, max_rows = POINT, TOTAL, 64
+
+        def step(self, batch: StepInput) -> StepOutput:
+            return StepOutput(output_B=batch.chunk_B)
+
+    table = SlotTable.private(TableLayout(slots=64, chunks=1, input=POINT, output=TOTAL))
+    curve = Costs([1, 2, 4], [1.0 * MS, 2.0 * MS, 4.0 * MS], handling_ns=7.0)
+    engine = Engine(Quick(), table, budget_ns=BUDGET_NS, clock_ns=Clock(), costs=curve)
+
+    def sizes() -> dict[int, float]:
+        assert isinstance(engine.costs, Costs)
+        # Front-ends admit from what is published.
+        assert Costs.published(table).times_ns == engine.costs.times_ns
+        assert engine.costs.handling_ns == 7
+        return {rows: ns / MS for rows, ns in engine.costs.times_ns.items()}
+
+    engine.improve(4, 2.0 * MS)
+    assert sizes() == {1: 1, 2: 2, 4: 2}
+    engine.improve(16, 5.0 * MS)
+    assert sizes() == {1: 1, 2: 2, 4: 2, 16: 5}
+    # No size that is measured, too slow for the budget, and not worth its latency.
+    for rows, ms in ((12, 3.0), (64, 26.0), (32, 11.0)):
+        engine.improve(rows, ms * MS)
+    assert sizes() == {1: 1, 2: 2, 4: 2, 16: 5}
+    engine.improve(1, 0.5 * MS)
+    assert sizes()[1] == 0.5
+    assert engine.costs.min_compute_ns == MS / 2  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.parametrize("kind", [RunningSum, Afar])
 @given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 6))
 @settings(max_examples=60, deadline=None)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.acceptance.streams.leaks import LeakCheck
-from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
+from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.state_table import StateTable
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import RequestError
-from penstock.serve.streams.actions import Close, PushChunk, Send, SetBudget
+from penstock.core.segments import Segments
+from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Send, SetBudget
 from penstock.serve.streams.session import StreamState
 from penstock.serve.websocket.closing import code_of
 from penstock.serve.websocket.frames import BINARY, MAX_REASON_BYTES, FrameReader
@@ -74,6 +75,8 @@ def actions_of(stream: Talk) -> list[tuple[object, ...]]:
                 found.append(("close", code, reason))
             case SetBudget(latency_ms):
                 found.append(("budget", latency_ms))
+            case BeginSegment(number, seq, value):
+                found.append(("segment", number, seq, value))
     return found
 
 
@@ -97,6 +100,7 @@ CODES: dict[StreamState, dict[str, int | None]] = {
     StreamState.FLOWING: {"start": 1003, "end": 0, "unknown": 1003, "no JSON": 1007, "a list": 1003, "empty": 1007}
     | {"samples": 0, "a gap": 1007, "a repeat": 1007, "short": 1007},
     StreamState.ENDING: dict.fromkeys((*TEXTS, *NUMBERS, "short"), 1007),
+    StreamState.SETTLING: dict.fromkeys((*TEXTS, *NUMBERS, "short"), 1007),
     StreamState.OVER: dict.fromkeys((*TEXTS, *NUMBERS, "short")),
 }
 
@@ -111,12 +115,13 @@ def message_of(name: str, next_number: int) -> tuple[Opcode, bytes]:
 
 
 def stream_in(state: StreamState) -> Talk:
-    stream = talk()
+    at_end = Segments(find=lambda event, memory, last: ([1] if last else [], memory))
+    stream = talk(segments=at_end if state is StreamState.SETTLING else None)
     if state is not StreamState.STARTING:
         stream.start()
-    if state in (StreamState.ENDING, StreamState.OVER):
+    if state in (StreamState.ENDING, StreamState.SETTLING, StreamState.OVER):
         stream.end()
-    if state is StreamState.OVER:
+    if state in (StreamState.SETTLING, StreamState.OVER):
         stream.answer_all()
     assert stream.session.state is state
     return stream
@@ -172,3 +177,39 @@ def test_any_messages_end_a_connection_with_one_close(names: list[str], together
     results = [said["seq"] for said in caller.said if said["type"] == "result"]
     assert results == list(range(len(results)))
     assert expected or len(results) == number + (state is StreamState.ENDING)
+
+
+def fives(event: list[list[float]] | None, memory: int | None, last: bool) -> tuple[list[int], int]:
+    """A segment for each five frames, and one for the rest."""
+    before = memory or 0
+    after = before + len(event or ())
+    return [*range(before // 5, after // 5), *([-1] if last and after % 5 else [])], after
+
+
+@given(st.lists(st.integers(1, 3 * CHUNK), max_size=8), st.data())
+def test_a_signal_cut_anywhere_has_the_same_segments_and_closes_after_all_of_them(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    """Whenever segments end, the stream closes once, behind the last of them."""
+    stream, ended = talk(segments=Segments(find=fives)), 0
+    stream.start()
+    for number, size in enumerate(sizes):
+        stream.send(number, np.zeros(size, np.int16))
+        if data.draw(st.booleans()):
+            stream.answer_all()
+        for _ in range(data.draw(st.integers(0, len(stream.segments) - ended))):
+            stream.segment_ended()
+            ended += 1
+    stream.end()
+    stream.answer_all()
+    frames = sum(sizes)
+    assert [value for _, _, value in stream.segments] == [*range(frames // 5), *([-1] if frames % 5 else [])]
+    assert [number for number, _, _ in stream.segments] == list(range(len(stream.segments)))
+    messages = [seq for _, seq, _ in stream.segments]
+    assert messages == sorted(messages)
+    while ended < len(stream.segments):
+        assert not stream.closed
+        stream.segment_ended()
+        ended += 1
+    assert stream.closed == [(1000, "")]
+    assert stream.sent[-1] == {"type": "end", "chunks": len(sizes)}

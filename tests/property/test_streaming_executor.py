@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
-from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.executor import Executor
+from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.onnx_executor import steady_graph
 from penstock.runtime.streaming_executor import StatefulNetwork, StreamingExecutor
 from penstock.runtime.whole_signals import run_in_chunks

@@ -5,6 +5,7 @@ from functools import partial
 
 from penstock.serve.exchange.access import Access
 from penstock.serve.http.routes import Routes
+from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
 
@@ -16,4 +17,5 @@ def routes_of(models: ModelRegistry, access: Access, uptime_s: Callable[[], floa
         uptime_s=uptime_s,
         open_stream=partial(upgrade_to_stream, models=models, access=access),
         reject_stream=partial(reject_page, access=access),
+        regions=Regions(None, 0),
     )

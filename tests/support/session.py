@@ -8,8 +8,9 @@ import numpy as np
 
 from penstock.core.application import Application
 from penstock.core.live import Live
+from penstock.core.segments import SegmentFinder, Segments
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send, SetBudget
+from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Send, SetBudget
 from penstock.serve.streams.session import Session
 
 CHUNK = 8
@@ -28,6 +29,7 @@ class Talk:
     sent: list[Any] = field(default_factory=list[Any])
     closed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     budgets_ms: list[float] = field(default_factory=list[float])
+    segments: list[tuple[int, int, Any]] = field(default_factory=list[tuple[int, int, Any]])
     answered: int = 0
 
     def execute(self, actions: Actions) -> None:
@@ -42,6 +44,8 @@ class Talk:
                     self.closed.append((code, reason))
                 case SetBudget(latency_ms):
                     self.budgets_ms.append(latency_ms)
+                case BeginSegment(number, seq, value):
+                    self.segments.append((number, seq, value))
 
     def text(self, message: bytes) -> None:
         self.execute(self.session.receive_text(message))
@@ -73,12 +77,16 @@ class Talk:
             self.answered += 1
             self.result(np.stack([np.full(frames, number), np.arange(frames)], 1).astype(np.float32).ravel(), last)
 
+    def segment_ended(self) -> None:
+        self.execute(self.session.segment_ended())
+
     @property
     def samples(self) -> Array:
         return np.frombuffer(b"".join(chunk for chunk, _, _ in self.chunks), np.int16)
 
 
-def talk(live: Live | None = None, input: TensorSpec = SOUND) -> Talk:
+def talk(live: Live | None = None, input: TensorSpec = SOUND, segments: Segments | None = None) -> Talk:
     live = live or Live(rate_hz=RATE_HZ)
     application = Application(name="hark", input=input, output=SCORES, live=live, chunks=4, model=":net")
-    return Talk(Session(application, name="hark", stream="s", latency_ms=50.0))
+    find = None if segments is None else SegmentFinder("hark", segments)
+    return Talk(Session(application, name="hark", stream="s", latency_ms=50.0, find_segments=find))

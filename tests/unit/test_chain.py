@@ -1,6 +1,7 @@
 """Chains: what is refused when they are declared, and their answers in this process."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ def test_what_does_not_fit_is_refused_when_it_is_declared(fields: dict[str, Any]
 def test_a_step_that_contradicts_itself_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ApplicationError, match=sentence):
         ChainStep(**fields)
+
+
+def test_one_tensor_of_varying_length_needs_no_name() -> None:
+    spec = chunk_spec([tensor(Dim("n", max=4), name="a"), replace(tensor(name="b"), default=2)])
+    assert as_chunk(spec, [1, 2])["a"].tolist() == as_chunk(spec, {"a": [1, 2]})["a"].tolist() == [1, 2, 0, 0]
+    pair = chunk_spec([tensor(Dim("n", max=4), name="a"), tensor(name="b")])
+    with pytest.raises(InvalidInput, match="it must have 'a', 'b' by name"):
+        as_chunk(pair, [1, 2])
 
 
 def test_names_are_checked_once_the_applications_are_known() -> None:

@@ -142,8 +142,15 @@ def test_predict_refuses_what_cannot_be_before_it_is_sent(rig: Rig, array: Any, 
 
 
 def test_predict_of_what_is_not_there(rig: Rig) -> None:
+    def server(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/v2/models/odd":
+            return httpx2.Response(404, json={"error": "There is no model 'odd' here; there is 'pairs'."})
+        return pairs(request)
+
     with pytest.raises(UnknownRoute, match="no model 'odd' at http://server:8000; there is pairs"):
-        rig.client(pairs)("predict", "odd", [1])
+        rig.client(server)("predict", "odd", [1])
+    # It could have been one that is loaded on first use.
+    assert [request.url.path for request in rig.requests] == ["/v1/apps", "/v2/models/odd"]
 
 
 def test_predict_learns_that_another_bundle_is_served(rig: Rig) -> None:

@@ -1,7 +1,9 @@
 """Datasets of Hugging Face and of rows by name as examples: the arrays they give, and what is refused."""
 
 import io
+import pickle
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from penstock.train.data.dataset_examples import DatasetExamples
 from penstock.train.data.image_folder import ImageFolder
 from penstock.train.data.loader import Batch, ReadingLoader, first_batch
 from penstock.train.data.sampler import one_pass, training_order
+from penstock.train.data.trees import leaves
 from tests.support.pictures import COLOUR, picture_folder, smooth
 
 COUNT = 30
@@ -295,3 +298,40 @@ def test_rows_that_do_not_fit_the_spec_are_named(dataset: datasets.Dataset) -> N
         first_batch(DatasetExamples(dataset, IDS, targets="ids"), 3)
     with pytest.raises(BadExample, match=r"row 0 does not fit: the row function fails \(KeyError: 'no'\)"):
         first_batch(DatasetExamples(dataset, COLOUR, row=lambda row: (row["no"], 1)), 3)
+
+
+def first_byte(content: bytes, content_type: str) -> Array:
+    return np.array([content[0], len(content), len(content_type)], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("spec", "columns"),
+    [
+        (COLOUR, {"inputs": "image", "targets": "label", "random": True}),
+        (SCORES, {"inputs": "scores", "targets": "y"}),
+        (SCORES, {"inputs": "text", "targets": {"a": "y", "b": "label"}, "decode": first_byte}),
+        (IDS, {"inputs": "ids", "targets": "label"}),
+    ],
+)
+def test_a_process_reads_what_a_thread_reads(spec: Any, columns: dict[str, Any]) -> None:
+    examples = DatasetExamples(table(), spec, **columns)
+    # What the loader sends to its processes.
+    copied = pickle.loads(bytes(ForkingPickler.dumps(examples)))
+    ours, theirs = ([*ReadingLoader(each, one_pass(COUNT, 8))] for each in (examples, copied))
+    for one, other in zip(ours, theirs, strict=True):
+        for part, same in zip(leaves(tuple(one)), leaves(tuple(other)), strict=True):
+            assert torch.equal(part, same)
+
+
+def test_rows_that_are_copied_together_are_checked_as_one_by_one() -> None:
+    rows: list[dict[str, Any]] = [{"x": np.array([1.0, 2.0, row], np.float32), "y": row} for row in range(8)]
+    spec = TensorSpec(dtype="int16", shape=(3,), meaning="")
+    batch = first_batch(DatasetExamples(rows, spec, inputs="x", targets="y"), 8)
+    assert batch.inputs.tolist() == [[1, 2, row] for row in range(8)]
+    rows[5]["x"][0] = 1.5
+    with pytest.raises(BadExample, match=r"^row 5 does not fit: ") as raised:
+        first_batch(DatasetExamples(rows, spec, inputs="x", targets="y"), 8)
+    assert raised.value.index == 5
+    rows[5]["x"] = np.zeros(4, np.float32)
+    with pytest.raises(BadExample, match=r"^row 5 does not fit: .*\[4\]"):
+        first_batch(DatasetExamples(rows, spec, inputs="x", targets="y"), 8)

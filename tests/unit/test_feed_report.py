@@ -9,6 +9,7 @@ import pytest
 from penstock.train.data.loader import ReadingLoader
 from penstock.train.data.sampler import training_order
 from penstock.train.report.feed_report import FeedFigures, feed_figures
+from penstock.train.report.throughput import WARM_UP_STEPS, WarmSteps
 from tests.support.examples import Counted
 
 FIGURES = FeedFigures(waited_share=0.3, waited_s=30, threads=3, read_per_s=410.2, steps_per_s=620, computing_share=0.95)
@@ -30,6 +31,24 @@ def test_decoding_and_storage_have_their_own_remedies() -> None:
     slow = replace(FIGURES, computing_share=0.2).describe(8) or ""
     assert "Storage or busy cores are the limit (the threads waited for 80% of their time" in slow
     assert replace(FIGURES, read_per_s=None).describe(8) == "30% of the time the steps waited for examples."
+    short = replace(FIGURES, steps_per_s=None).describe(8) or ""
+    assert "3 reading thread(s) read 410 examples/s. Decoding is the limit" in short
+    assert "steps_per_s" not in replace(FIGURES, steps_per_s=None).fields()
+
+
+def test_the_rate_of_steps_is_that_of_warm_ones_without_waits_and_validations() -> None:
+    warm = WarmSteps()
+    # The first steps take 30 s, because they compile.
+    warm.synchronized(1, 30.0, 0.1)
+    assert warm.steps_per_s is None
+    warm.synchronized(WARM_UP_STEPS, 31.0, 0.5)
+    assert warm.steps_per_s is None
+    warm.synchronized(WARM_UP_STEPS + 10, 34.0, 1.5)
+    # A validation of 7 s.
+    warm.leave_out(7.0)
+    warm.synchronized(WARM_UP_STEPS + 20, 43.0, 1.5)
+    assert (warm.steps, warm.seconds) == (20, pytest.approx(4.0))
+    assert warm.steps_per_s == pytest.approx(5.0)
 
 
 def test_waiting_threads_are_counted_as_such() -> None:
@@ -37,7 +56,7 @@ def test_waiting_threads_are_counted_as_such() -> None:
     started_s = time.monotonic()
     with ReadingLoader(examples, itertools.islice(training_order(0, 64, 16), 4), workers=2) as feed:
         assert len(list(feed)) == 4
-    figures = feed_figures(feed, time.monotonic() - started_s, 64)
+    figures = feed_figures(feed, time.monotonic() - started_s, 320.0)
     assert figures.threads == 2
     assert feed.reading.examples == 64
     assert figures.computing_share is not None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.core.dim import Dim
-from penstock.runtime.graph_cache import (
+from penstock.runtime.gpu.graph_cache import (
     CAPTURE_EVERY_S,
     GRAPH_BYTES,
     USES,

@@ -105,7 +105,7 @@ def test_every_field_has_the_clients_number_and_type() -> None:
 def test_every_method_has_the_clients_messages() -> None:
     theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     ours = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
-    assert len(ours) == 12
+    assert len(ours) == 15
     for name, method in ours.items():
         assert method.input_type.full_name == theirs[name].input_type.full_name
         assert method.output_type.full_name == theirs[name].output_type.full_name
@@ -273,10 +273,10 @@ def priority_below_zero(request: pb.ModelInferRequest) -> None:
         (other_contents, "0 fp32_contents and also int_contents"),
         (two_contents, "8 fp32_contents and also int_contents"),
         (not_a_number, "NaN or infinity"),
-        (shared_memory, "Shared memory is not taken"),
+        (shared_memory, "takes no shared memory"),
         (other_output, "no output 'other'; this model has 'scores'"),
         (classification, "Classification"),
-        (output_in_shared_memory, "Shared memory is not taken"),
+        (output_in_shared_memory, "takes no shared memory"),
         (timeout_in_words, "timeout is 'soon'"),
         (timeout_of_years, "microseconds up to 600,000,000"),
         (priority_below_zero, "priority is -1"),

@@ -46,15 +46,17 @@ def processes_of(feed: Loader) -> ReaderProcesses:
     return feed._processes
 
 
-def started(feed: Loader) -> list[reader_processes._ReaderProcess]:
-    """Take batches until all processes are ready; return these."""
-    processes = processes_of(feed)
-    deadline_s = time.monotonic() + 60
-    while processes._ready.qsize() < LEAST_WORKERS:
+def started(feed: Loader) -> int:
+    """Take batches until all processes are ready; return how many."""
+    taken, deadline_s = 0, time.monotonic() + 60
+    while not feed.is_warm:
         next(feed)
+        taken += 1
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
-    return processes._started
+    # A thread may use one at this moment.
+    assert len(processes_of(feed)._started) == LEAST_WORKERS
+    return taken
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -67,30 +69,16 @@ def test_processes_read_what_threads_read_and_leave_with_the_loader(
 ) -> None:
     examples = ImageFolder(folder, SPEC, random=True)
     with ReadingLoader(examples, training_order(1, COUNT, BATCH), workers=LEAST_WORKERS) as feed:
-        taken = 0
-
-        def counted() -> Batch:
-            nonlocal taken
-            taken += 1
-            return next(feed)
-
-        processes = processes_of(feed)
-        deadline_s = time.monotonic() + 60
-        while processes._ready.qsize() < LEAST_WORKERS:
-            counted()
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
-        # What was begun before is read by threads; from then on, no thread reads any more.
-        for _ in range(2 * LEAST_WORKERS):
-            counted()
+        # Threads may still read pieces that were submitted before; after them, only processes read.
+        taken = started(feed) + len(list(islice(feed, 2 * LEAST_WORKERS)))
         monkeypatch.setattr(ImageFolder, "read", None)
-        got = [counted() for _ in range(4)]
-        pids = [process._process.pid for process in processes._started]
+        got = list(islice(feed, 4))
+        pids = [process._process.pid for process in processes_of(feed)._started]
         assert feed.reading.examples > 0
         assert feed.reading.cpu_s > 0
     monkeypatch.undo()
-    alone = islice(ReadingLoader(examples, training_order(1, COUNT, BATCH)), taken)
-    assert all(same(one, other) for one, other in zip(got, list(alone)[-4:], strict=True))
+    alone = islice(ReadingLoader(examples, training_order(1, COUNT, BATCH)), taken, taken + 4)
+    assert all(same(one, other) for one, other in zip(got, alone, strict=True))
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -118,7 +106,8 @@ def test_a_damaged_picture_is_replaced_or_stops_the_training_as_in_a_thread(fold
 def test_a_killed_process_is_named(folder: Path) -> None:
     examples = ImageFolder(folder, SPEC)
     with ReadingLoader(examples, training_order(1, COUNT, BATCH), workers=LEAST_WORKERS) as feed:
-        for process in started(feed):
+        started(feed)
+        for process in processes_of(feed)._started:
             os.kill(process._process.pid, signal.SIGKILL)
         with pytest.raises(TrainError, match="reads examples ended with status -9"):
             deque(islice(feed, 100), maxlen=0)

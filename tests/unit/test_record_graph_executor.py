@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.spec import TensorSpec
-from penstock.runtime.graph_cache import CAPTURE_EVERY_S, USES
-from penstock.runtime.record_graph_executor import RecordGraphExecutor
+from penstock.runtime.gpu.gpu_network import GpuNetwork
+from penstock.runtime.gpu.graph_cache import CAPTURE_EVERY_S, USES
+from penstock.runtime.gpu.record_graph_executor import RecordGraphExecutor
 
 ON_GPU = ("Stream", "current_stream", "device", "empty_cache", "reset_peak_memory_stats", "stream")
 BATCH = np.array([[3.0, 5.0], [1.0, 2.0]], np.float32)
@@ -48,12 +49,11 @@ def test_requests_are_answered_where_the_trial_of_their_shape_fails_and_it_is_tr
     network = NoZeros(error)
     spec = TensorSpec(dtype="float32", shape=(2,), meaning="two numbers")
     executor = RecordGraphExecutor(
-        network,
+        GpuNetwork(network, spec, spec, "fp32"),
         spec,
         spec,
         max_rows=4,
         device="cpu",
-        dtype=None,
         limit_bytes=1 << 30,
         clock_s=lambda: next(seconds) * 2 * CAPTURE_EVERY_S,
     )

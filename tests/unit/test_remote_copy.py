@@ -2,10 +2,13 @@
 
 import errno
 import json
+import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -418,3 +421,53 @@ def test_a_disk_that_is_full_is_not_an_error_of_the_network(
     monkeypatch.setattr(type(memory), "get_file", full)
     with pytest.raises(StorageError, match=r"No space left on device.*; make room on the disk\.$"):
         local_bundle(URL, tmp_path / "cache")
+
+
+# Another process downloads a bundle, and ends or stays.
+OTHER = """
+import sys, time
+from pathlib import Path
+from penstock.core.remote_copy import local_bundle
+print(local_bundle(sys.argv[1], Path(sys.argv[2]), limit_bytes=int(sys.argv[3])), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_user(url: str, cache: Path, limit_bytes: int = 1 << 40) -> Generator[Path]:
+    command = [sys.executable, "-c", OTHER, url, str(cache), str(limit_bytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip())
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+def test_the_downloads_that_were_not_used_for_longest_go_and_those_in_use_stay(tmp_path: Path) -> None:
+    urls: list[str] = []
+    for number in range(4):
+        written(tmp_path / f"b{number}", seed=number)
+        urls.append(f"file://{tmp_path}/bucket/m{number}")
+        upload_folder(BUNDLE, tmp_path / f"b{number}", RemoteFolder(urls[-1]))
+    cache, places = tmp_path / "cache", list[Path]()
+    for url in urls[:3]:
+        with another_user(url, cache) as place:
+            places.append(place)
+    size = sum(file.stat().st_size for file in places[0].rglob("*"))
+    # The first was used last; the second is in use.
+    with another_user(urls[0], cache), another_user(urls[1], cache) as held:
+        for number, place in enumerate((places[2], places[1], places[0])):
+            os.utime(place.with_name(f".{place.name}.used"), (1000 + number, 1000 + number))
+        os.utime(held.with_name(f".{held.name}.used"), (1, 1))
+        said: list[str] = []
+        mine = local_bundle(urls[3], cache, said.append, limit_bytes=3 * size)
+        assert [place.exists() for place in (*places, mine)] == [True, True, False, True]
+        assert said[1].startswith(f"Removed {places[2]}")
+    # The others have ended: the oldest goes; this process uses its own.
+    with another_user(urls[2], cache, limit_bytes=size):
+        assert [place.exists() for place in (*places, mine)] == [False, False, True, True]
+    # What was removed is downloaded again.
+    with another_user(urls[0], cache) as again:
+        assert again == places[0]
+        read_bundle(again)
+    assert not [each for each in (cache / "bundles").iterdir() if each.name.endswith(".removed")]

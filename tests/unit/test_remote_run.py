@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -16,8 +17,9 @@ from penstock.core.errors import ApplicationError, BundleError, StorageError, Tr
 from penstock.core.remote_folder import RemoteFolder
 from penstock.runtime.bundle_writer import Bundle
 from penstock.train import run_uploads
-from penstock.train.callbacks.callback import CheckpointWritten, Validated
-from penstock.train.checkpoint.format import checkpoint_places, newest_checkpoint, step_folder
+from penstock.train.callbacks.callback import Callback, CheckpointWritten, StepTaken, Stop, Validated
+from penstock.train.checkpoint.format import checkpoint_places, newest_checkpoint, read_checkpoint, step_folder
+from penstock.train.checkpoint.remote_checkpoints import download_checkpoint, upload_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.checkpoint.snapshot import SlicedTensor
 from penstock.train.fit import fit
@@ -304,6 +306,71 @@ def test_a_checkpoint_that_is_replaced_while_it_is_uploaded_stays_whole(
         assert step_here(other) == 10
 
 
+def test_a_file_that_is_in_the_checkpoint_before_is_copied_at_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Any
+) -> None:
+    sent: list[str] = []
+    plain = RemoteFolder.upload
+
+    def noted(self: RemoteFolder, file: Path, name: str) -> None:
+        sent.append(name)
+        plain(self, file, name)
+
+    monkeypatch.setattr(RemoteFolder, "upload", noted)
+    for url in (URL, f"file://{tmp_path}/bucket/x"):
+        sent.clear()
+        remote, contents = RemoteFolder(url), dict[str, str]()
+        run = tmp_path / url.partition(":")[0]
+        for step, best in ((10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0)):
+            with Saver(run / "checkpoints", World()) as saver:
+                state = {
+                    "model": {"weight": SlicedTensor(own=torch.full((4,), float(step)))},
+                    "best": {"weight": SlicedTensor(own=torch.full((4,), best))},
+                }
+                saver.save(step, state, {"best": int(best)})
+            assert upload_checkpoint(remote, step, run, 2, contents)
+        best_files = [name for name in sent if "/best-" in name]
+        assert best_files == [f"checkpoints/step-000000{step}/best-00000.safetensors" for step in (10, 30)]
+        # The checkpoints are whole, also those whose file was copied from one that is gone.
+        for step in (30, 40):
+            other = download_checkpoint(remote, step, tmp_path / f"other-{remote.scheme}")
+            read_checkpoint(other)
+        # An older link is not changed by a later file of the same name.
+        if remote.scheme == "file":
+            (tmp_path / "short").write_bytes(b"short")
+            remote.upload(tmp_path / "short", best_files[0].replace("10", "40"))
+            read_checkpoint(download_checkpoint(remote, 30, tmp_path / "again"))
+
+
+def test_fit_at_a_url_goes_on_on_another_machine(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    y = X @ np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+
+    class StopAfter(Callback):
+        def __init__(self, step: int) -> None:
+            self.at = step
+
+        def step(self, event: StepTaken) -> Stop | None:
+            return Stop(reason="as told") if event.step == self.at else None
+
+    def trained(cache: str, out: object = URL, **given: Any) -> Any:
+        network = torch.nn.Linear(4, 1)
+        torch.nn.init.zeros_(network.weight)
+        torch.nn.init.zeros_(network.bias)
+        where: Any = {"out": out, "cache": tmp_path / cache} if out else {}
+        return fit(network, (X, y), validation=(X, y), epochs=4, batch_size=16, quiet=True, **where, **given)
+
+    whole = trained("none", out=None)
+    trained("one", callbacks=[StopAfter(8)])
+    assert {"run.json", OWNER, "metrics.jsonl"} <= {*names()}
+    assert any(name.startswith("checkpoints/step-00000008/") for name in names())
+    fitted = trained("two")
+    assert fitted.parameter_hash == whole.parameter_hash
+    assert json.loads(RemoteFolder(URL).read("run.json") or b"")["state"] == "finished"
+    # A finished training is not trained again.
+    assert trained("three").parameter_hash == whole.parameter_hash
+
+
 def test_a_new_run_beside_one(tmp_path: Path) -> None:
     for _ in range(2):
         place = RunPlace.of(URL, tmp_path)
@@ -330,8 +397,6 @@ def test_places_that_cannot_be_are_sentences(tmp_path: Path) -> None:
     assert str(RunPlace.of(tmp_path / "x", tmp_path)) == str(tmp_path / "x")
     with pytest.raises(StorageError, match=r"^hf://user/name is a repository.* 'penstock push RUN/bundle hf://"):
         RunPlace.of("hf://user/name", tmp_path)
-    with pytest.raises(TrainError, match=r"^out is s3://b/x; penstock.fit writes to a folder"):
-        fit(torch.nn.Linear(1, 1), train=([[1.0]], [[1.0]]), out="s3://b/x")
     with pytest.raises(BundleError, match=r"^s3://b/x is a URL; write to a folder"):
         Bundle.write(small(), network(), examples(), to="s3://b/x")
 

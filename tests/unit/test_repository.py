@@ -1,6 +1,7 @@
 """The model repository between engines and front-ends that die at the worst moments."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,23 @@ import pytest
 
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.serve.control import repository as module
-from penstock.serve.control.repository import ModelRepository, TableMemory
-from penstock.serve.messages import RESTARTING, WITHDRAWN, ChainLoaded, LoadModel, ModelLoaded, ModelState
+from penstock.serve.control.repository import ModelRepository
+from penstock.serve.control.server_processes import TableMemory
+from penstock.serve.messages import (
+    ON_DEMAND,
+    RESTARTING,
+    WITHDRAWN,
+    ChainLoaded,
+    EngineUse,
+    LoadModel,
+    ModelLoaded,
+    ModelState,
+)
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import ModelSettings
+
+# Growth of an engine's memory with each model.
+MODEL_BYTES = 300
 
 
 @final
@@ -34,6 +48,10 @@ class Sides:
         self.models: dict[int, int] = {}
         self.versions: dict[int, str] = {}
         self.states: dict[tuple[str, str], ModelState] = {}
+        # Use of tables by key.
+        self.used_ns: dict[int, int] = {}
+        self.busy: set[int] = set()
+        self.unloaded_before: list[int] = []
 
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         await asyncio.sleep(0)
@@ -50,8 +68,21 @@ class Sides:
             frontends=1,
             bundle_hash="",
             application="",
+            memory_bytes=MODEL_BYTES,
         )
         return loaded, command.key
+
+    async def report_use(self, engine: int) -> EngineUse:
+        await asyncio.sleep(0)
+        keys = tuple(key for key, there in self.tables.items() if there == engine)
+        return EngineUse(
+            key=0,
+            tables=keys,
+            used_ns=tuple(self.used_ns.get(key, 0) for key in keys),
+            busy=tuple(key in self.busy for key in keys),
+            used_bytes=100 + len(self.tables) * MODEL_BYTES,
+            total_bytes=1000,
+        )
 
     async def unload(self, key: int) -> None:
         self.tables.pop(key, None)
@@ -534,3 +565,121 @@ def test_a_change_during_the_start_is_refused_with_what_is_loaded() -> None:
     registry.set_state(ModelState(name="speech", version="1", state="LOADING", reason="reading the bundle"))
     with pytest.raises(Overloaded, match=r"The server is starting and loads speech \(reading the bundle\)\."):
         asyncio.run(registry.change("digits", unload=False))
+
+
+def on_demand(models: Path, sides: Sides, **limits: Any) -> ModelRepository:
+    return ModelRepository(ModelSettings(directory=models, on_demand=True, **limits), sides)
+
+
+async def settled(sides: Sides, name: str) -> tuple[str, str]:
+    """State of a model that was requested, once nothing loads it."""
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+        if sides.state(name)[0] in ("READY", "UNAVAILABLE"):
+            break
+    return sides.state(name)
+
+
+def test_a_request_loads_a_model_once(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        repository = on_demand(models, sides)
+        await repository.load_all()
+        assert repository.loaded == []
+        assert sides.state("first") == sides.state("second") == ("UNAVAILABLE", ON_DEMAND)
+        for name in ("first", "nobody", "first"):
+            repository.demand(name)
+        assert sides.state("first") == ("LOADING", "waiting for its turn")
+        assert await settled(sides, "first") == ("READY", "")
+        repository.demand("first")
+        await asyncio.sleep(0.01)
+        assert len(sides.tables) == 1
+
+    run(scene)
+
+
+def test_the_model_used_longest_ago_makes_room(models: Path) -> None:
+    async def scene() -> None:
+        (models / "third" / "1").mkdir(parents=True)
+        sides = Sides()
+        repository = on_demand(models, sides, max_models=2)
+        await repository.load_all()
+        for name in ("first", "second"):
+            await repository.load(name)
+        key = {name: next(iter(keys)) for name, keys in sides.answering.items()}
+        sides.used_ns = {key["first"]: time.monotonic_ns() + 1_000_000_000, key["second"]: time.monotonic_ns()}
+        sides.busy = {key["first"], key["second"]}
+        repository.demand("third")
+        state, reason = await settled(sides, "third")
+        assert state == "UNAVAILABLE"
+        assert "2 models are loaded, as many as --max-models allows" in reason
+        # It is not tried again at once.
+        repository.demand("third")
+        assert sides.state("third")[0] == "UNAVAILABLE"
+        sides.busy = set()
+        await repository.load("third")
+        assert {name: sides.state(name)[0] for name in ("first", "second", "third")} == {
+            "first": "READY",
+            "second": "UNAVAILABLE",
+            "third": "READY",
+        }
+
+    run(scene)
+
+
+def test_memory_limits_what_is_loaded(models: Path) -> None:
+    async def scene() -> None:
+        (models / "third" / "1").mkdir(parents=True)
+        sides = Sides()
+        repository = on_demand(models, sides, memory_fraction=0.75)
+        await repository.load_all()
+        for name in ("first", "second"):
+            await repository.load(name)
+            sides.used_ns = {key: time.monotonic_ns() for key in sides.tables}
+        assert len(sides.tables) == 2
+        # Its files are empty: it takes more than they led to expect, and another one goes afterwards.
+        await repository.load("third")
+        assert sides.state("first") == ("UNAVAILABLE", ON_DEMAND)
+        sides.used_ns = {key: time.monotonic_ns() for key in sides.tables}
+        # Known by now: another one goes before.
+        sides.while_loading = lambda command, engine: sides.unloaded_before.append(len(sides.tables))
+        await repository.load("first")
+        assert sides.unloaded_before == [1]
+        small = on_demand(models, Sides(), memory_fraction=0.05)
+        await small.load_all()
+        with pytest.raises(ServeError, match="without any other model; raise the limit"):
+            await small.load("first")
+
+    run(scene)
+
+
+def test_a_model_that_fails_is_tried_again_after_growing_pauses(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        published: list[ModelState] = []
+        put = sides.publish_state
+        sides.publish_state = lambda state: (published.append(state), put(state))[1]  # type: ignore[method-assign]
+        repository = on_demand(models, sides)
+        await repository.load_all()
+        pauses_s: list[float] = []
+        for _ in range(3):
+            sides.fails = [ServeError("it is damaged")]
+            with pytest.raises(InvalidInput, match="it is damaged"):
+                await repository.load("first")
+            state = sides.states["first", "1"]
+            assert state.reason == f"{ON_DEMAND}; the last load failed: it is damaged"
+            assert state.on_demand_ns is not None
+            pauses_s.append(round((state.on_demand_ns - time.monotonic_ns()) / 1e9))
+        assert pauses_s == [1, 2, 4]
+        # No front-end ever sees a state that it would answer with 404.
+        assert len(published) > 6
+        assert [each for each in published if each.state != "LOADING" and each.on_demand_ns is None] == []
+        # An engine that dies meanwhile is not the model's fault.
+        sides.fails = [EngineLost("it died")]
+        with pytest.raises(Overloaded):
+            await repository.load("first")
+        assert not sides.states["first", "1"].reason.startswith(RESTARTING)
+        await repository.load("first")
+        assert sides.state("first") == ("READY", "")
+
+    run(scene)

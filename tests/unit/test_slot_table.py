@@ -42,6 +42,7 @@ def test_columns_have_their_shapes() -> None:
         ),
         **dict.fromkeys(("cost_padded", "uncaptured", "mean_steps", "in_progress"), (1,)),
         **dict.fromkeys(("step_rows", "step_ns"), (16,)),
+        "running": (512,),
         **dict.fromkeys(("first_counts", "step_counts"), (74,)),
         "generated": (3,),
         "batch_counts": (15,),
@@ -130,3 +131,15 @@ def test_a_buffer_is_mapped_as_it_is() -> None:
     table = SlotTable(LAYOUT, buffer)
     table.submitted[0] = 5
     assert buffer[:8] == (5).to_bytes(8, "little")
+
+
+def test_a_table_says_how_its_network_runs() -> None:
+    table = SlotTable.private(LAYOUT)
+    assert table.described == ("", "")
+    table.describe("torch in bf16", 'some batches run "uncompiled"\n')
+    assert table.described == ("torch in bf16", 'some batches run "uncompiled"\n')
+    # Too long, and of characters that take several bytes each.
+    table.describe("torch", "\u20ac\\" * 5000)
+    runs_by, fallback = table.described
+    assert runs_by == "torch"
+    assert len(fallback) > 300

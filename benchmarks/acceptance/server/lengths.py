@@ -25,7 +25,7 @@ from penstock.bench.server_process import running_server
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import BenchError
 from penstock.core.find_application import find_application
-from penstock.runtime.gpu_precision import TOLERANCES
+from penstock.runtime.gpu.precision import TOLERANCES
 
 BUDGET_MS = 50
 # No deadline counts for padded texts: one of them may take longer than the budget.

@@ -9,7 +9,7 @@ from benchmarks.acceptance.server.tick import BUDGET_NS, engine_and_writer
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array, TensorSpec
 from penstock.models.speech import SpeechNet
-from penstock.runtime.cuda_graph_executor import CudaGraphExecutor
+from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.streaming_executor import StatefulNetwork
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter

@@ -3,11 +3,11 @@
 from typing import final
 
 import numpy as np
-import torch
 from torch import nn
 
 from penstock.train.callbacks.callback import Callback, StepTaken
 from penstock.train.fit import fit
+from penstock.train.recipe import StepExecution
 
 PAIRS, STEPS, BATCH, FEATURES, WIDTH, CLASSES = 15, 1500, 64, 784, 256, 10
 
@@ -33,12 +33,18 @@ def cost_ratios() -> list[float]:
     inputs = rng.normal(size=(BATCH * 64, FEATURES)).astype(np.float32)
     targets = rng.integers(0, CLASSES, len(inputs))
     network = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
-    torch.set_num_threads(1)
 
     def seconds(callbacks: list[Callback]) -> float:
-        return fit(
-            network, (inputs, targets), steps=STEPS, batch_size=BATCH, callbacks=callbacks, quiet=True
-        ).seconds  # fmt: skip
+        fitted = fit(
+            network,
+            (inputs, targets),
+            steps=STEPS,
+            batch_size=BATCH,
+            callbacks=callbacks,
+            quiet=True,
+            execution=StepExecution(threads=1),
+        )
+        return fitted.seconds
 
     seconds([])
     ratios: list[float] = []

@@ -1,6 +1,5 @@
 """Waits of the steps of ResNet-50 for JPEG photographs, trained by `penstock train` as a user runs it."""
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -9,6 +8,7 @@ from benchmarks.acceptance.report.results import ROOT
 from benchmarks.acceptance.train.photographs import write_folder
 from benchmarks.acceptance.train.training_run import trained
 from penstock.core.errors import BenchError
+from penstock.train.report.run_log import read_metrics
 
 PICTURES = 4096
 APPLICATION = ROOT / "benchmarks" / "apps" / "photographs.py"
@@ -26,8 +26,7 @@ def waited_shares() -> list[float]:
         write_folder(Path(name), PICTURES)
         os.environ["PHOTOGRAPHS"] = name
         with trained(str(APPLICATION), "--gpus", "1") as run:
-            lines = (run.bundle.parent / "metrics.jsonl").read_text().splitlines()
-            records = [json.loads(line) for line in lines]
+            records = read_metrics(run.bundle.parent)
     steps = [
         ((later["seconds"] - before["seconds"]), (later["waited_s"] - before["waited_s"]))
         for before, later in zip(records[WARM:-1], records[WARM + 1 :], strict=True)

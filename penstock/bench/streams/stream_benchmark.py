@@ -1,5 +1,6 @@
 """The benchmark of live streams: latency at given numbers of streams, or the largest number within a budget."""
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 from penstock.bench.measurement import Comparison, Measurement, make_measurement
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.streams.stream_generator import (
+    MIN_IDLE,
     PROTOCOLS,
     bundle_workload,
     describe,
@@ -42,6 +44,7 @@ class StreamBenchmark:
         percentile: The percentile of the latency that must keep it.
         say: Called with a sentence after each trial.
         results: Results so far.
+        idle: Least idle share of the generator's cores in the trials that the figure is made of.
     """
 
     workload: StreamWorkload
@@ -56,6 +59,7 @@ class StreamBenchmark:
     percentile: float
     say: Callable[[str], None]
     results: list[StreamLoadResult] = field(default_factory=list[StreamLoadResult])
+    idle: float = math.inf
 
     def measure_at(self, counts: list[int], repeat: int, sameness: bool = False) -> Measurement:
         """Measure the latency at given numbers of streams; return that of the last number."""
@@ -67,6 +71,7 @@ class StreamBenchmark:
                     if not trial.complete:
                         raise BenchError(f"not every stream was carried: {describe(trial)}")
                 values.append(trials[-1].difference if sameness else trials[-1].percentile_ms(self.percentile))
+                self.idle = min(self.idle, trials[-1].idle)
         if sameness:
             return self._measurement(values, f"largest difference from offline at {counts[-1]:,} streams", "abs")
         return self._measurement(values, f"p{self.percentile:g} at {counts[-1]:,} streams", "ms")
@@ -93,6 +98,19 @@ class StreamBenchmark:
         )
         self.say(f"{metric}: {ours} and {theirs}")
         return self._measurement(ratios, f"{metric}, over one stream a step", "ratio", peer)
+
+    def check_idle(self) -> None:
+        """Check that the figure is not one of the load generator.
+
+        Raises:
+            BenchError: Its cores were idle for less than a fifth of the time.
+        """
+        if self.idle < MIN_IDLE:
+            raise BenchError(
+                f"the load generator's cores were idle for {self.idle:.0%} of the time, and a figure that is recorded "
+                f"needs {MIN_IDLE:.0%}: its own delays may be part of it. Give it more cores, or cores of its own by "
+                f"--cpu and --server-cpu."
+            )
 
     def draw(self, file: Path) -> Path:
         """Draw the latency over the number of streams."""
@@ -134,6 +152,7 @@ class StreamBenchmark:
             first=first,
             limit=MAX_STREAMS,
         )
+        self.idle = min([self.idle, *(trial.idle for trial in self.results if trial.streams == best)])
         self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms")
         return float(best)
 

@@ -3,10 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from penstock.bench.core_load import CoreLoad
 from penstock.bench.load.sender import sender_pool
 from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, StreamWorkload, send_streams
 from penstock.bench.streams.websocket_stream import open_websockets
@@ -23,6 +25,8 @@ OPEN_S = 0.0005
 MAX_OPENING_S = 12.0
 WARM_UP_S = 2.0
 SOUNDS = 4
+# With less, the delays of the load generator are part of a figure.
+MIN_IDLE = 0.2
 
 
 def bundle_workload(
@@ -116,7 +120,12 @@ def measure_streams(
             )
             for process in range(min(processes, streams))
         ]
-        result = StreamLoadResult.merge(list(pool.map(send_job, jobs)))
+        parts = pool.map(send_job, jobs)
+        time.sleep(max(0.0, measured_from_s - time.monotonic()))
+        load = CoreLoad(cpus)
+        time.sleep(max(0.0, measured_from_s + seconds - time.monotonic()))
+        idle = load.idle_share()
+        result = replace(StreamLoadResult.merge(list(parts)), idle=idle)
     if not result.difference <= workload.tolerance:
         raise BenchError(
             f"outputs of {result.checked:,} streams differ from the offline ones by up to {result.difference:.3g}, "
@@ -173,4 +182,8 @@ def describe(result: StreamLoadResult) -> str:
         )
         if count
     ]
+    if result.idle < MIN_IDLE:
+        faults.append(f"the generator's cores were idle for {result.idle:.0%} alone: its own delays may be in this")
+    elif result.idle >= MIN_IDLE:
+        faults.append(f"the generator's cores were idle for {result.idle:.0%}")
     return f"{result.streams:,} streams: {times} ms" + (f"; {', '.join(faults)}" if faults else "")

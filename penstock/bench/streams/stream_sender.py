@@ -108,6 +108,7 @@ class StreamLoadResult:
         checked: Streams whose outputs were compared.
         difference: Their largest difference from the offline outputs.
         late_s: The largest delay of the generator itself.
+        idle: Share of the time in which the generator's cores were idle; NaN where that was not measured.
     """
 
     streams: int
@@ -121,6 +122,7 @@ class StreamLoadResult:
     checked: int
     difference: float
     late_s: float
+    idle: float = math.nan
 
     @classmethod
     def merge(cls, parts: Sequence[Self]) -> Self:

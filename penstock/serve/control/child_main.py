@@ -11,6 +11,7 @@ import sys
 import uvloop
 
 from penstock.core.errors import PenstockError
+from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.messages import StartFailed, encode_message
 from penstock.serve.observe.logs import set_up_logging
 from penstock.serve.settings import Settings
@@ -51,6 +52,7 @@ async def _run_engine(settings: Settings, end: socket.socket, index: int, descri
 async def _run_frontend(settings: Settings, end: socket.socket, index: int, descriptors: list[int]) -> None:
     from penstock.serve.control.frontend_process import FrontendProcess
 
+    keep_freed_memory()
     *engines, own, listener = descriptors
     await FrontendProcess(settings, end, index, own, engines, socket.socket(fileno=listener)).run()
 

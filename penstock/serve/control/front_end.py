@@ -23,9 +23,10 @@ from penstock.serve.http.plain_body import chunk_of
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.request_log import RequestLog
+from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.chains import Chains
-from penstock.serve.registry.model_registry import Change, ModelRegistry
+from penstock.serve.registry.model_registry import Change, Demand, ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
 from penstock.serve.table.chain_counts import ChainCounts
@@ -49,6 +50,7 @@ class FrontEnd:
         settings: How to serve.
         listener: The socket that clients connect to.
         change: Loads and unloads models when a client asks.
+        demand: Loads models on first use.
         index: Index of this front-end.
         wakes: For each engine, called when there is new work for it.
         batch_loop: Runs the batches of this process.
@@ -69,9 +71,10 @@ class FrontEnd:
         index: int,
         wakes: Sequence[Callable[[], None]],
         batch_loop: BatchLoop,
+        demand: Demand | None = None,
     ) -> None:
         self._settings = settings
-        self.models = ModelRegistry(change, loading=settings.models.directory is not None)
+        self.models = ModelRegistry(change, loading=settings.models.directory is not None, demand=demand)
         self.models.starting = True
         self.attachments = Attachments(
             models=self.models,
@@ -87,6 +90,8 @@ class FrontEnd:
         self.chains = Chains(
             models=self.models, budget_ns=settings.batching.budget_ns, index=index, now_ns=time.monotonic_ns
         )
+        # The folder is made by `serve`, for all front-ends.
+        self._regions = Regions(settings.access.regions, settings.access.shared_memory << 20)
         started_s = time.monotonic()
         self._access = access_of(settings.access)
         self._batch_loop = batch_loop
@@ -101,6 +106,7 @@ class FrontEnd:
                 upgrade_to_stream, models=self.models, access=self._access, generating=self._generate_connection
             ),
             reject_stream=partial(reject_page, access=self._access),
+            regions=self._regions,
             offers_examples=settings.access.examples,
         )
         handle, reject = routes.handle, routes.reject
@@ -197,6 +203,7 @@ class FrontEnd:
                 port=port,
                 max_message_bytes=limit + MAX_HEAD_BYTES,
                 authorise=self._access.check_key,
+                regions=self._regions,
                 tls=tls,
                 home=home,
             )

@@ -45,7 +45,15 @@ class FrontendProcess:
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
         wakes = [partial(self._wake_engine, engine) for engine in engines]
-        self._front = FrontEnd(settings, listener, self._change, index=index, wakes=wakes, batch_loop=self._batch_loop)
+        self._front = FrontEnd(
+            settings,
+            listener,
+            self._change,
+            index=index,
+            wakes=wakes,
+            batch_loop=self._batch_loop,
+            demand=self._demand,
+        )
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks = BackgroundTasks()
@@ -67,6 +75,9 @@ class FrontendProcess:
         finally:
             # The error's traceback holds this frame: without the future, they are no cycle that keeps a table mapped.
             del self._changes[token], future
+
+    def _demand(self, name: str) -> None:
+        self._channel.send(messages.DemandModel(name=name))
 
     def _wake_engine(self, engine: int) -> None:
         self._to_wake.add(engine)

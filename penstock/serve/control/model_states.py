@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import final
 
-from penstock.serve.control.model_directory import ModelFolder
 from penstock.serve.messages import WITHDRAWN, ModelState
 
 
@@ -32,18 +31,32 @@ class ModelStates:
         """Names of the chains."""
         return list(self._chains)
 
-    def set(self, folder: ModelFolder, state: str, reason: str = "", since_ns: int = 0) -> None:
+    def set(
+        self,
+        key: tuple[str, str],
+        state: str,
+        reason: str = "",
+        *,
+        since_ns: int = 0,
+        on_demand_ns: int | None = None,
+    ) -> None:
         """Set the state of a version, and so of the chains that it is a part of.
 
         Args:
-            folder: The version.
+            key: Name and version.
             state: See `ModelState`.
             reason: See `ModelState`.
             since_ns: See `ModelState`.
+            on_demand_ns: See `ModelState`.
         """
-        self._put(ModelState(name=folder.name, version=folder.version, state=state, reason=reason, since_ns=since_ns))
+        name, version = key
+        self._put(
+            ModelState(
+                name=name, version=version, state=state, reason=reason, since_ns=since_ns, on_demand_ns=on_demand_ns
+            )
+        )
         for chain, parts in self._chains.items():
-            if folder.name in parts:
+            if name in parts:
                 self._set_chain(chain)
 
     def withdraw(self, key: tuple[str, str]) -> None:
@@ -60,6 +73,18 @@ class ModelStates:
     def versions(self, name: str) -> list[tuple[str, str]]:
         """List the name and version of each state that a model has."""
         return [key for key in self._states if key[0] == name]
+
+    def on_demand(self, name: str, now_ns: int) -> list[tuple[str, str]]:
+        """List the name and version of each state of a model that a request now loads."""
+        return [
+            key
+            for key in self.versions(name)
+            if (from_ns := self._states[key].on_demand_ns) is not None and from_ns <= now_ns
+        ]
+
+    def not_ready(self, name: str) -> list[tuple[str, str]]:
+        """List the name and version of each state of a model that is not served."""
+        return [key for key in self.versions(name) if self._states[key].state != "READY"]
 
     def _set_chain(self, name: str) -> None:
         states = [self._states[max(keys, key=_number)] for part in self._chains[name] if (keys := self.versions(part))]

@@ -11,7 +11,8 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from functools import partial
+from typing import final
 
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import (
@@ -21,19 +22,27 @@ from penstock.core.errors import (
     Overloaded,
     PenstockError,
     ServeError,
+    StorageError,
     UnknownRoute,
 )
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.model_directory import ModelFolder, find_versions, model_names
+from penstock.serve.control.model_directory import ModelFolder, model_directory
 from penstock.serve.control.model_states import ModelStates
-from penstock.serve.messages import RESTART_S, RESTARTING, ChainLoaded, LoadModel, ModelLoaded, ModelState
+from penstock.serve.control.on_demand import Loaded, OnDemand
+from penstock.serve.control.server_processes import ServerProcesses, TableMemory
+from penstock.serve.messages import (
+    ON_DEMAND,
+    RESTART_S,
+    RESTARTING,
+    EngineUse,
+    LoadModel,
+    ModelLoaded,
+    ModelState,
+)
 from penstock.serve.settings import ModelSettings
-from penstock.serve.table.slots import SlotTable
 
 log = logging.getLogger(__name__)
 
-# A private table, or the descriptor of a shared one.
-TableMemory = SlotTable | int
 # Name and version of a model.
 Key = tuple[str, str]
 # Replicas of a model, by engine.
@@ -46,48 +55,6 @@ MAX_RETRY_S = 60.0
 DIED_AFTER_LOAD = "the engine's process ended after it loaded the model; its log says why."
 
 
-class ServerProcesses(Protocol):
-    """The engines, and all front-ends together, as the repository uses them."""
-
-    @property
-    def engines(self) -> tuple[int, ...]:
-        """Indices of the engines that run, or start for the first time."""
-        ...
-
-    async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
-        """Load a model into one engine.
-
-        Raises:
-            EngineLost: The engine's process ended meanwhile.
-            PenstockError: The model cannot be loaded.
-        """
-        ...
-
-    async def unload(self, key: int) -> None:
-        """Unload a table from its engine."""
-
-    async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
-        """Serve a table under its model's name; returns when all front-ends do.
-
-        Raises:
-            PenstockError: One front-end cannot serve it.
-        """
-
-    async def load_chain(self, reference: str) -> ChainLoaded:
-        """Serve a chain of the models; returns when all front-ends do.
-
-        Raises:
-            PenstockError: One front-end cannot serve it.
-        """
-        ...
-
-    async def retire(self, key: int) -> None:
-        """Submit nothing more to a table; returns when no request waits for it any more."""
-
-    def publish_state(self, state: ModelState) -> None:
-        """Publish the state of a model."""
-
-
 @dataclass(slots=True)
 class _LoadedModel:
     """A version of a model that is served, or was until its last engine died.
@@ -97,12 +64,14 @@ class _LoadedModel:
         number: Identifies this version, see `LoadModel.model`.
         replicas: By engine.
         keys: Keys of its tables; of the last ones where no engine is left.
+        loaded_ns: Monotonic time at which it was loaded.
     """
 
     folder: ModelFolder
     number: int
     replicas: Replicas
     keys: list[int]
+    loaded_ns: int
 
 
 @final
@@ -117,7 +86,7 @@ class ModelRepository:
     def __init__(self, models: ModelSettings, processes: ServerProcesses) -> None:
         self._bundles = models.bundles
         self._chain_references = models.chains
-        self._directory, self._policies = models.directory, models.policies
+        self._directory = model_directory(models)
         self._processes = processes
         self._keys, self._numbers = itertools.count(), itertools.count()
         self._change_lock = asyncio.Lock()
@@ -129,6 +98,18 @@ class ModelRepository:
         self._loading: dict[int, ModelFolder] = {}
         self._states = ModelStates(processes.publish_state)
         self._retiring = BackgroundTasks()
+        self._on_demand: OnDemand | None = None
+        if models.on_demand:
+            self._on_demand = OnDemand(
+                models=models,
+                states=self._states,
+                change_lock=self._change_lock,
+                load_found=self._load_found,
+                unload=partial(self._unload, reason=ON_DEMAND, on_demand_ns=0),
+                loaded=self._replaceable,
+                disk_bytes=self._disk_bytes,
+                use=self._use,
+            )
 
     @property
     def loaded(self) -> list[tuple[ModelLoaded, TableMemory]]:
@@ -146,23 +127,34 @@ class ModelRepository:
         return self._states.chains
 
     @property
+    def announced(self) -> list[str]:
+        """Names of the loaded models and chains, and the count of those loaded on first use, for the announcement."""
+        names = [*(loaded.command.name for loaded, _ in self.loaded), *self.chains]
+        later = len({state.name for state in self.states if state.on_demand_ns is not None})
+        return [*names, *([f"{later} model{'s' if later > 1 else ''} on first use"] if later else [])]
+
+    @property
     def states(self) -> tuple[ModelState, ...]:
         """State of every model that was requested or lies in the model directory."""
         return self._states.all
 
     async def load_all(self) -> None:
-        """Load the models that the server was started with.
+        """Load the models that the server was started with, but for those that are loaded on first use.
 
         Raises:
             PenstockError: One of them cannot be loaded.
         """
         folders = [ModelFolder("", "1", bundle) for bundle in self._bundles]
         if self._directory is not None:
-            names = model_names(self._directory)
-            folders += [folder for name in names for folder in self._found(name)]
+            for name in await asyncio.to_thread(self._directory.names):
+                if self._on_demand is None:
+                    folders += await self._found(name)
+                    continue
+                for version in await asyncio.to_thread(self._directory.list_versions, name):
+                    self._on_demand.offer((name, version))
         async with self._change_lock:
             for folder in folders:
-                self._states.set(folder.named(), "LOADING", "waiting for its turn")
+                self._states.set(folder.named().key, "LOADING", "waiting for its turn")
             for folder in folders:
                 await self._load_version(folder)
                 self._withdraw(folder.named().key)
@@ -182,9 +174,9 @@ class ModelRepository:
             return
         model = self._models.get(folder.key)
         if not self._versions_of(folder.name):
-            self._states.set(folder, "LOADING", activity, since_ns=time.monotonic_ns())
+            self._states.set(folder.key, "LOADING", activity, since_ns=time.monotonic_ns())
         elif model is not None and not model.replicas:
-            self._states.set(folder, "LOADING", f"{RESTARTING}: {activity}", since_ns=time.monotonic_ns())
+            self._states.set(folder.key, "LOADING", f"{RESTARTING}: {activity}", since_ns=time.monotonic_ns())
 
     def drop_engine(self, engine: int) -> None:
         """Forget the replicas of an engine that died, until `restore`."""
@@ -194,7 +186,7 @@ class ModelRepository:
             if model.replicas:
                 model.keys = _keys_of(model.replicas)
             else:
-                self._states.set(model.folder, "LOADING", RESTARTING)
+                self._states.set(model.folder.key, "LOADING", RESTARTING)
 
     async def restore(self, engine: int) -> None:
         """Load the served models into an engine that was restarted; retry those that fail.
@@ -246,7 +238,7 @@ class ModelRepository:
     async def _join(self, model: _LoadedModel, replicas: Replicas) -> None:
         model.replicas |= await self._attach(replicas, None)
         model.keys = _keys_of(model.replicas)
-        self._states.set(model.folder, "READY")
+        self._states.set(model.folder.key, "READY")
 
     @contextmanager
     def _reporting(self, model: _LoadedModel, engine: int) -> Generator[None]:
@@ -254,7 +246,7 @@ class ModelRepository:
             yield
         except PenstockError as error:
             if not model.replicas:
-                self._states.set(model.folder, "LOADING", f"{RESTARTING}: {error}")
+                self._states.set(model.folder.key, "LOADING", f"{RESTARTING}: {error}")
             if isinstance(error, EngineLost):
                 raise
             log.error("engine %d cannot serve %s, and tries again: %s", engine, model.folder.name, error)
@@ -262,6 +254,11 @@ class ModelRepository:
     async def change(self, name: str, unload: bool) -> None:
         """Load or unload a model, see `load` and `unload`."""
         await (self.unload(name) if unload else self.load(name))
+
+    def demand(self, name: str) -> None:
+        """Load a model for a request that came for it, see `OnDemand`."""
+        if self._on_demand is not None:
+            self._on_demand.demand(name)
 
     async def load(self, name: str) -> None:
         """Serve the versions of a model that its policy asks for; those before them are served until then.
@@ -276,17 +273,23 @@ class ModelRepository:
         if name in self._states.chains:
             raise InvalidInput(f"{name!r} is a chain, whose parts are loaded one by one; rename the folder of a model.")
         async with self._change_lock:
-            folders, served = self._found(name), self._versions_of(name)
-            wanted = {folder.key for folder in folders}
-            for key in self._states.versions(name):
-                if key not in wanted:
-                    self._withdraw(key)
-            for folder in folders:
-                if not folder.several or not self._is_current(folder):
-                    await self._load_one(folder, is_new=not served)
-            for model in served:
-                if model.folder.key not in wanted:
-                    self._drop(model)
+            await (self._load_found if self._on_demand is None else self._on_demand.load)(name)
+
+    async def _load_found(self, name: str) -> None:
+        try:
+            folders, served = await self._found(name), self._versions_of(name)
+        except (StorageError, BundleError) as error:
+            raise InvalidInput(f"Model {name!r} cannot be loaded: {error}") from None
+        wanted = {folder.key for folder in folders}
+        for key in self._states.versions(name):
+            if key not in wanted:
+                self._withdraw(key)
+        for folder in folders:
+            if not folder.several or not self._is_current(folder):
+                await self._load_one(folder, is_new=not served)
+        for model in served:
+            if model.folder.key not in wanted:
+                self._drop(model)
 
     async def unload(self, name: str) -> None:
         """Stop serving a model; accepted requests are still answered.
@@ -295,19 +298,51 @@ class ModelRepository:
             UnknownRoute: It is not loaded.
         """
         async with self._change_lock:
-            models = self._versions_of(name)
-            if not models:
+            if not self._versions_of(name):
                 raise UnknownRoute(f"There is no model {name!r} to unload.")
-            for model in models:
-                del self._models[model.folder.key]
-                self._states.set(model.folder, "UNLOADING")
-            for model in models:
-                await self._retire(model.keys)
-                self._states.set(model.folder, "UNAVAILABLE", "unloaded")
+            await self._unload(name, "unloaded", None)
 
-    def _found(self, name: str) -> list[ModelFolder]:
+    async def _unload(self, name: str, reason: str, on_demand_ns: int | None) -> None:
+        models = self._versions_of(name)
+        for model in models:
+            del self._models[model.folder.key]
+            self._states.set(model.folder.key, "UNLOADING", reason, on_demand_ns=on_demand_ns)
+        for model in models:
+            await self._retire(model.keys)
+            # A request may wait for it to be loaded again.
+            if on_demand_ns is None or self._on_demand is None:
+                self._states.set(model.folder.key, "UNAVAILABLE", reason)
+            else:
+                self._on_demand.offer(model.folder.key)
+
+    def _replaceable(self) -> dict[str, Loaded]:
+        """Models that lie in the model directory, by name."""
+        found: dict[str, Loaded] = {}
+        for model in self._models.values():
+            if model.folder.bundle not in self._bundles:
+                before = found.get(model.folder.name, Loaded(loaded_ns=0, tables=(), memory_bytes=0))
+                grown_bytes = max((loaded.memory_bytes for loaded, _ in model.replicas.values()), default=0)
+                found[model.folder.name] = Loaded(
+                    loaded_ns=max(before.loaded_ns, model.loaded_ns),
+                    tables=(*before.tables, *model.keys),
+                    memory_bytes=before.memory_bytes + grown_bytes,
+                )
+        return found
+
+    async def _disk_bytes(self, name: str) -> int:
+        folders = await self._found(name)
+        return sum(file.stat().st_size for folder in folders for file in folder.bundle.iterdir())
+
+    async def _use(self) -> list[EngineUse]:
+        reports = (self._processes.report_use(engine) for engine in self._processes.engines)
+        uses = await asyncio.gather(*reports, return_exceptions=True)
+        # The tables of an engine that died are in no use.
+        return [use for use in uses if isinstance(use, EngineUse)]
+
+    async def _found(self, name: str) -> list[ModelFolder]:
         assert self._directory is not None, "front-ends refuse changes without a model directory"
-        return find_versions(self._directory, name, self._policies)
+        # In a thread: a version at a URL is downloaded.
+        return await asyncio.to_thread(self._directory.find_versions, name)
 
     def _versions_of(self, name: str) -> list[_LoadedModel]:
         return [model for model in self._models.values() if model.folder.name == name]
@@ -324,12 +359,14 @@ class ModelRepository:
 
     async def _load_one(self, folder: ModelFolder, *, is_new: bool) -> None:
         if is_new:
-            self._states.set(folder, "LOADING")
+            self._states.set(folder.key, "LOADING")
         try:
             await self._load_version(folder)
         except PenstockError as error:
-            if is_new:
-                self._states.set(folder, "UNAVAILABLE", str(error))
+            # With `on_demand`, the state follows with the time from which a request tries again: a front-end that saw
+            # one without it would answer that there is no such model.
+            if is_new and self._on_demand is None:
+                self._states.set(folder.key, "UNAVAILABLE", str(error))
             if isinstance(error, EngineLost):
                 raise Overloaded(f"Model {folder.name!r} is not loaded: {error}", RESTART_S) from None
             log.warning("%s cannot be loaded: %s", folder.name, error)
@@ -361,8 +398,8 @@ class ModelRepository:
         folder = replace(folder, name=name)
         before = self._models.get(folder.key)
         replicas = await self._attach(replicas, before)
-        self._models[folder.key] = _LoadedModel(folder, number, replicas, _keys_of(replicas))
-        self._states.set(folder, "READY")
+        self._models[folder.key] = _LoadedModel(folder, number, replicas, _keys_of(replicas), time.monotonic_ns())
+        self._states.set(folder.key, "READY")
         if before is not None and before.replicas:
             self._retiring.start(self._retire(_keys_of(before.replicas)))
 

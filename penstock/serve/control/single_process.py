@@ -6,11 +6,13 @@ import time
 from typing import final
 
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal
-from penstock.serve.control.repository import ModelRepository, TableMemory
+from penstock.serve.control.repository import ModelRepository
+from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.engine.model_loader import ModelLoader
-from penstock.serve.messages import ChainLoaded, LoadModel, ModelLoaded, ModelState
+from penstock.serve.messages import ChainLoaded, EngineUse, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
 
@@ -21,7 +23,12 @@ async def serve_single(settings: Settings, listener: socket.socket) -> None:
     Raises:
         PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
     """
-    await _SingleProcess(settings, listener).run()
+    keep_freed_memory()
+    process = _SingleProcess(settings, listener)
+    try:
+        await process.run()
+    finally:
+        process.close()
 
 
 @final
@@ -41,6 +48,7 @@ class _SingleProcess:
             index=0,
             wakes=[self._batch_loop.wake],
             batch_loop=self._batch_loop,
+            demand=self._repository.demand,
         )
         self._stop = asyncio.Event()
         self._signals = 0
@@ -56,10 +64,12 @@ class _SingleProcess:
             end_at_once()
         loading.result()
         await self._front.started()
-        names = (served.name for served in self._front.models.newest)
-        announce(names, self._repository.fallbacks, self._listener, self._settings.network)
+        announce(self._repository.announced, self._repository.fallbacks, self._listener, self._settings.network)
         await self._stop.wait()
         await self._front.drain(lambda: self._signals > 1)
+
+    def close(self) -> None:
+        self._loader.close()
 
     def _work(self) -> int:
         ran = self._loader.tick()
@@ -84,6 +94,9 @@ class _SingleProcess:
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
         loaded, table, _ = await self._loader.load(command)
         return loaded, table
+
+    async def report_use(self, engine: int) -> EngineUse:
+        return await self._loader.report_use(0)
 
     def _report(self, key: int, activity: str) -> None:
         self._repository.note_progress(key, activity)

@@ -9,6 +9,7 @@ the children when the supervisor ends, and shared memory is freed with the last 
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -21,7 +22,8 @@ from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.lifecycle import announce, on_stop_signal
-from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository, TableMemory
+from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository
+from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import shared_memory
@@ -64,6 +66,7 @@ class _Supervisor:
         # Commands without a reply, by child, type and key.
         self._pending: dict[tuple[ChildProcess, type[Message], int], asyncio.Future[Reply]] = {}
         self._tasks = BackgroundTasks()
+        self._reports = itertools.count()
         # Whether every model of the start is loaded.
         self._started = False
         # The front-end that accepts the connections of a dead one, by the index of the dead one.
@@ -115,8 +118,7 @@ class _Supervisor:
         if self._start_error:
             return
         self._started = True
-        names = (*(loaded.command.name for loaded, _ in self._repository.loaded), *self._repository.chains)
-        announce(names, self._repository.fallbacks, self._sockets[0], self._settings.network)
+        announce(self._repository.announced, self._repository.fallbacks, self._sockets[0], self._settings.network)
 
     async def _drain(self) -> None:
         # The kernel would still queue connections at a listening socket without an accepting process.
@@ -154,6 +156,15 @@ class _Supervisor:
             raise EngineLost(DIED_AFTER_LOAD)
         self._tables[command.key] = loaded, descriptors[0]
         return loaded, descriptors[0]
+
+    async def report_use(self, engine: int) -> messages.EngineUse:
+        child = self._engines[engine]
+        if not child.alive:
+            raise EngineLost(f"{messages.RESTARTING}.")
+        report = messages.ReportUse(key=next(self._reports))
+        use, _ = await self._command(child, report, report.key)
+        assert isinstance(use, messages.EngineUse), use
+        return use
 
     async def unload(self, key: int) -> None:
         self._attached.discard(key)
@@ -214,6 +225,10 @@ class _Supervisor:
                 self._resolve(child, messages.LoadModel, command.key, message, descriptors)
             case messages.LoadProgress(key=key, activity=activity):
                 self._repository.note_progress(key, activity)
+            case messages.EngineUse(key=key):
+                self._resolve(child, messages.ReportUse, key, message, [])
+            case messages.DemandModel(name=name):
+                self._repository.demand(name)
             case messages.CommandDone(key=key):
                 self._resolve(child, ModelLoaded, key, message, [])
             case messages.ChainLoaded(key=key):

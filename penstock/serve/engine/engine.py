@@ -221,6 +221,27 @@ class Engine:
                 f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
             )
 
+    def improve(self, rows: int, ns: float) -> None:
+        """Take over the time of a batch size whose graph was replaced by a faster one; larger ones may be worth it now.
+
+        Args:
+            rows: The batch size.
+            ns: Its time.
+        """
+        sizes = set(batch_sizes(self._max_rows))
+        if rows not in sizes or (rows > 1 and ns > self._budget_ns * MAX_BUDGET_SHARE):
+            return
+        times_ns = {**self._costs.times_ns, rows: ns}
+        known = sorted(times_ns)
+        worth = count_worthwhile(known, [times_ns[size] for size in known])
+        self._costs = Costs(
+            known[:worth],
+            [times_ns[size] for size in known[:worth]],
+            handling_ns=self._costs.handling_ns,
+            min_compute_ns=min(self._costs.min_compute_ns, times_ns[1]),
+        )
+        self._costs.publish(self._table)
+
     def tick(self, now_ns: int) -> BatchSchedule:
         """Run the next batch, if there is one.
 

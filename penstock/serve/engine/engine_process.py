@@ -13,7 +13,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.engine.model_loader import ModelLoader
-from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, UnloadModel
+from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel
 from penstock.serve.settings import Settings
 from penstock.serve.table.slots import SlotTable
 
@@ -44,7 +44,10 @@ class EngineProcess:
 
     async def run(self) -> None:
         """Serve until the supervisor is gone."""
-        await send_heartbeats(self._channel, self._end)
+        try:
+            await send_heartbeats(self._channel, self._end)
+        finally:
+            self._loader.close()
 
     def _woken(self) -> None:
         os.eventfd_read(self._own)
@@ -73,8 +76,13 @@ class EngineProcess:
             case UnloadModel(key=key):
                 self._loader.unload(key)
                 self._tables.pop(key, None)
+            case ReportUse(key=key):
+                self._tasks.start(self._report_use(key))
             case _:
                 raise AssertionError(message)
+
+    async def _report_use(self, key: int) -> None:
+        self._channel.send(await self._loader.report_use(key))
 
     async def _load(self, command: LoadModel) -> None:
         try:

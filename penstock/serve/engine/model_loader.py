@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.application import Application
+from penstock.core.decode import slow_jpeg
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable
@@ -18,15 +19,17 @@ from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
 from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
 from penstock.runtime.loading_steps import LoadingSteps
+from penstock.runtime.memory_use import memory_use, release_memory
+from penstock.serve.engine.compiling import Compiling
 from penstock.serve.engine.engine import Engine
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.engine.scheduler import BatchSchedule
-from penstock.serve.messages import LoadModel, ModelLoaded
+from penstock.serve.messages import EngineUse, LoadModel, ModelLoaded
 from penstock.serve.settings import Settings
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.lengths import LengthGrid
-from penstock.serve.table.slots import SlotTable, TableLayout, results_of
+from penstock.serve.table.slots import STREAMS_OPEN, SlotTable, TableLayout, results_of
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ MAX_SLOTS = 4096
 # Live streams, each with a state of its own on the device.
 MAX_STREAMS_GPU, MAX_STREAMS_CPU = 32_768, 4096
 MAX_FALLBACK = 1000
+# Time for threads that compile to end, less than the supervisor gives an engine.
+END_S = 2.0
 # Exit status of a process whose GPU failed.
 DEVICE_LOST = 70
 
@@ -85,6 +90,8 @@ class ModelLoader:
         self._sharing = engines_on(device, execution.devices)
         self._multiplexer = Multiplexer(time.monotonic_ns)
         self.engines: dict[int, Engine | GenerationEngine] = {}
+        self._tables: dict[int, SlotTable] = {}
+        self._compiling: dict[int, Compiling] = {}
 
     def tick(self) -> tuple[int, BatchSchedule] | None:
         """Run the next batch of all models, see `Multiplexer.tick`; a failed GPU ends the process."""
@@ -114,6 +121,9 @@ class ModelLoader:
             raise ServeError(f"{command.bundle}: {type(error).__name__}: {error}") from error
 
     async def _load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
+        start_s = time.monotonic()
+        # In a thread: on a GPU the first call loads torch.
+        before = await asyncio.to_thread(memory_use, self._device)
         with ExitStack() as on_failure:
             progress = self._progress(command.key)
             runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command, progress, on_failure)
@@ -130,7 +140,13 @@ class ModelLoader:
             self._settings.batching.latency_ms,
         )
         self.engines[command.key] = engine
+        self._tables[command.key] = table
         self._multiplexer.add(command.key, engine)
+        if runnable.compile_ahead is not None:
+            assert isinstance(engine, Engine), engine
+            self._compiling[command.key] = Compiling(
+                runnable.compile_ahead, engine, table, replace(runnable, fallback=_fallback_of(runnable))
+            )
         manifest = runnable.files.manifest
         loaded = ModelLoaded(
             command=replace(command, name=name),
@@ -142,14 +158,57 @@ class ModelLoader:
             application=self._settings.models.app or manifest.reference,
             runs_by=runnable.runs_by,
             # A message has a limited size.
-            fallback=(runnable.fallback or runnable.executor.fallback)[:MAX_FALLBACK],
+            fallback=_fallback_of(runnable)[:MAX_FALLBACK],
+            load_s=round(time.monotonic() - start_s, 3),
+            memory_bytes=memory_use(self._device).used_bytes - before.used_bytes,
+            table_bytes=layout.nbytes,
+        )
+        log.info(
+            "%s loaded in %.1f s; meanwhile the memory in use grew by %.0f MB, and its table has %.0f MB",
+            name,
+            loaded.load_s,
+            loaded.memory_bytes / 1e6,
+            loaded.table_bytes / 1e6,
         )
         return loaded, table, descriptor
 
     def unload(self, key: int) -> None:
         """Unload a model; no request may wait for it any more."""
+        if (compiling := self._compiling.pop(key, None)) is not None:
+            compiling.close()
+        # It refers to the network, whose memory is given back below.
+        del compiling
         if self.engines.pop(key, None) is not None:
+            self._tables.pop(key)
             self._multiplexer.remove(key)
+            if self._settings.models.on_demand:
+                release_memory(self._device)
+
+    async def report_use(self, key: int) -> EngineUse:
+        """Report when each table was used last, and the memory in use.
+
+        Args:
+            key: Key of the report.
+        """
+        memory = await asyncio.to_thread(memory_use, self._device)
+        tables = self._tables.values()
+        return EngineUse(
+            key=key,
+            tables=tuple(self._tables),
+            used_ns=tuple(self._multiplexer.last_batch_ns(each) for each in self._tables),
+            busy=tuple(bool(each.held.any() or each.counts[:, STREAMS_OPEN].any()) for each in tables),
+            used_bytes=memory.used_bytes,
+            # Engines on a CPU report memory of their own, and those on one GPU that of all its processes.
+            total_bytes=memory.total_bytes // (self._sharing if self._device == "cpu" else 1),
+        )
+
+    def close(self) -> None:
+        """Stop compiling, and wait a while: at the end of the process, a thread within torch would crash it."""
+        end_s = time.monotonic() + END_S
+        for compiling in self._compiling.values():
+            compiling.close()
+        for compiling in self._compiling.values():
+            compiling.join(max(0.0, end_s - time.monotonic()))
 
     def _progress(self, key: int) -> LoadingSteps:
         loop = asyncio.get_running_loop()
@@ -205,6 +264,7 @@ class ModelLoader:
                 choice=execution.executor,
                 device=self._device,
                 precision=execution.precision,
+                compile=execution.compile,
                 max_rows=self._settings.batching.max_batch,
                 exact=execution.exact,
                 graph_memory=execution.graph_memory,
@@ -233,3 +293,8 @@ class ModelLoader:
                 f"table of {frontends} front-ends may have ({MAX_TABLE_BYTES >> 20} MB)."
             )
         return TableLayout.of(application, slots=each * frontends, frontends=frontends)
+
+
+def _fallback_of(runnable: Runnable) -> str:
+    decoding = slow_jpeg() if "image/jpeg" in runnable.application.accepts else ""
+    return " ".join(filter(None, (runnable.fallback or runnable.executor.fallback, decoding)))

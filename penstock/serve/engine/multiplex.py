@@ -21,6 +21,7 @@ HALF_LIFE_NS = 1_000_000_000
 class _Share:
     engine: Engine | GenerationEngine
     used_ns: float = 0.0
+    last_ns: int = 0
 
 
 @final
@@ -47,6 +48,10 @@ class Multiplexer:
         if len(self._shares) == 1:
             next(iter(self._shares.values())).engine.publish_other_tables(0, 0.0)
 
+    def last_batch_ns(self, key: int) -> int:
+        """Time at which the last batch of a table began; 0 if it ran none."""
+        return self._shares[key].last_ns
+
     def tick(self) -> tuple[int, BatchSchedule] | None:
         """Run the next batch.
 
@@ -60,6 +65,8 @@ class Multiplexer:
         share = self._shares[key]
         batch = share.engine.tick(start_ns)
         share.used_ns += self._clock_ns() - start_ns
+        if batch.run.size:
+            share.last_ns = start_ns
         if start_ns - self._halved_ns > HALF_LIFE_NS:
             self._halved_ns = start_ns
             for each in self._shares.values():

@@ -36,10 +36,12 @@ class Request:
         head: The head. Requests with equal heads may share it; after parsing only `route` and `nbytes` are written.
         body: The body, decompressed.
         arrival_ns: Earliest time at which it can have arrived, on the clock of deadlines.
+        transport: The client's connection; None where it is not known.
         observe_step: Called with a `StepReport` after each step of a chain; None if the request is not traced.
     """
 
     head: Head
     body: bytes
     arrival_ns: int = field(default=0, compare=False)
+    transport: Any = field(default=None, compare=False, repr=False)
     observe_step: Callable[[Any], None] | None = field(default=None, compare=False)

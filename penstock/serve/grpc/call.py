@@ -11,6 +11,7 @@ from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.conversion import infer_response, parse_infer
 from penstock.serve.oip.inference import HIGHEST, submit, terms_of
+from penstock.serve.oip.shared_memory import Lookup, no_regions
 from penstock.serve.registry.generated import ENDED
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
@@ -31,6 +32,7 @@ def submit_call(
     owner: str,
     done: Done,
     stepped: Stepped | None = None,
+    lookup: Lookup = no_regions,
 ) -> Callable[[], None] | None:
     """Submit an inference request.
 
@@ -43,6 +45,7 @@ def submit_call(
         done: Called once with the response or the error, at once if it is rejected.
         stepped: Called with the response of each step but the last, where the answer takes steps; None for one response
             with all steps.
+        lookup: Finds tensors in shared memory.
 
     Returns:
         A function that cancels the request; None if it was rejected.
@@ -54,17 +57,22 @@ def submit_call(
     except RequestError as error:
         done(error)
         return None
-    row, output, max_rows, count = terms_of(served)
     try:
+        row, output, max_rows, count = terms_of(served)
         if isinstance(served, ServedModel) and served.application.generate is not None and stepped is not None:
-            return _submit_steps(served, request, batch_loop.arrival_ns(now_ns), left_s, done, stepped)
-        infer = parse_infer(request, row, output, max_rows, left_s, count)
+            return _submit_steps(served, request, batch_loop.arrival_ns(now_ns), left_s, done, stepped, lookup)
+        infer = parse_infer(request, row, output, max_rows, left_s, count, lookup)
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
                 done(result)
-            else:
-                done(infer_response(infer, result, served.name, served.version, output))
+                return
+            try:
+                response = infer_response(infer, result, served.name, served.version, output)
+            except RequestError as error:
+                done(error)
+                return
+            done(response)
 
         arrival_ns = batch_loop.arrival_ns(now_ns)
         return submit(served, infer, finished, arrival_ns=arrival_ns, owner=owner, budget_ns=infer.budget_ns)
@@ -84,9 +92,12 @@ def _submit_steps(
     left_s: float | None,
     done: Done,
     stepped: Stepped,
+    lookup: Lookup,
 ) -> Callable[[], None]:
     application = served.application
-    infer = parse_infer(request, application.input, application.output, served.max_rows, left_s)
+    infer = parse_infer(request, application.input, application.output, served.max_rows, left_s, lookup=lookup)
+    if infer.shared:
+        raise InvalidInput("A stream of steps sends each output; ask for it without shared memory.")
     if len(infer.chunks) != 1:
         raise InvalidInput(f"The request has {len(infer.chunks)} rows; a stream of steps takes one row a request.")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
+from penstock.serve.oip.shared_memory import PARAMETERS, Lookup, SharedPart, no_regions
 
 # gRPC status of each error: the entry of its class, or of the nearest class above it.
 STATUS: dict[type[RequestError], StatusCode] = {
@@ -62,6 +64,7 @@ def parse_infer(
     max_rows: int,
     left_s: float | None = None,
     count: inference.Count = inference.rows_of,
+    lookup: Lookup = no_regions,
 ) -> Infer:
     """Read an inference request.
 
@@ -72,6 +75,7 @@ def parse_infer(
         max_rows: Maximum number of rows in one request.
         left_s: Seconds until the deadline of the RPC; None if it has none.
         count: Counts the rows: `rows_of`, or `frames_of` where they are the frames of one chunk.
+        lookup: Finds tensors in shared memory.
 
     Raises:
         InvalidInput: The message violates the protocol or the specs.
@@ -79,7 +83,7 @@ def parse_infer(
     """
     parameters = _values(request.parameters)
     if isinstance(input, RecordSpec):
-        chunks, batched = inference.records_of(_given(request), input, max_rows)
+        chunks, batched = inference.records_of(_given(request, lookup), input, max_rows)
     else:
         if len(request.inputs) != 1:
             raise InvalidInput(
@@ -87,12 +91,17 @@ def parse_infer(
             )
         tensor = request.inputs[0]
         rows, batched = count(tensor.name, tensor.datatype, tuple(tensor.shape), input, max_rows)
-        chunks = _chunks(tensor, request.raw_input_contents, input, rows)
+        chunks = _chunks(tensor, request.raw_input_contents, lookup, input, rows)
     names = inference.output_datatypes(input, output)
+    shared: dict[str, SharedPart] = {}
     for wanted in request.outputs:
-        inference.check_output(wanted.name, _values(wanted.parameters), names)
+        parameters_of_output = _values(wanted.parameters)
+        inference.check_output(wanted.name, parameters_of_output, names)
+        if (part := lookup(parameters_of_output)) is not None:
+            shared[wanted.name] = part
     # The response has the form of the request; raw if the protocol has no other form for a dtype.
-    binary = bool(request.raw_input_contents) or any(spec.dtype not in CONTENTS for spec in output.tensors)
+    raw = bool(request.raw_input_contents or shared) or any(PARAMETERS[0] in each.parameters for each in request.inputs)
+    binary = raw or any(spec.dtype not in CONTENTS for spec in output.tensors)
     return Infer(
         id=request.id or None,
         chunks=chunks,
@@ -101,40 +110,61 @@ def parse_infer(
         budget_ns=_shorter(inference.timeout_ns_of(parameters), left_s),
         priority=inference.priority_of(parameters),
         place=inference.place_of(parameters),
+        shared=shared,
     )
 
 
 def infer_response(infer: Infer, outputs: Array, name: str, version: str, output: ChunkSpec) -> pb.ModelInferResponse:
-    """The response to an inference request: `outputs` is `[n, *output.shape]`."""
+    """The response to an inference request: `outputs` is `[n, *output.shape]`.
+
+    Raises:
+        InvalidInput: An output does not fit into its part of shared memory.
+    """
     arrays = inference.output_arrays(output, outputs)
     response = pb.ModelInferResponse(model_name=name, model_version=version, id=infer.id or "")
     for wanted, binary in infer.wanted.items():
         array = arrays[wanted] if infer.batched else arrays[wanted][0]
         dtype = array.dtype.name
         tensor = response.outputs.add(name=wanted, datatype=PROTOCOL_DATATYPES[dtype], shape=array.shape)
-        if binary:
+        part = infer.shared.get(wanted)
+        if part is not None:
+            raw = array.tobytes()
+            part.write(raw)
+            tensor.parameters[PARAMETERS[0]].string_param = part.region.name
+            tensor.parameters[PARAMETERS[2]].int64_param = len(raw)
+            # Clients count the entries.
+            response.raw_output_contents.append(b"")
+        elif binary:
             response.raw_output_contents.append(array.tobytes())
         else:
             getattr(tensor.contents, CONTENTS[dtype][0]).extend(array.ravel().tolist())
     return response
 
 
-def _given(request: pb.ModelInferRequest) -> list[inference.GivenTensor]:
+def _given(request: pb.ModelInferRequest, lookup: Lookup) -> list[inference.GivenTensor]:
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise InvalidInput(
-            f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs; send one for each."
-        )
+    inline = [tensor for tensor in request.inputs if PARAMETERS[0] not in tensor.parameters]
+    if raw and len(raw) != len(inline):
+        raise InvalidInput(f"raw_input_contents has {len(raw)} entries for {len(inline)} inputs; send one for each.")
     given: list[inference.GivenTensor] = []
-    for at, tensor in enumerate(request.inputs):
-        read = partial(_chunks, tensor, raw[at : at + 1])
+    entries = iter(raw)
+    for tensor in request.inputs:
+        # Triton's clients send no entry for an input in shared memory.
+        own = [] if PARAMETERS[0] in tensor.parameters else list(islice(entries, 1))
+        read = partial(_chunks, tensor, own, lookup)
         given.append(inference.GivenTensor(tensor.name, tensor.datatype, tuple(tensor.shape), read))
     return given
 
 
-def _chunks(tensor: pb.ModelInferRequest.InferInputTensor, raw: Sequence[bytes], spec: TensorSpec, rows: int) -> Array:
-    inference.check_input(_values(tensor.parameters))
+def _chunks(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: Sequence[bytes], lookup: Lookup, spec: TensorSpec, rows: int
+) -> Array:
     filled = [field.name for field, _ in tensor.contents.ListFields()]
+    part = lookup(_values(tensor.parameters))
+    if part is not None:
+        if raw or filled:
+            raise InvalidInput(f"{spec.name!r} has both shared memory and contents; send one of them.")
+        return inference.shared_chunks(part, rows, spec)
     if raw and filled:
         raise InvalidInput(f"{spec.name!r} has both contents and raw_input_contents; send one of them.")
     if raw:

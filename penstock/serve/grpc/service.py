@@ -18,12 +18,14 @@ from google.protobuf.message import DecodeError, Message
 from penstock.core.errors import InvalidInput, RequestError, ServeError
 from penstock.core.version import __version__
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
 from penstock.serve.grpc.conversion import retry_metadata, status_of
 from penstock.serve.observe.metrics import statistics_of
 from penstock.serve.oip.metadata import model_config, model_metadata
+from penstock.serve.oip.shared_memory import Lookup, Regions, extensions, no_regions
 from penstock.serve.registry.model_registry import ModelRegistry
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class GrpcServer:
             its connections.
         max_message_bytes: Largest message that is accepted.
         authorise: Checks the key of a call; liveness and readiness need none.
+        regions: The regions of shared memory.
         tls: The private key and the certificate chain, PEM; None for no TLS.
         home: The loop of the models; the running one by default.
 
@@ -70,6 +73,7 @@ class GrpcServer:
     port: int
     max_message_bytes: int
     authorise: Authorise
+    regions: Regions
     tls: tuple[bytes, bytes] | None = None
     home: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -124,6 +128,9 @@ class GrpcServer:
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "SystemSharedMemoryStatus": None,
+            "SystemSharedMemoryRegister": None,
+            "SystemSharedMemoryUnregister": None,
         }
         serialise = methodcaller("SerializeToString")
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -145,8 +152,11 @@ class GrpcServer:
                 if answer_at_home is not None:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
-                assert isinstance(request, pb.ModelInferRequest), request
-                return await self._infer(request, context.time_remaining(), owner)
+                if isinstance(request, pb.ModelInferRequest):
+                    lookup = self._lookup(context, owner)
+                    return await self._infer(request, context.time_remaining(), owner, lookup)
+                changed = self._shared_memory(request, self._connected(context), owner)
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(changed, self.home))
             except RequestError as error:
                 rejection = error
             except Exception:
@@ -172,7 +182,9 @@ class GrpcServer:
         return pb.ServerReadyResponse(ready=True)
 
     async def _server_metadata(self, request: pb.ServerMetadataRequest) -> Message:
-        return pb.ServerMetadataResponse(name="penstock", version=__version__, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(
+            name="penstock", version=__version__, extensions=extensions(EXTENSIONS, self.regions)
+        )
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = any(
@@ -193,7 +205,7 @@ class GrpcServer:
         wanted = [(request.name, request.version)]
         if not request.name:
             wanted = [(model.name, model.version) for model in self.models.states.values() if model.state == "READY"]
-        entries = [statistics_of(self.models.named(*model)) for model in wanted]
+        entries = [statistics_of(self.models.named(*model, first_use=False)) for model in wanted]
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
 
     async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
@@ -219,11 +231,31 @@ class GrpcServer:
         await self.models.change(request.model_name, unload=True)
         return pb.RepositoryModelUnloadResponse()
 
+    def _connected(self, context: Context) -> Connected | None:
+        metadata = {str(name): value for name, value in context.invocation_metadata() or ()}
+        return Connected.over_grpc(context.peer(), self.port, metadata)
+
+    def _lookup(self, context: Context, owner: str) -> Lookup:
+        return self.regions.lookup(self._connected(context), owner) if self.regions.enabled else no_regions
+
+    async def _shared_memory(self, request: Message, client: Connected | None, owner: str) -> Message:
+        if isinstance(request, pb.SystemSharedMemoryRegisterRequest):
+            self.regions.register(request.name, request.key, request.offset, request.byte_size, client, owner)
+            return pb.SystemSharedMemoryRegisterResponse()
+        if isinstance(request, pb.SystemSharedMemoryUnregisterRequest):
+            self.regions.unregister(request.name, client, owner)
+            return pb.SystemSharedMemoryUnregisterResponse()
+        assert isinstance(request, pb.SystemSharedMemoryStatusRequest), request
+        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+        found = {each["name"]: status(**each) for each in self.regions.status(request.name, client, owner)}
+        return pb.SystemSharedMemoryStatusResponse(regions=found)
+
     async def _infer(
         self,
         request: pb.ModelInferRequest,
         left_s: float | None,
         owner: str,
+        lookup: Lookup,
         steps: asyncio.Queue[pb.ModelInferResponse | None] | None = None,
     ) -> pb.ModelInferResponse:
         """Answer a request; with `steps`, those of an answer that takes steps go there, except the last."""
@@ -241,7 +273,7 @@ class GrpcServer:
             nonlocal cancel_rows
             done = partial(loop.call_soon_threadsafe, resolve)
             stepped = None if steps is None else partial(loop.call_soon_threadsafe, steps.put_nowait)
-            cancel_rows = submit_call(self.models, self.batch_loop, request, left_s, owner, done, stepped)
+            cancel_rows = submit_call(self.models, self.batch_loop, request, left_s, owner, done, stepped, lookup)
 
         def cancel() -> None:
             if cancel_rows is not None:
@@ -276,9 +308,10 @@ class GrpcServer:
         self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, owner: str
     ) -> None:
         room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
+        lookup = self._lookup(context, owner)
 
         async def answer(raw: bytes) -> None:
-            async for response in self._stream_answers(raw, owner):
+            async for response in self._stream_answers(raw, owner, lookup):
                 async with writing:
                     await context.write(response)
             room.release()
@@ -287,7 +320,9 @@ class GrpcServer:
             await room.acquire()
             group.create_task(answer(raw))
 
-    async def _stream_answers(self, raw: bytes, owner: str) -> AsyncGenerator[pb.ModelStreamInferResponse]:
+    async def _stream_answers(
+        self, raw: bytes, owner: str, lookup: Lookup
+    ) -> AsyncGenerator[pb.ModelStreamInferResponse]:
         """Yield the response to a request, or that of each step of its answer."""
         request = pb.ModelInferRequest()
         # The steps that have come and were not written yet: at most those of one answer.
@@ -296,7 +331,7 @@ class GrpcServer:
         try:
             request = _parsed(pb.ModelInferRequest, raw)
             # The deadline of the RPC belongs to the whole stream, not to this request.
-            answering = asyncio.create_task(self._infer(request, None, owner, steps))
+            answering = asyncio.create_task(self._infer(request, None, owner, lookup, steps))
             answering.add_done_callback(lambda _: steps.put_nowait(None))
             while (step := await steps.get()) is not None:
                 yield pb.ModelStreamInferResponse(infer_response=step)

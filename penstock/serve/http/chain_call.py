@@ -25,10 +25,11 @@ class ChainCall:
         head: The head.
 
     Raises:
-        InvalidInput: The budget, the priority or the boundary of a form is malformed.
+        InvalidInput: The budget, the priority or the boundary of a form is malformed, or the first part is live.
     """
 
     def __init__(self, served: ServedChain, head: Head) -> None:
+        served.reject_single()
         self._served = served
         self._terms = PlainTerms.of(served.application, head)
 

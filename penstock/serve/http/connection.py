@@ -217,6 +217,7 @@ class Connection(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._current = request
+        request.transport = self._transport
         self._continued = False
         self._inside = True
         cancel = self.handlers.handle(request, self._answer)

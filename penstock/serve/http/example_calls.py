@@ -57,7 +57,7 @@ class ExampleCalls:
             return served
         application = served.application
         for part in map(self._models.named, served.parts):
-            if not isinstance(part, ServedModel) or part.application.live is not None:
+            if not isinstance(part, ServedModel) or part.application.live != application.live:
                 continue
             if part.application.inputs == application.inputs and part.application.accepts == application.accepts:
                 return part

@@ -16,12 +16,14 @@ from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.serve.exchange.budget import options_of
+from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
 from penstock.serve.http.plain_body import json_of
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
+from penstock.serve.oip.shared_memory import Lookup, Regions, SharedPart, no_regions
 from penstock.serve.registry.served_chain import Served
 
 HEAD_LENGTH = "inference-header-content-length"
@@ -36,14 +38,16 @@ class OipCall:
         served: The model.
         head: The head.
         owner: Name of the client, by its API key.
+        regions: The regions of shared memory.
 
     Raises:
         InvalidInput: The budget or the priority is malformed.
     """
 
-    def __init__(self, served: Served, head: Head, owner: str) -> None:
+    def __init__(self, served: Served, head: Head, owner: str, regions: Regions) -> None:
         self._served = served
         self._owner = owner
+        self._regions = regions
         self._budget_ns, self._low_priority = options_of(head)
         self._timed = is_timed(head)
 
@@ -54,15 +58,22 @@ class OipCall:
             RequestError: The request is malformed, does not fit the model, or is rejected.
         """
         served = self._served
-        infer = parse_infer(request, *inference.terms_of(served))
+        lookup = no_regions
+        if self._regions.enabled:
+            lookup = self._regions.lookup(Connected.over_http(request.transport, request.head.headers), self._owner)
+        infer = parse_infer(request, *inference.terms_of(served), lookup=lookup)
         timing = Timing() if self._timed else None
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
                 answer(rejected(result))
-            else:
+                return
+            try:
                 response = infer_response(infer, result, served.name, served.version, served.application.answer)
-                answer(response if timing is None else timing.added_to(response))
+            except RequestError as error:
+                answer(rejected(error))
+                return
+            answer(response if timing is None else timing.added_to(response))
 
         return inference.submit(
             served,
@@ -78,7 +89,12 @@ class OipCall:
 
 
 def parse_infer(
-    request: Request, input: ChunkSpec, output: ChunkSpec, max_rows: int, count: inference.Count = inference.rows_of
+    request: Request,
+    input: ChunkSpec,
+    output: ChunkSpec,
+    max_rows: int,
+    count: inference.Count = inference.rows_of,
+    lookup: Lookup = no_regions,
 ) -> Infer:
     """Read an inference request.
 
@@ -88,6 +104,7 @@ def parse_infer(
         output: The spec of a row of the output.
         max_rows: Maximum number of rows in one request.
         count: Counts them: `rows_of`, or `frames_of` for the frames of one chunk.
+        lookup: Finds tensors in shared memory.
 
     Raises:
         InvalidInput: It is malformed, or does not fit the specs.
@@ -100,7 +117,7 @@ def parse_infer(
         raise InvalidInput("The request has no 'inputs'; they must be a list of tensors.")
     tensors = [_dictionary(entry, f"inputs[{at}]") for at, entry in enumerate(cast(list[Any], inputs))]
     if isinstance(input, RecordSpec):
-        chunks, batched = inference.records_of(_given(tensors, tail), input, max_rows)
+        chunks, batched = inference.records_of(_given(tensors, tail, lookup), input, max_rows)
     else:
         if len(tensors) != 1:
             raise InvalidInput(f"The request must have exactly one entry in 'inputs', {input.name!r}.")
@@ -109,21 +126,27 @@ def parse_infer(
         rows, batched = count(tensor.get("name"), tensor.get("datatype"), shape, input, max_rows)
         if batched and count is inference.frames_of:
             tensor = tensor | _of_the_only(tensor.get("data"))
-        chunks = _chunks(tensor, tail, input, rows)
+        chunks = _chunks(tensor, tail, lookup, input, rows)
     names = inference.output_datatypes(input, output)
+    wanted, shared = _wanted(head.get("outputs"), names, bool(parameters.get("binary_data_output")), lookup)
     return Infer(
         id=_id(head.get("id")),
         chunks=chunks,
         batched=batched,
-        wanted=_wanted(head.get("outputs"), names, bool(parameters.get("binary_data_output"))),
+        wanted=wanted,
         budget_ns=inference.timeout_ns_of(parameters),
         priority=inference.priority_of(parameters),
         place=inference.place_of(parameters),
+        shared=shared,
     )
 
 
 def infer_response(infer: Infer, outputs: Array, name: str, version: str, output: ChunkSpec) -> Response:
-    """Make the response to an inference request from `outputs`, `[n, *output.shape]`."""
+    """Make the response to an inference request from `outputs`, `[n, *output.shape]`.
+
+    Raises:
+        InvalidInput: An output does not fit into its part of shared memory.
+    """
     head: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     if infer.id is not None:
         head["id"] = infer.id
@@ -134,7 +157,12 @@ def infer_response(infer: Infer, outputs: Array, name: str, version: str, output
         datatype = PROTOCOL_DATATYPES[array.dtype.name]
         tensor: dict[str, Any] = {"name": wanted, "datatype": datatype, "shape": list(array.shape)}
         head["outputs"].append(tensor)
-        if binary:
+        part = infer.shared.get(wanted)
+        if part is not None:
+            raw = array.tobytes()
+            part.write(raw)
+            tensor["parameters"] = {"shared_memory_region": part.region.name, "shared_memory_byte_size": len(raw)}
+        elif binary:
             parts.append(array.tobytes())
             tensor["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
@@ -163,7 +191,7 @@ def _id(value: Any) -> str | None:
     return value or None
 
 
-def _given(tensors: list[dict[str, Any]], tail: memoryview) -> list[inference.GivenTensor]:
+def _given(tensors: list[dict[str, Any]], tail: memoryview, lookup: Lookup) -> list[inference.GivenTensor]:
     """Give each tensor its bytes of the tail, which follow one another in the order of the head."""
     given: list[inference.GivenTensor] = []
     at = 0
@@ -171,7 +199,7 @@ def _given(tensors: list[dict[str, Any]], tail: memoryview) -> list[inference.Gi
         size = _dictionary(tensor.get("parameters", {}), "an input's parameters").get("binary_data_size")
         end = at + size if type(size) is int and 0 <= size <= len(tail) - at else at
         part, at = tail[at:end], end
-        read = partial(_chunks, tensor, part)
+        read = partial(_chunks, tensor, part, lookup)
         given.append(
             inference.GivenTensor(tensor.get("name"), tensor.get("datatype"), _shape(tensor.get("shape")), read)
         )
@@ -182,9 +210,13 @@ def _given(tensors: list[dict[str, Any]], tail: memoryview) -> list[inference.Gi
     return given
 
 
-def _chunks(tensor: dict[str, Any], tail: memoryview, spec: TensorSpec, rows: int) -> Array:
+def _chunks(tensor: dict[str, Any], tail: memoryview, lookup: Lookup, spec: TensorSpec, rows: int) -> Array:
     parameters = _dictionary(tensor.get("parameters", {}), "inputs[0].parameters")
-    inference.check_input(parameters)
+    shared = lookup(parameters)
+    if shared is not None:
+        if len(tail) or "data" in tensor:
+            raise InvalidInput(f"{spec.name!r} has both shared memory and data; send one of them.")
+        return inference.shared_chunks(shared, rows, spec)
     size = parameters.get("binary_data_size")
     if size is None:
         if len(tail):
@@ -209,16 +241,31 @@ def _of_the_only(data: Any) -> dict[str, Any]:
     return {"data": data[0]} if nested else {}
 
 
-def _wanted(outputs: Any, names: Collection[str], binary: bool) -> dict[str, bool]:
+def _wanted(
+    outputs: Any, names: Collection[str], binary: bool, lookup: Lookup
+) -> tuple[dict[str, bool], dict[str, SharedPart]]:
     if not isinstance(outputs, list | None):
         raise InvalidInput("'outputs' must be a list.")
     wanted: dict[str, bool] = {}
+    shared: dict[str, SharedPart] = {}
     for at, entry in enumerate(cast(list[Any], outputs or [])):
         tensor = _dictionary(entry, f"outputs[{at}]")
         parameters = _dictionary(tensor.get("parameters", {}), f"outputs[{at}].parameters")
         inference.check_output(tensor.get("name"), parameters, names)
         wanted[tensor["name"]] = bool(parameters.get("binary_data", binary))
-    return wanted or dict.fromkeys(names, binary)
+        if (part := lookup(parameters)) is not None:
+            shared[tensor["name"]] = part
+    return wanted or dict.fromkeys(names, binary), shared
+
+
+def region_of(body: bytes) -> tuple[Any, Any, Any]:
+    """Read the body of a request to register a region: its key, offset and byte_size, unchecked.
+
+    Raises:
+        InvalidInput: It is no JSON object.
+    """
+    given = _dictionary(json_of(body), "the body")
+    return given.get("key"), given.get("offset", 0), given.get("byte_size")
 
 
 def reject_overrides(body: bytes) -> None:

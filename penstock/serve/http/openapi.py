@@ -16,7 +16,7 @@ from penstock.serve.exchange.form import JSON, MULTIPART, RAW, TEXT
 from penstock.serve.exchange.timing import SERVER_TIMING, TIMING_HEADER
 from penstock.serve.http.generated_answer import EVENTS
 from penstock.serve.http.plain_batch import FIELDS, INSTANCES
-from penstock.serve.registry.served_chain import Served
+from penstock.serve.registry.served_chain import Served, ServedChain
 
 Schema = dict[str, Any]
 
@@ -113,7 +113,10 @@ def _paths_of(served: Served) -> dict[str, Any]:
             {"name": {"type": "string"}, "ready": {"type": "boolean"}},
         ),
     }
-    if application.live is None:
+    if isinstance(served, ServedChain) and served.segments is not None:
+        # It takes streams alone, which OpenAPI does not describe.
+        del paths[f"/v1/apps/{name}"]
+    elif application.live is None:
         instances = _rows(_instance(application, row), served.max_rows)
         predictions = _json(_rows_object(FIELDS[INSTANCES], _rows(reply, served.max_rows)))
         paths[f"/v1/models/{name}:predict"] = {
@@ -199,7 +202,9 @@ def _number(spec: TensorSpec) -> Schema:
     if spec.dtype == "bool":
         return {"type": ["boolean", "integer"], "minimum": 0, "maximum": 1}
     low, high = spec.limits or _limits(spec)
-    return {"type": "number" if spec.takes_nan else "integer", "minimum": low, "maximum": high}
+    kind = "number" if spec.takes_nan else "integer"
+    # true and false are read as 1 and 0.
+    return {"type": [kind, "boolean"] if low <= 0 and high >= 1 else kind, "minimum": low, "maximum": high}
 
 
 def _limits(spec: TensorSpec) -> tuple[float, float]:

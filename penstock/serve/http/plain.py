@@ -49,8 +49,10 @@ class PlainCall:
         """
         served = self.served
         content_type, body, chunk = self._terms.content_of(served.application, request.body)
-        if chunk is None and served.decode_pool is not None and is_decoded(served.application, content_type, body):
-            return self._prepare(served.decode_pool, body, content_type, request.arrival_ns, answer)
+        pool = served.decode_pool
+        is_file = chunk is None and pool is not None and is_decoded(served.application, content_type, body)
+        if pool is not None and is_file and not pool.is_quick(body):
+            return self._prepare(pool, body, content_type, request.arrival_ns, answer)
         if chunk is None:
             try:
                 chunk = body if len(body) == self._raw_bytes else chunk_of(served, content_type, body)
@@ -115,9 +117,10 @@ class PlainCall:
 
         def submit(chunk: Array | RequestError, own_ns: int) -> None:
             nonlocal handle
+            if isinstance(chunk, RequestError):
+                reject(with_flag(served.application, content_type, body, chunk))
+                return
             try:
-                if isinstance(chunk, RequestError):
-                    raise with_flag(served.application, content_type, body, chunk)
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
                 start_ns = arrival_ns + own_ns
                 if self._timed:
@@ -126,8 +129,11 @@ class PlainCall:
                     done = self._done(answer, job.raw_shape)
                     handle = served.submit(chunk, done, start_ns, self.budget_ns, self.low_priority)
             except RequestError as error:
-                served.count_rejection(error)
-                answer(rejected(error))
+                reject(error)
+
+        def reject(error: RequestError) -> None:
+            served.count_rejection(error)
+            answer(rejected(error))
 
         def cancel() -> None:
             job.cancel()

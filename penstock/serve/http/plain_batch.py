@@ -61,7 +61,9 @@ class PredictCall:
     """
 
     def __init__(self, served: Served, head: Head) -> None:
-        if served.streams is not None:
+        if isinstance(served, ServedChain):
+            served.reject_single()
+        elif served.streams is not None:
             raise InvalidInput(
                 f"{served.name!r} takes live signals, not instances; send a recording to /v1/apps/{served.name}."
             )

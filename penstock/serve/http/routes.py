@@ -10,10 +10,11 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import RequestError, UnknownRoute, WrongMethod
+from penstock.core.errors import Overloaded, RequestError, UnknownRoute, WrongMethod
 from penstock.core.version import __version__
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
+from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
@@ -21,6 +22,7 @@ from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.http.example_calls import ExampleCalls
 from penstock.serve.observe import metrics
 from penstock.serve.oip.metadata import model_config, model_metadata
+from penstock.serve.oip.shared_memory import Regions, extensions
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
@@ -33,6 +35,8 @@ PAGE = Path(__file__).parents[1] / "page"
 STREAM = "/stream"
 EXAMPLES = "/examples"
 MODELS = "/v1/models"
+# Paths of a model that do not load it.
+_ABOUT = (["ready"], ["stats"])
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -58,6 +62,8 @@ class _Route:
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
+        unready: Why the model cannot be reached now. Such a route is made anew for each request: it may load the model,
+            and its words change.
     """
 
     handle: Handler
@@ -66,6 +72,7 @@ class _Route:
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
     epoch: int = -1
+    unready: Overloaded | None = None
 
 
 @final
@@ -79,6 +86,7 @@ class Routes:
         uptime_s: Seconds since the start.
         open_stream: Answers a request to open a live stream.
         reject_stream: Makes the response to a rejected WebSocket of a page; None for other requests.
+        regions: The regions of shared memory.
         offers_examples: Whether clients get golden examples.
     """
 
@@ -88,6 +96,7 @@ class Routes:
     uptime_s: Callable[[], float]
     open_stream: Callable[[Served, Request, Answer], None]
     reject_stream: Callable[[RequestError, Request], Switched | None]
+    regions: Regions
     offers_examples: bool = True
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
 
@@ -131,13 +140,18 @@ class Routes:
 
         Raises:
             ComputeFailed: The server failed on this head.
+            Overloaded: The model is not loaded, so that its limit is not known, and the body is long.
         """
         try:
             route = head.route = self._route(head)
-            return self._limit_of(route)
+            limit = self._limit_of(route)
         except Exception:
             log.exception("%s %r failed", head.method, head.path)
             raise internal_error() from None
+        length = head.headers.get("content-length", "")
+        if route.unready is not None and length.isdigit() and int(length) > limit:
+            raise route.unready.with_traceback(None)
+        return limit
 
     def reject(self, error: RequestError, head: Head) -> Response:
         """Make the response to a request that could not be read to its end."""
@@ -155,13 +169,13 @@ class Routes:
             owner = self.access.check(head)
             route = self._find(head, owner)
         except RequestError as error:
-            route = _Route(handle=_rejecting(error))
+            route = _Route(handle=_rejecting(error), unready=error if isinstance(error, Overloaded) else None)
         if "content-encoding" in head.headers:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self.access.cors(head)
         if cors:
             route = replace(route, headers=cors, rejects_early=False)
-        return replace(route, epoch=epoch)
+        return replace(route, epoch=epoch if route.unready is None else -1)
 
     def _limit_of(self, route: _Route) -> int:
         if route.max_body_bytes is not None:
@@ -212,7 +226,8 @@ class Routes:
         name, colon, verb = head.path.removeprefix(MODELS).removeprefix("/").partition(":")
         if not name and not colon:
             return _json(head, lambda: {"models": [served.name for served in self.models.newest]})
-        served = self.models.named(name)
+        # Whether it is ready can be asked without loading it.
+        served = self.models.named(name, first_use=bool(colon))
         if not colon:
             return _json(head, lambda: {"name": name, "ready": not (self.models.draining or served.engine_lost)})
         if verb != "predict":
@@ -223,7 +238,11 @@ class Routes:
     def _version_two(self, head: Head, owner: str) -> _Route:
         match head.path.rstrip("/").split("/")[2:]:
             case []:
-                about = {"name": "penstock", "version": __version__, "extensions": oip_http.EXTENSIONS}
+                about = {
+                    "name": "penstock",
+                    "version": __version__,
+                    "extensions": extensions(oip_http.EXTENSIONS, self.regions),
+                }
                 return _json(head, lambda: about)
             case ["health", "live"]:
                 return _json(head, lambda: {"live": True})
@@ -235,9 +254,11 @@ class Routes:
                 _need(head, "POST")
                 return self._changing(head, name, change)
             case ["models", name, "versions", number, *rest]:
-                return self._model(self.models.named(name, number), rest, head, owner)
+                return self._model(self.models.named(name, number, first_use=rest not in _ABOUT), rest, head, owner)
             case ["models", name, *rest]:
-                return self._model(self.models.named(name), rest, head, owner)
+                return self._model(self.models.named(name, first_use=rest not in _ABOUT), rest, head, owner)
+            case ["systemsharedmemory", *rest]:
+                return self._shared_memory(head, rest, owner)
             case _:
                 raise UnknownRoute(f"There is no {head.path!r} in the Open Inference Protocol's paths that are served.")
 
@@ -246,7 +267,7 @@ class Routes:
             _need(head, "POST")
             # A body of the protocol has a head of its own.
             limit = served.application.max_body_bytes + MAX_HEAD_BYTES
-            return _inference(served, limit, partial(oip_http.OipCall, served, head, owner))
+            return _inference(served, limit, partial(oip_http.OipCall, served, head, owner, self.regions))
         _need(head, "GET, HEAD")
         match rest:
             case []:
@@ -281,6 +302,30 @@ class Routes:
 
         return _Route(handle=handle)
 
+    def _shared_memory(self, head: Head, rest: list[str], owner: str) -> _Route:
+        """Triton's extension of system shared memory."""
+        name, verb = (rest[1], rest[2]) if len(rest) == 3 and rest[0] == "region" else ("", "/".join(rest))
+        regions = self.regions
+        if verb not in ("status", "unregister", "register") or (verb == "register" and not name):
+            raise UnknownRoute(
+                f"Shared memory has /status, /unregister, and /region/NAME with /register, /status and /unregister; "
+                f"{head.path!r} is none of them."
+            )
+        _need(head, "GET, HEAD" if verb == "status" else "POST")
+
+        def handle(request: Request, answer: Answer) -> None:
+            client = Connected.over_http(request.transport, request.head.headers)
+            body = b""
+            if verb == "status":
+                body = orjson.dumps(regions.status(name, client, owner))
+            elif verb == "unregister":
+                regions.unregister(name, client, owner)
+            else:
+                regions.register(name, *oip_http.region_of(request.body), client, owner)
+            answer(Response(200, body))
+
+        return _Route(handle=handle, max_body_bytes=MAX_HEAD_BYTES)
+
     def _readiness(self) -> dict[str, Any]:
         self.models.reject_unready()
         return {"ready": True}
@@ -305,8 +350,16 @@ def described(served: Served) -> dict[str, Any]:
             "bundle": served.content_hash,
             "metrics": served.metrics,
         }
-        | ({"parts": list(served.parts)} if isinstance(served, ServedChain) else {})
+        | (_of_chain(served) if isinstance(served, ServedChain) else {})
     )
+
+
+def _of_chain(chain: ServedChain) -> dict[str, Any]:
+    about: dict[str, Any] = {"parts": list(chain.parts)}
+    if chain.segments is None:
+        return about
+    # It takes streams alone.
+    return about | {"accepts": [], "segments": {"max_under_way": chain.segments.max_under_way}}
 
 
 def _call_of(served: Served, head: Head) -> Callable[[], _Call]:

@@ -87,13 +87,17 @@ def _of_engine(replica: Replica) -> dict[str, Any]:
     grid = LengthGrid.of(table.layout.input)
     measured = table.cost_rows[0] > 0
     ms = table.cost_ns[:, measured] / 1e6
+    runs_by, fallback = table.described
     streams = {} if replica.streams is None else {"streams_open": replica.streams.open_everywhere}
     return {
         "engine": replica.engine,
         "device": replica.device,
-        "runs_by": replica.runs_by,
-        "fallback": replica.fallback,
+        "runs_by": runs_by or replica.runs_by,
+        "fallback": fallback or replica.fallback,
         "slots": {"total": table.slots, "in_use": int(table.held.sum())},
+        "load_s": replica.load_s,
+        "memory_bytes": replica.memory_bytes,
+        "table_bytes": replica.table_bytes,
         **streams,
         "rows": int(table.sums[0]),
         "batches": int(table.batch_counts.sum()),

@@ -1,7 +1,7 @@
 """An inference request of the Open Inference Protocol, and the checks that HTTP and gRPC share."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from reprlib import repr as shown
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.exchange.timing import Timing
+from penstock.serve.oip.shared_memory import SharedPart
 from penstock.serve.registry.chain_request import Observe
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.streams.sequences import Finished, SequencePlace
@@ -19,7 +20,6 @@ from penstock.serve.table.slots import ANSWERED
 
 # n rows of one request
 
-_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 _MAX_PRIORITY = (1 << 64) - 1
 # Greater numbers are low priority.
 HIGHEST = 1
@@ -42,6 +42,7 @@ class Infer:
         budget_ns: Its latency budget, or None.
         priority: As in the protocol: 1 is the highest, 0 leaves it to the server.
         place: Place in a sequence; None without one.
+        shared: The parts of shared memory that outputs are written to, by name.
     """
 
     id: str | None
@@ -51,6 +52,7 @@ class Infer:
     budget_ns: int | None
     priority: int = 0
     place: SequencePlace | None = None
+    shared: dict[str, SharedPart] = field(default_factory=dict[str, SharedPart])
 
 
 class GivenTensor(NamedTuple):
@@ -70,7 +72,13 @@ class GivenTensor(NamedTuple):
 
 
 def terms_of(served: Served) -> tuple[ChunkSpec, ChunkSpec, int, Count]:
-    """Return the specs of a row and of the output, the maximum rows, and the function that counts rows."""
+    """Return the specs of a row and of the output, the maximum rows, and the function that counts rows.
+
+    Raises:
+        InvalidInput: The model is a chain whose first part is live.
+    """
+    if isinstance(served, ServedChain):
+        served.reject_single()
     application, sequences = served.application, served.sequences
     if sequences is None:
         return application.input, application.answer, served.max_rows, rows_of
@@ -291,28 +299,30 @@ def chunks_of(raw: bytes | memoryview, rows: int, spec: TensorSpec) -> Array:
     return np.stack([spec.from_bytes(raw[row : row + spec.nbytes]) for row in range(0, len(raw), spec.nbytes)])
 
 
-def check_input(parameters: Mapping[str, Any]) -> None:
-    """Reject parameters of an input that are not supported.
+def shared_chunks(part: SharedPart, rows: int, spec: TensorSpec) -> Array:
+    """Read chunks `[rows, *spec.shape]` from shared memory.
 
     Raises:
-        InvalidInput: Shared memory.
+        InvalidInput: The part has another size, is gone, or see `chunks_of`.
     """
-    if any(key in parameters for key in _SHARED_MEMORY):
-        raise InvalidInput("Shared memory is not taken; send the tensor's data in the request.")
+    expected = rows * spec.nbytes
+    if part.nbytes != expected:
+        raise InvalidInput(
+            f"shared_memory_byte_size is {part.nbytes:,}; {rows} x {spec.describe()} has {expected:,} bytes."
+        )
+    return chunks_of(part.read(), rows, spec)
 
 
 def check_output(name: Any, parameters: Mapping[str, Any], names: Collection[str]) -> None:
     """Reject an unknown output, or an unsupported form of it.
 
     Raises:
-        InvalidInput: Another name, classification or shared memory.
+        InvalidInput: Another name, or classification.
     """
     if not isinstance(name, str) or name not in names:
         raise InvalidInput(f"There is no output {shown(name)}; this model has {', '.join(map(repr, names))}.")
     if parameters.get("classification"):
         raise InvalidInput("Classification of outputs is not done here; take the numbers and choose the largest.")
-    if any(key in parameters for key in _SHARED_MEMORY):
-        raise InvalidInput("Shared memory is not taken; the output comes in the response.")
 
 
 def timeout_ns_of(parameters: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-// What a live application has heard: its words, or its events as they come, and how long after the sound they came.
+// What a live application has heard: its words, or its events as they come, and how long after the sound they came; of a chain also what its later parts answer.
 
 import { element, milliseconds, write } from "./dom.js";
 
@@ -9,6 +9,7 @@ const MOST_LATENCIES = 500;
 
 export class Heard {
   #latencies = [];
+  #answers = new Map(); // the lines that are still growing, by segment and part
 
   constructor() {
     this.word = element("p", { className: "answer-big" });
@@ -42,8 +43,26 @@ export class Heard {
     else if (event !== null) this.#showLine(event, latencyMs);
   }
 
+  /** Takes a message of a segment: each part's answer is a line, which is replaced as it comes step by step. */
+  segment(said) {
+    const key = `${said.segment} ${said.part}`;
+    let line = this.#answers.get(key);
+    if (!line) {
+      line = element("li");
+      this.#answers.set(key, line);
+      append(this.lines, line, MOST_LINES);
+    }
+    if (said.type !== "step") this.#answers.delete(key);
+    line.toggleAttribute("data-failed", said.type === "error");
+    const value = said.type === "step" ? (said.output.reply ?? said.output) : said.reply;
+    const text = said.type === "error" ? said.error : typeof value === "string" ? value : JSON.stringify(value);
+    line.replaceChildren(element("b", {}, `${said.segment + 1} ${said.part}`), ` ${text}`);
+    if (said.type === "error" || said.last) append(this.spoken, element("p", {}, text), MOST_SPOKEN);
+  }
+
   clear() {
     this.#latencies = [];
+    this.#answers.clear();
     for (const list of [this.words, this.lines, this.spoken]) list.replaceChildren();
     this.words.hidden = this.lines.hidden = true;
     write(this.word, "");

@@ -153,6 +153,7 @@ class Run {
     this.#stream = new Stream(openSocket(this.app, key), sound.rateHz, this.chunkS, {
       ready: () => this.#ready(),
       result: (event, latencyMs) => this.panel.heard.take(event, latencyMs),
+      segment: (said) => this.panel.heard.segment(said),
       over: (end) => this.#ended(end, key),
     });
   }
@@ -215,7 +216,7 @@ class Run {
     if (this.#over) return;
     if (!stats) this.#finish("failed", `ended: the server has no ${this.app.name} any more`);
     else if (key !== apiKey()) this.#connect(this.#sound);
-    else await this.#retry(`refused: the server opens no stream now; ${stats.streams.open} are open.`, UNTIL_ANOTHER_MS);
+    else await this.#retry(`refused: the server opens no stream now${stats.streams ? `; ${stats.streams.open} are open` : ""}.`, UNTIL_ANOTHER_MS);
   }
 
   async #retry(sentence, afterMs) {
@@ -251,7 +252,7 @@ function sameFromPython(app) {
     `    with client.stream("${app.name}") as stream:`,
     `        stream.send(samples)  # int16 at ${app.live.rate_hz} Hz`,
     "        for result in stream.end():",
-    "            print(result.event)",
+    `            print(${app.segments ? "result" : "result.event"})`,
   ].join("\n");
   const summary = element("summary", {}, "The same from Python");
   return element("details", { className: "shell" }, summary, element("code", { tabIndex: 0 }, code));

@@ -18,7 +18,8 @@ export function openSocket(app, key) {
 
 /**
  * A stream on a socket that is being opened.
- * `told` gets `ready()`, `result(event, latencyMs)` for every chunk and once more for what the end releases, and at last, once, `over(end)`; `end` has `why`, a
+ * `told` gets `ready()`, `result(event, latencyMs)` for every chunk and once more for what the end releases, `segment(said)` for each message of a segment in the
+ * later parts of a chain, and at last, once, `over(end)`; `end` has `why`, a
  * sentence that is empty where all was well, `opened`, `retryAfterMs` where the server asks to come back later, and `wantsKey` where it wants another key.
  */
 export class Stream {
@@ -64,18 +65,19 @@ export class Stream {
     this.#state = "ending";
     this.#since.push(performance.now()); // what the network held back is answered too
     this.#sendHeld();
-    this.#leaveAfter(END_MS, "The server did not answer the end of the stream.");
+    this.#awaitEnd();
   }
 
   /** Nobody listens any more. */
   abandon() {
-    this.told = { ready() {}, result() {}, over() {} };
+    this.told = { ready() {}, result() {}, segment() {}, over() {} };
     this.#leave("");
   }
 
   #received(said) {
     if (said.type === "ready") this.#ready();
     else if (said.type === "result") this.#result(said.event);
+    else if (said.segment !== undefined) this.#segment(said);
     else this.#ended = true;
   }
 
@@ -90,6 +92,15 @@ export class Stream {
     // Where the server ends a stream by itself, what it held back answers no chunk.
     this.told.result(event, since === undefined ? null : performance.now() - since);
     this.#sendHeld();
+  }
+
+  #segment(said) {
+    if (this.#state === "ended") this.#awaitEnd();
+    this.told.segment(said);
+  }
+
+  #awaitEnd() {
+    this.#leaveAfter(END_MS, "The server did not answer the end of the stream.");
   }
 
   #sendHeld() {

@@ -12,8 +12,9 @@ from penstock.core.application import Application
 from penstock.core.bundle import Manifest, read_manifest, read_prepare
 from penstock.core.errors import BundleError
 from penstock.core.find_application import find_application
+from penstock.core.picture_file import PictureFile
 from penstock.serve.batch_loop import BatchLoop
-from penstock.serve.frontend.decode_pool import DecodePool
+from penstock.serve.frontend.decode_pool import DecodePool, is_small_picture
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -189,13 +190,19 @@ class Attachments:
         return self.budget_ns if generate is None else budgets_ns(generate, self.budget_ns)[0]
 
     def _decode_pool(self, command: LoadModel, manifest: Manifest, application: Application) -> DecodePool | None:
-        if manifest.raw is None or application.decode is None:
+        decode = application.decode
+        if decode is None:
             return None
+        if manifest.raw is None:
+            # Another `decode` may be of any kind, and is called in the event loop.
+            if not isinstance(decode, PictureFile):
+                return None
+            return DecodePool(command.name, decode, application.input.check, self.now_ns, is_small_picture)
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
         from penstock.runtime.prepare_session import PrepareSession
 
         prepared = PrepareSession(read_prepare(Path(command.bundle), manifest), manifest.raw, manifest.inputs[0])
-        return DecodePool(command.name, application.decode, prepared, self.now_ns)
+        return DecodePool(command.name, decode, prepared, self.now_ns)
 
     def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
         if isinstance(memory, int):
@@ -229,6 +236,9 @@ class Attachments:
             writer=writer,
             table=memory,
             streams=streams,
+            load_s=loaded.load_s,
+            memory_bytes=loaded.memory_bytes,
+            table_bytes=loaded.table_bytes,
         )
 
     def _detach(self, key: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -29,12 +29,14 @@ class StepReport:
         duration_ns: Its time.
         rows: Inputs of the part; 0 for a function.
         error: Why it ended the request; None if it did not.
+        results: Answers of the part; None for a row that was rejected.
     """
 
     name: str
     duration_ns: int
     rows: int
     error: RequestError | None
+    results: Sequence[Array | None] = ()
 
 
 Observe = Callable[[StepReport], None]
@@ -54,6 +56,7 @@ class RequestTerms:
         low_priority: Whether it runs after the others.
         observe: Called after each step; may be None.
         stream: Takes each output of a last part whose answers take steps; None for a whole answer.
+        every_part: Whether it takes those of the parts before, too. The rows of an `each` have no outputs there.
     """
 
     arrival_ns: int
@@ -61,6 +64,7 @@ class RequestTerms:
     low_priority: bool
     observe: Observe | None = None
     stream: StreamOutput | None = None
+    every_part: bool = False
 
 
 @final
@@ -109,6 +113,8 @@ class ChainRun:
         self._waiting.clear()
 
     def _advance(self, value: Any) -> None:
+        if self._over:
+            return  # the observer cancelled it
         try:
             request = self._progress.send(value)
         except StopIteration as done:
@@ -241,8 +247,8 @@ class ChainRun:
         whole = WholeAnswer(
             part.application, lambda status, answer, ended: self._row_done(part, index, status, answer, True)
         )
-        stream = self.terms.stream if self._step == self.steps.count - 1 else None
-        if stream is None:
+        stream, each = self.terms.stream, self.steps.plan.chain.steps[self._step].each
+        if stream is None or each is not None or not (self.terms.every_part or self._step == self.steps.count - 1):
             return whole
 
         def both(status: int, output: Array, last: bool) -> None:
@@ -280,7 +286,7 @@ class ChainRun:
         self._left -= 1
         if self._left == 0:
             results = self._results
-            self._report(len(results), None)
+            self._report(len(results), None, results)
             self._advance(results)
 
     def _fail(self, error: RequestError) -> None:
@@ -290,7 +296,7 @@ class ChainRun:
         self._report(len(self._results), error)
         self._end(error, self._step)
 
-    def _report(self, rows: int, error: RequestError | None) -> None:
+    def _report(self, rows: int, error: RequestError | None, results: Sequence[Array | None] = ()) -> None:
         if self.terms.observe is not None:
             self.terms.observe(
                 StepReport(
@@ -298,6 +304,7 @@ class ChainRun:
                     duration_ns=self.steps.now_ns() - self._started_ns,
                     rows=rows,
                     error=error,
+                    results=results,
                 )
             )
 

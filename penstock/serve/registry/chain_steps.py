@@ -77,7 +77,14 @@ class ChainSteps:
         Raises:
             Overloaded: It is not served now, or its engine is gone.
         """
-        name = self.plan.chain.steps[step].part_name
+        return self.served(self.plan.chain.steps[step].part_name)
+
+    def served(self, name: str) -> ServedModel:
+        """Return the served model of a part by its name.
+
+        Raises:
+            Overloaded: It is not served now, or its engine is gone.
+        """
         try:
             part = self.find_part(name)
         except UnknownRoute:

@@ -7,13 +7,20 @@ from typing import Any, final
 
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.messages import RESTARTING, WITHDRAWN, ModelState
+from penstock.serve.messages import ON_DEMAND, RESTARTING, WITHDRAWN, ModelState
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 
 # `change(name, unload)` of the repository: serve a model as it lies on disk now, or stop serving it. It raises
 # `RequestError` if there is none of that name, or it cannot be loaded.
 Change = Callable[[str, bool], Coroutine[Any, Any, None]]
+# `demand(name)` of the repository: load a model that is loaded on first use.
+Demand = Callable[[str], None]
+
+# Longest body that is read for a model that is not loaded, whose own limit is not known: the default of applications.
+UNKNOWN_BODY_BYTES = 1 << 23
+# Retry time while a model is loaded, in seconds.
+RETRY_S = 3.0
 
 
 @final
@@ -23,6 +30,7 @@ class ModelRegistry:
     Args:
         change: Loads and unloads models.
         loading: Whether models may be loaded and unloaded by request.
+        demand: Loads models on first use.
 
     Attributes:
         epoch: Changes whenever the model behind a name may have changed.
@@ -31,8 +39,9 @@ class ModelRegistry:
         draining: Whether the server is shutting down.
     """
 
-    def __init__(self, change: Change, *, loading: bool) -> None:
+    def __init__(self, change: Change, *, loading: bool, demand: Demand | None = None) -> None:
         self._change = change
+        self._demand = demand
         self._loading = loading
         self.epoch = 0
         self.states: dict[tuple[str, str], ModelState] = {}
@@ -48,7 +57,9 @@ class ModelRegistry:
     @property
     def max_body_bytes(self) -> int:
         """Largest body that any model takes."""
-        return max((served.application.max_body_bytes for served in self), default=0)
+        unloaded = any(state.on_demand_ns is not None for state in self.states.values())
+        known = max((served.application.max_body_bytes for served in self), default=0)
+        return max(known, UNKNOWN_BODY_BYTES) if unloaded else known
 
     def put(self, served: Served) -> None:
         """Serve a model under its name and version, instead of the one that had them before."""
@@ -102,8 +113,13 @@ class ModelRegistry:
             raise UnknownRoute(f"{name!r} is a chain, which is no part of another one.")
         return served
 
-    def named(self, name: str, version: str = "") -> Served:
+    def named(self, name: str, version: str = "", *, first_use: bool = True) -> Served:
         """Find a model or chain by name, in its newest version if none is given.
+
+        Args:
+            name: Its name.
+            version: Its version.
+            first_use: Whether a model that is loaded on first use is loaded now.
 
         Raises:
             UnknownRoute: There is none.
@@ -114,7 +130,9 @@ class ModelRegistry:
         if version not in ("", *versions) or not versions:
             for state in states:
                 if state.state == "LOADING" and version in ("", state.version):
-                    raise Overloaded(f"Model {name!r} is being loaded{_step_of(state)}; come back later.", 3.0)
+                    raise Overloaded(f"Model {name!r} is being loaded{_step_of(state)}; come back later.", RETRY_S)
+                if state.on_demand_ns is not None and version in ("", state.version):
+                    raise self._demanded(state, state.on_demand_ns, first_use)
         if not versions:
             if self.starting and not states:
                 # It may be a chain, whose name is known when it is loaded.
@@ -128,6 +146,18 @@ class ModelRegistry:
             alone = " alone" if len(versions) == 1 else ""
             raise UnknownRoute(f"Model {name!r} is served in version {there}{alone}, not {version}.")
         return versions[version]
+
+    def _demanded(self, state: ModelState, on_demand_ns: int, first_use: bool) -> Overloaded:
+        """Have a model loaded; returns the error for the request meanwhile."""
+        wait_s = (on_demand_ns - time.monotonic_ns()) / 1e9
+        if wait_s > 0:
+            return Overloaded(
+                f"Model {state.name!r} is {state.reason} A request in {wait_s:.0f} s tries again.", wait_s
+            )
+        if not first_use or self._demand is None or self.draining:
+            return Overloaded(f"Model {state.name!r} is not loaded; it is {ON_DEMAND}.", RETRY_S)
+        self._demand(state.name)
+        return Overloaded(f"Model {state.name!r} is being loaded, as this is its first use; come back later.", RETRY_S)
 
     def reject_unready(self) -> None:
         """Reject requests while the server is not ready.

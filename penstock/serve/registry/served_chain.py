@@ -8,7 +8,7 @@ import numpy as np
 from penstock.core.application import Application, reply_of
 from penstock.core.bundle import WEIGHTS
 from penstock.core.chain_run import ChainPlan, chain_hash, check_weights
-from penstock.core.errors import ApplicationError, RequestError
+from penstock.core.errors import ApplicationError, InvalidInput, RequestError
 from penstock.core.find_application import FoundChain
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionPool
@@ -16,6 +16,8 @@ from penstock.serve.registry.chain_request import ChainRun, Observe, RequestTerm
 from penstock.serve.registry.chain_steps import ChainSteps
 from penstock.serve.registry.served_model import ServedModel, column_of
 from penstock.serve.streams.sequences import Finished
+from penstock.serve.streams.stream_balancer import StreamBalancer
+from penstock.serve.streams.streams import Streams
 from penstock.serve.table import slots
 from penstock.serve.table.chain_counts import ChainCounts
 
@@ -36,7 +38,8 @@ class ServedChain:
         name: The name in requests.
         version: Always `"1"`.
         label: The name in statistics.
-        application: The chain as an application.
+        application: The chain as an application; with segments, its live part under the chain's name.
+        segments: What feeds the later steps where the first part is live; None where it is not.
         content_hash: Hash of the chain's source and of the bundles of its parts.
         pool: Threads of its functions.
 
@@ -45,7 +48,6 @@ class ServedChain:
     """
 
     version = "1"
-    streams: None = None
     sequences: None = None
     decode_pool: None = None
 
@@ -60,7 +62,10 @@ class ServedChain:
         now_ns: Callable[[], int],
     ) -> None:
         self.name = self.label = found.chain.name
+        self.segments = segments = found.chain.segments
         self.budget_ns = budget_ns
+        if segments is not None and segments.budget_ms is not None:
+            self.budget_ns = int(segments.budget_ms * 1e6)
         self.pool = FunctionPool(self.name, now_ns)
         self.metrics: dict[str, float] = {}
         self.totals = counts
@@ -68,13 +73,25 @@ class ServedChain:
         self._requests, self._by_step = counts.requests[index], counts.steps[index]
         self._latency, self._latency_ns = counts.latency[index], counts.latency_ns[index : index + 1]
         self._now_ns = now_ns
+        # Of one with segments, the steps that each goes through.
+        self._chain = found.chain if segments is None else found.chain.later
         plan, self.content_hash = self._plan()
+        self._application = self._declared(plan)
         self.steps = ChainSteps(plan, find_part, self.pool, now_ns)
 
     @property
     def application(self) -> Application:
         """The chain as an application."""
-        return self.steps.plan.application
+        return self._application
+
+    @property
+    def streams(self) -> Streams | StreamBalancer | None:
+        """The live streams of its first part; None where that is not live.
+
+        Raises:
+            Overloaded: The part is not served now.
+        """
+        return None if self.segments is None else self.steps.served(self._found.chain.steps[0].part_name).streams
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -83,8 +100,8 @@ class ServedChain:
 
     @property
     def step_names(self) -> list[str]:
-        """Names of its steps."""
-        return [step.name for step in self._found.chain.steps]
+        """Names of its steps, without the live one."""
+        return [step.name for step in self._chain.steps]
 
     @property
     def max_rows(self) -> int:
@@ -99,7 +116,7 @@ class ServedChain:
     @property
     def takes_raw(self) -> bool:
         """True where a body is decoded to an array of any size, in a thread."""
-        return self._found.chain.takes_raw(self.steps.plan.parts)
+        return self._chain.takes_raw(self.steps.plan.parts)
 
     @property
     def tables(self) -> list[slots.SlotTable]:
@@ -127,6 +144,7 @@ class ServedChain:
                         f"Chain {self.name!r} needs {name!r} with the {side} {then.describe()}, and this bundle has "
                         f"{now.describe()}; serve a bundle with the same specs, or restart the server."
                     )
+        self._application = self._declared(plan)
         self.steps.plan, self.content_hash = plan, content_hash
 
     def submit_rows(
@@ -138,6 +156,7 @@ class ServedChain:
         low_priority: bool = False,
         observe: Observe | None = None,
         stream: StreamOutput | None = None,
+        every_part: bool = False,
     ) -> Callable[[], None]:
         """Send chunks `[n, ...]` through the steps; they get one result `[n, ...]` or one error, which is counted.
 
@@ -150,7 +169,7 @@ class ServedChain:
         self._requests[slots.OFFERED] += 1
         budget_ns = self.budget_ns if budget_ns is None else budget_ns
         self.steps.admit(arrival_ns + budget_ns - self._now_ns(), budget_ns, low_priority)
-        spec = self.application.output
+        spec = self.steps.plan.application.output
         outputs, left, runs = np.zeros((len(chunks), *spec.shape), spec.numpy_dtype), len(chunks), list[ChainRun]()
 
         def cancel() -> None:
@@ -172,7 +191,12 @@ class ServedChain:
                 finished(outputs)
 
         terms = RequestTerms(
-            arrival_ns=arrival_ns, budget_ns=budget_ns, low_priority=low_priority, observe=observe, stream=stream
+            arrival_ns=arrival_ns,
+            budget_ns=budget_ns,
+            low_priority=low_priority,
+            observe=observe,
+            stream=stream,
+            every_part=every_part,
         )
         for row, chunk in enumerate(chunks):
             run = ChainRun(self.steps, terms, lambda result, step, row=row: ended(row, result, step))
@@ -188,7 +212,19 @@ class ServedChain:
 
     def reply(self, output: Any) -> Any:
         """Make the JSON values of the response."""
-        return reply_of(self.application)(output)
+        return reply_of(self.steps.plan.application)(output)
+
+    def reject_single(self) -> None:
+        """Reject a single request to a chain whose first part is live.
+
+        Raises:
+            InvalidInput: The first part is live.
+        """
+        if self.segments is not None:
+            raise InvalidInput(
+                f"{self.name!r} begins with a live signal, and takes no single requests; open a stream at "
+                f"/v1/apps/{self.name}/stream."
+            )
 
     def reject_lost(self) -> None:
         """Reject requests while a part is not served.
@@ -196,6 +232,7 @@ class ServedChain:
         Raises:
             Overloaded: It is not.
         """
+        self.streams  # noqa: B018
         for step, name in enumerate(self._part_names()):
             if name:
                 try:
@@ -232,7 +269,7 @@ class ServedChain:
         self._latency_ns += latency_ns
 
     def _part_names(self) -> list[str]:
-        return [step.part_name for step in self._found.chain.steps]
+        return [step.part_name for step in self._chain.steps]
 
     def _served_parts(self) -> list[ServedModel]:
         served: list[ServedModel] = []
@@ -243,13 +280,17 @@ class ServedChain:
                 continue
         return served
 
+    def _declared(self, plan: ChainPlan) -> Application:
+        return plan.application if self.segments is None else self._found.chain.declare(plan.parts)
+
     def _plan(self) -> tuple[ChainPlan, str]:
         chain = self._found.chain
         served = {part.name: part for part in self._served_parts()}
         hashes = {name: part.content_hash for name, part in served.items()}
         check_weights(chain, {name: part.manifest.files[WEIGHTS] for name, part in served.items()})
-        plan = ChainPlan(chain=chain, parts={name: part.application for name, part in served.items()})
-        return plan, chain_hash(self._found.sha256, hashes)
+        parts = {name: part.application for name, part in served.items()}
+        chain.check_parts(parts)
+        return ChainPlan(chain=self._chain, parts=parts), chain_hash(self._found.sha256, hashes)
 
 
 Served = ServedModel | ServedChain

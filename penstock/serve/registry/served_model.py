@@ -39,6 +39,9 @@ class Replica:
         writer: Submits chunks and collects results.
         table: The slot table, for the statistics.
         streams: Live streams of the replica; None if the model is not live.
+        load_s: See `ModelLoaded`.
+        memory_bytes: See `ModelLoaded`.
+        table_bytes: See `ModelLoaded`.
     """
 
     engine: int
@@ -48,6 +51,9 @@ class Replica:
     writer: TableWriter
     table: slots.SlotTable
     streams: Streams | None
+    load_s: float = 0.0
+    memory_bytes: int = 0
+    table_bytes: int = 0
 
 
 @final
@@ -67,7 +73,8 @@ class ServedModel:
         budget_ns: Latency budget of a request that names none.
         idle_ns: Time without a request after which a sequence ends.
         now_ns: The clock of deadlines.
-        decode_pool: Makes chunks from bodies if the application prepares its inputs; None otherwise.
+        decode_pool: Makes chunks from bodies if the application prepares its inputs or decodes large pictures; None
+            otherwise.
 
     Attributes:
         replicas: Replicas that accept requests; at the end the last one that did.

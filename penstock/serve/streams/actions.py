@@ -5,7 +5,7 @@ Those made for every chunk are not frozen: freezing triples the time to make one
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 
 @final
@@ -55,5 +55,21 @@ class Close:
     reason: str
 
 
-Action: TypeAlias = PushChunk | Send | SetBudget | Close
+@final
+@dataclass(frozen=True, slots=True)
+class BeginSegment:
+    """Send a segment through the later steps of a chain; report to `Session.segment_ended` when it is over.
+
+    Args:
+        number: Its number in the stream, from 0.
+        seq: Number of the message whose result ended it.
+        value: The input of the next step.
+    """
+
+    number: int
+    seq: int
+    value: Any
+
+
+Action: TypeAlias = PushChunk | Send | SetBudget | BeginSegment | Close
 Actions: TypeAlias = Sequence[Action]

@@ -20,6 +20,9 @@ class EventEncoder:
         app: The application's name.
         live: Its live settings.
         output: Spec of the longest output of one chunk.
+
+    Attributes:
+        event: The last event; None if there was none.
     """
 
     def __init__(self, app: str, live: Live, output: TensorSpec) -> None:
@@ -28,6 +31,7 @@ class EventEncoder:
         self._skip_empty = live.events is None
         self._frame = output.shape[1:]
         self._memory: Any = None
+        self.event: Any = None
 
     def encode(self, output: Array, last: bool) -> bytes:
         """Encode the event of the next result; `null` if there is none.
@@ -40,10 +44,11 @@ class EventEncoder:
             ComputeFailed: The function raised, or returned what JSON cannot hold.
         """
         if self._skip_empty and not output.size:
+            self.event = None
             return b"null"
         try:
-            event, self._memory = self._events(output.reshape(-1, *self._frame), self._memory, last)
-            return orjson.dumps(event, option=orjson.OPT_SERIALIZE_NUMPY)
+            self.event, self._memory = self._events(output.reshape(-1, *self._frame), self._memory, last)
+            return orjson.dumps(self.event, option=orjson.OPT_SERIALIZE_NUMPY)
         except Exception:  # the application's own code may raise anything
             log.exception("the events of %r raised; that stream alone ends", self._app)
             raise ComputeFailed("The application's events failed on a result; the server's log says how.") from None

@@ -18,8 +18,9 @@ import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
-from penstock.core.errors import InvalidInput, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, UnsupportedContent
 from penstock.core.live import is_sound
+from penstock.core.segments import SegmentFinder
 from penstock.core.sound import (
     ENCODINGS,
     MAX_HEADER_BYTES,
@@ -29,7 +30,8 @@ from penstock.core.sound import (
     sound_decoder,
 )
 from penstock.core.spec import Array
-from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send, SetBudget
+from penstock.serve.frontend.function_pool import log_cause
+from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Send, SetBudget
 from penstock.serve.streams.events import EventEncoder
 
 # Seconds of the signal that one message may hold, or one chunk if that is longer.
@@ -41,16 +43,17 @@ _FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms"}
 
 
 class StreamState(Enum):
-    """State of a stream's protocol."""
+    """State of a stream's protocol; `SETTLING`: all is answered but segments that are under way in a chain."""
 
     STARTING = "starting"
     FLOWING = "flowing"
     ENDING = "ending"
+    SETTLING = "settling"
     OVER = "over"
 
 
 # Python 3.11 takes as long to look a member up as to call a method.
-STARTING, FLOWING, ENDING, OVER = StreamState
+STARTING, FLOWING, ENDING, SETTLING, OVER = StreamState
 
 
 _Handler: TypeAlias = Callable[["Session", Any], Actions]
@@ -72,13 +75,22 @@ class Session:
         name: Its name in requests.
         stream: The stream's name in logs.
         latency_ms: The latency budget of a stream that names none.
+        find_segments: Finds the segments that feed the later steps of a chain; None without a chain.
 
     Attributes:
         state: State of the protocol; only `_enter` writes it.
         max_message_bytes: Longest message that is accepted now.
     """
 
-    def __init__(self, application: Application, *, name: str, stream: str, latency_ms: float) -> None:
+    def __init__(
+        self,
+        application: Application,
+        *,
+        name: str,
+        stream: str,
+        latency_ms: float,
+        find_segments: SegmentFinder | None = None,
+    ) -> None:
         assert application.live is not None, application
         self._enter(STARTING)
         self.max_message_bytes = MAX_START_BYTES
@@ -93,6 +105,8 @@ class Session:
         self._check_samples = not self._input.takes_any_bytes
         self._events = EventEncoder(name, self._live, application.output_tensor)
         self._binary = False
+        self._find_segments = find_segments
+        self._segments = self._under_way = 0
         self._next = self._answered = self._without_samples = 0
         # For each unanswered message, the number of its chunks without a result; and results of the first one's chunks.
         self._chunks_left: deque[int] = deque()
@@ -151,7 +165,8 @@ class Session:
             ComputeFailed: The application's `events` failed.
         """
         if last:
-            return self._apply(self._rules.get("last_result"), output)
+            actions = self._apply(self._rules.get("last_result"), output)
+            return actions if self._under_way else (*actions, *self._apply(self._rules.get("settled"), None))
         left = self._chunks_left
         # A network may give more results than it was given chunks. They go with the next answer, the end's with the
         # last one.
@@ -161,8 +176,13 @@ class Session:
             self._parts.append(output.copy())
             return ()
         left.popleft()
-        result = self._result(self._joined(output) if self._parts else output, False)
-        return (result, *self._results_without_chunks()) if left and not left[0] else (result,)
+        results = self._result(self._joined(output) if self._parts else output, False)
+        return (*results, *self._results_without_chunks()) if left and not left[0] else results
+
+    def segment_ended(self) -> Actions:
+        """Count a segment that began as over: all its messages are sent."""
+        self._under_way -= 1
+        return () if self._under_way else self._apply(self._rules.get("settled"), None)
 
     def finish(self, code: int, reason: str) -> Actions:
         """End the stream from the server's side: as if the client had sent its end, with another close."""
@@ -277,31 +297,49 @@ class Session:
         results: list[Action] = []
         while self._chunks_left and self._chunks_left[0] == 0:
             self._chunks_left.popleft()
-            results.append(self._result(_EMPTY, False))
+            results += self._result(_EMPTY, False)
         return results
 
     def _joined(self, output: Array) -> Array:
         parts, self._parts = self._parts, []
         return np.concatenate([*parts, output]) if parts else output
 
-    def _result(self, output: Array, last: bool) -> Action:
+    def _result(self, output: Array, last: bool) -> Actions:
         number = self._answered
         self._answered += 1
+        # The segments are found in the events, whatever the client wants.
+        event = b"" if self._binary and self._find_segments is None else self._events.encode(output, last)
         if self._binary:
             raw = output.tobytes() if self._is_float32 else output.astype("<f4").tobytes()
-            return Send(_RESULT.pack(number, output.size // self._output_size) + raw, True)
-        return Send((_LAST_TEXT if last else _TEXT) % (number, self._events.encode(output, last)), False)
+            result = Send(_RESULT.pack(number, output.size // self._output_size) + raw, True)
+        else:
+            result = Send((_LAST_TEXT if last else _TEXT) % (number, event), False)
+        return (result,) if self._find_segments is None else (result, *self._begun(self._find_segments, number, last))
+
+    def _begun(self, find: SegmentFinder, number: int, last: bool) -> Actions:
+        try:
+            found = find(self._events.event, last)
+        except ComputeFailed as error:
+            log_cause(self._name, error)
+            raise
+        first = self._segments
+        self._segments += len(found)
+        self._under_way += len(found)
+        return [BeginSegment(first + index, number, value) for index, value in enumerate(found)]
 
     def _last_result(self, output: Array) -> Actions:
-        result = self._result(self._joined(output), True)
+        return self._result(self._joined(output), True)
+
+    def _settled(self, _: None) -> Actions:
         if self._close.code != CloseCode.NORMAL_CLOSURE:
-            return result, self._close
-        return result, Send(b'{"type":"end","chunks":%d}' % self._next, False), self._close
+            return (self._close,)
+        return Send(b'{"type":"end","chunks":%d}' % self._next, False), self._close
 
     _TABLE: ClassVar[dict[StreamState, _Rules]] = {
         STARTING: {"text": (_start, FLOWING), "binary": (_too_early, STARTING), "finish": (_finish_at_once, OVER)},
         FLOWING: {"text": (_end, ENDING), "binary": (receive_binary, FLOWING), "finish": (_finish_early, ENDING)},
-        ENDING: {"text": (_too_late, ENDING), "binary": (_too_late, ENDING), "last_result": (_last_result, OVER)},
+        ENDING: {"text": (_too_late, ENDING), "binary": (_too_late, ENDING), "last_result": (_last_result, SETTLING)},
+        SETTLING: {"text": (_too_late, SETTLING), "binary": (_too_late, SETTLING), "settled": (_settled, OVER)},
         OVER: {},
     }
 

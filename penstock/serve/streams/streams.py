@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar, final
 
 from penstock.core.application import Application
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
+from penstock.core.segments import SegmentFinder
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.table_writer import TableWriter
@@ -89,9 +90,15 @@ class Streams:
         """Retry time in seconds: the mean interval between ends of streams."""
         return min(max(self._interval_s or RETRY_S, SOONEST_S), LATEST_S)
 
-    def session(self, stream: str) -> Session:
-        """Make the protocol of a stream of this name."""
-        return Session(self.application, name=self.name, stream=stream, latency_ms=self.budget_ns / 1e6)
+    def session(self, stream: str, chain: str = "", find_segments: SegmentFinder | None = None) -> Session:
+        """Make the protocol of a stream of this name, of the model alone or of a chain that begins with it."""
+        return Session(
+            self.application,
+            name=chain or self.name,
+            stream=stream,
+            latency_ms=self.budget_ns / 1e6,
+            find_segments=find_segments,
+        )
 
     def admit_stream(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
         """Admit a stream; it holds a slot until it leaves.

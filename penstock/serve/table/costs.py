@@ -43,6 +43,11 @@ class Costs:
         """The largest batch worth running within the budget."""
         return self.rows[-1]
 
+    @property
+    def times_ns(self) -> dict[int, float]:
+        """Times of the network by batch size."""
+        return dict(zip(self.rows, self._ns, strict=True))
+
     def of(self, rows: int) -> int:
         """Predict the time of a batch of `rows` in nanoseconds, 1 <= rows <= largest."""
         return int(self._network_ns(rows) + self.handling_ns * rows)

@@ -16,6 +16,7 @@ that a row never waits for a client that does not read.
 Each of F front-ends owns N / F consecutive slots, and a ring in which the engine lists those that have results.
 """
 
+import json
 import math
 import mmap
 import os
@@ -60,6 +61,8 @@ BATCH_EDGES: npt.NDArray[np.int64] = 2 ** np.arange(14, dtype=np.int64)
 MAX_COSTS = 16
 
 LINE, PAGE = 64, 4096
+# Bytes of the description of how a network runs.
+RUNNING = 4096
 
 Ints = npt.NDArray[np.int64]
 
@@ -202,6 +205,7 @@ class SlotTable:
     latency_counts: Annotated[Ints, "engine", "times"]
     sums: Annotated[Ints, "engine", 4]  # rows, queue ns, compute ns, latency ns
     outcomes: Annotated[Ints, "engine", 5]  # by status; the last: answered late
+    running: Annotated[Ints, "engine", RUNNING // 8]  # how the network runs, as JSON, see `describe`
     uncaptured: Annotated[Ints, "engine", 1]  # batches without a CUDA graph though others have one
     # Of answers that take steps: from arrival to the first output, and from each output to the next.
     first_counts: Annotated[Ints, "engine", "times"]
@@ -218,6 +222,28 @@ class SlotTable:
             count = math.prod(column.shape)
             array = np.frombuffer(buffer, column.dtype, count, offset).reshape(column.shape)
             setattr(self, column.name, array)
+
+    def describe(self, runs_by: str, fallback: str) -> None:
+        """Publish how the network runs.
+
+        Args:
+            runs_by: The library and the precision.
+            fallback: Why a faster way was not taken; empty if none was refused.
+        """
+        # Cut so that the escapes of JSON, of at most six characters each, fit too.
+        parts = [text[: RUNNING // 12 - 8] for text in (runs_by, fallback)]
+        text = json.dumps(parts).encode()
+        self.running.view(np.uint8)[:] = np.frombuffer(text.ljust(RUNNING, b" "), np.uint8)
+
+    @property
+    def described(self) -> tuple[str, str]:
+        """Read what `describe` published; empty where nothing was."""
+        try:
+            runs_by, fallback = json.loads(self.running.tobytes())
+        except ValueError:
+            # Nothing yet, or another process writes it now.
+            return "", ""
+        return runs_by, fallback
 
     @classmethod
     def private(cls, layout: TableLayout) -> Self:

@@ -15,7 +15,7 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.registry.model_registry import ModelRegistry
-from penstock.serve.registry.served_chain import Served
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.websocket.closing import RejectedConnection
 from penstock.serve.websocket.generate_connection import GenerateConnection
@@ -51,18 +51,18 @@ def upgrade_to_stream(
     key = _key_of(head)
     access.check_origin(head)
     generates = isinstance(served, ServedModel) and served.application.generate is not None
-    if served.streams is None and not (generates and generating):
+    streams = served.streams
+    if streams is None and not (generates and generating):
         raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
     if models.draining:
         raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
     served.reject_lost()
-    if isinstance(served, ServedModel) and generating is not None and served.streams is None:
+    if isinstance(served, ServedModel) and generating is not None and streams is None:
         answer(Switched(status=101, headers=_headers(head, key), take=generating(served).take_over))
         return
-    assert served.streams is not None
-    connection = served.streams.admit_stream(
-        lambda streams: StreamConnection(streams, time.monotonic), served.streams.budget_ns
-    )
+    assert streams is not None
+    chain = served if isinstance(served, ServedChain) else None
+    connection = streams.admit_stream(lambda one: StreamConnection(one, time.monotonic, chain), streams.budget_ns)
     answer(Switched(status=101, headers=_headers(head, key), take=connection.take_over))
 
 

@@ -9,10 +9,13 @@ from typing import final
 from websockets.frames import CloseCode
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.core.segments import SegmentFinder
 from penstock.core.spec import Array
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
-from penstock.serve.streams.actions import Actions, Close, PushChunk, Send
-from penstock.serve.streams.session import FLOWING, OVER, STARTING
+from penstock.serve.registry.segment_runs import SegmentRuns
+from penstock.serve.registry.served_chain import ServedChain
+from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
+from penstock.serve.streams.session import FLOWING, OVER, SETTLING, STARTING
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.slots import OK
@@ -32,15 +35,22 @@ class StreamConnection(asyncio.Protocol):
     Args:
         streams: Those of its model.
         clock_s: A monotonic clock in seconds.
+        chain: The chain that begins with the stream; None for the model alone.
 
     Raises:
         Overloaded: No slot is free.
     """
 
-    def __init__(self, streams: Streams, clock_s: Callable[[], float]) -> None:
+    def __init__(self, streams: Streams, clock_s: Callable[[], float], chain: ServedChain | None = None) -> None:
         self._streams = streams
         self._name = secrets.token_hex(8)
-        self._session = session = streams.session(self._name)
+        self._segments: SegmentRuns | None = None
+        if chain is None or chain.segments is None:
+            self._session = session = streams.session(self._name)
+        else:
+            self._segments = SegmentRuns(chain, self._send_text, self._on_segment_ended)
+            find = SegmentFinder(chain.name, chain.segments)
+            self._session = session = streams.session(self._name, chain.name, find)
         self._receive_binary, self._receive_result = session.receive_binary, session.receive_result
         self._batch_loop, self._now_ns = streams.batch_loop, streams.now_ns
         self._arrival_ns = 0  # of the bytes that were read last
@@ -158,6 +168,10 @@ class StreamConnection(asyncio.Protocol):
                 self._write(frame(BINARY if action.binary else TEXT, action.payload))
             elif type(action) is Close:
                 self._end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
+            elif type(action) is BeginSegment:
+                assert self._segments is not None, action
+                if not self._closing:
+                    self._segments.begin(action, self._now_ns())
             else:
                 self._set_budget(int(action.latency_ms * 1e6))
 
@@ -174,6 +188,15 @@ class StreamConnection(asyncio.Protocol):
             self._execute(self._receive_result(output, last))
         except RequestError as error:
             self._fail(error)
+        if self._session.state is SETTLING:
+            # The segments that are under way need no slot.
+            self._leave_slot(aborted=False)
+
+    def _on_segment_ended(self) -> None:
+        self._execute(self._session.segment_ended())
+
+    def _send_text(self, payload: bytes) -> None:
+        self._write(frame(TEXT, payload))
 
     def _on_room(self) -> None:
         self._full = False
@@ -273,6 +296,11 @@ class StreamConnection(asyncio.Protocol):
         self._pull()
 
     def _leave(self, *, aborted: bool) -> None:
+        if self._segments is not None:
+            self._segments.cancel()
+        self._leave_slot(aborted=aborted)
+
+    def _leave_slot(self, *, aborted: bool) -> None:
         self._feed.leave()
         self._streams.left(self, aborted=aborted)
 

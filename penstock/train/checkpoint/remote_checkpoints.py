@@ -1,5 +1,6 @@
 """Checkpoints of a run at a URL: complete when their state.json is there, which is uploaded last and deleted first."""
 
+import json
 import os
 import shutil
 from collections.abc import Generator
@@ -42,14 +43,17 @@ def download_checkpoint(remote: RemoteFolder, step: int, run: Path) -> Path:
     return place
 
 
-def upload_checkpoint(remote: RemoteFolder, step: int, run: Path, kept: int) -> bool:
+def upload_checkpoint(remote: RemoteFolder, step: int, run: Path, kept: int, contents: dict[str, str]) -> bool:
     """Upload a checkpoint and remove old ones at the URL.
+
+    What is in the checkpoint before it already, such as the best weights, is copied within the storage.
 
     Args:
         remote: The run at the URL.
         step: The checkpoint's step.
         run: The local folder.
         kept: Number of checkpoints to keep at the URL.
+        contents: Names at the URL of the files of the checkpoint before it, by their SHA-256; updated.
 
     Returns:
         False if a later checkpoint has replaced it here meanwhile.
@@ -60,8 +64,15 @@ def upload_checkpoint(remote: RemoteFolder, step: int, run: Path, kept: int) -> 
     with _staged(run, step) as staged:
         if staged is None:
             return False
+        files: dict[str, dict[str, str]] = json.loads((staged / VALUES).read_bytes())["files"]
+        here: dict[str, str] = {}
         for file in sorted(staged.iterdir(), key=lambda file: (file.name == VALUES, file.name)):
-            remote.upload(file, f"{CHECKPOINTS}/{_name_of(step)}/{file.name}")
+            name, digest = f"{CHECKPOINTS}/{_name_of(step)}/{file.name}", files.get(file.name, {}).get("sha256", "")
+            if digest not in contents or not remote.copy(contents[digest], name):
+                remote.upload(file, name)
+            here |= {digest: name} if digest else {}
+    contents.clear()
+    contents.update(here)
     sizes = remote.sizes(CHECKPOINTS)
     stays = {*sorted(complete_steps(sizes))[-kept:], step}
     old = [name for name in sizes if _step_of(name) not in stays]

@@ -107,6 +107,11 @@ class Loader(Iterator[Batch], AbstractContextManager["Loader"]):
         """Seconds that the steps waited for batches; of steps on a GPU, those in which it had nothing else to do."""
         return self._waits.total_s
 
+    @property
+    def is_warm(self) -> bool:
+        """True if batches are read as fast from now on as they will be later."""
+        return True
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -165,6 +170,11 @@ class ReadingLoader(Loader):
         self._copies = _Copies(self._device) if self._device.type == "cuda" else None
         if self._copies is not None:
             self._waits = DeviceWaits(self._device)
+
+    @property
+    def is_warm(self) -> bool:
+        """See `Loader`; True once the processes have started, if there will be any."""
+        return self._processes is None or self._processes.has_started
 
     def close(self) -> None:
         """Stop the workers after their current pieces."""

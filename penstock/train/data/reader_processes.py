@@ -87,6 +87,11 @@ class ReaderProcesses:
         self._ready.put(process)
         return found
 
+    @property
+    def has_started(self) -> bool:
+        """True if all processes are ready, or none will be."""
+        return self._starting is not None and not self._starting.is_alive()
+
     def refusal(self) -> str | None:
         """Return once why no process can read the examples, as a phrase; None before, and if there is no reason."""
         with self._lock:
@@ -127,6 +132,8 @@ class ReaderProcesses:
                 process.wait_until_ready()
                 self._ready.put(process)
         except Exception as error:  # noqa: BLE001 - pickling runs the user's code, and raises anything
+            for process in self._started:
+                process.end()
             with self._lock:
                 if not self._closed:
                     self._refusal = " ".join(str(error).split())[:300] or type(error).__name__
@@ -141,7 +148,10 @@ class _ReaderProcess:
         with tempfile.TemporaryFile(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as file:
             size = max(1, most * self._like.dtype.itemsize * int(np.prod(self._like.shape[1:])))
             # Room on disk or in memory is taken now: a full one is an error here, not a SIGBUS later.
-            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.truncate(size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
             self._memory = mmap.mmap(file.fileno(), size)
             ours, theirs = socketpair()
             with theirs:

@@ -1,10 +1,9 @@
 """Columns of a dataset as inputs: files decoded, numbers as they are."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from penstock.core.errors import BadExample, PenstockError, TrainError
 from penstock.core.record import ChunkSpec
@@ -29,7 +28,7 @@ _TYPES = (
 
 
 class Reader(NamedTuple):
-    """Makes a column of arrays of a column of values.
+    """Makes a column of arrays of a column of values. Processes of a loader get a pickled copy.
 
     Args:
         column: `column(values, indices_B, seeds_B)`, B arrays.
@@ -51,15 +50,7 @@ def decoding(kind: Kind, column: str, spec: ChunkSpec, decode: Callable[[bytes, 
     if kind not in ("picture", "sound", "text", "bytes"):
         raise TrainError(f"column {column!r} has no text, bytes or files to decode; leave decode out.")
 
-    def read(value: Any) -> Any:
-        if isinstance(value, str):
-            return spec.check(decode(value.encode(), "text/plain"))
-        content = encoded(as_file(value))
-        return spec.check(decode(content, content_type(content)))
-
-    return Reader(
-        lambda values, indices_B, _: [_read(read, *of) for of in zip(values, indices_B.tolist(), strict=True)]
-    )
+    return Reader(partial(_one_by_one, partial(_decoded, spec, decode)))
 
 
 def plain_reader(
@@ -81,33 +72,45 @@ def plain_reader(
     is_picture_spec = spec.dtype == "uint8" and len(spec.shape) in (2, 3) and not spec.dims
     if kind == "picture" or (kind == "bytes" and is_picture_spec):
         pictures = PictureReader(spec, random=random, share=share, user="DatasetExamples")
-
-        def crops(values: Values, indices_B: Indices, seeds_B: Seeds) -> Column:
-            def read(value: Any, draws: list[float]) -> Any:
-                return pictures.read(as_file(value), "", draws)
-
-            places = zip(values, pictures.draws(seeds_B), indices_B.tolist(), strict=True)
-            return [_read(lambda one, draws=draws: read(one, draws), value, index) for value, draws, index in places]
-
-        return Reader(crops, is_picture=True)
+        return Reader(partial(_crops, pictures), is_picture=True)
     if kind == "sound" or (kind == "bytes" and len(spec.shape) == 1 and spec.dtype in ("int16", "float32")):
         if rate_hz is None:
             raise TrainError(f"the sounds of column {column!r} have no rate; give sample_rate_hz=16000, for example.")
-        sounds = SoundReader(spec, rate_hz)
-        return _one_by_one(lambda value: sounds.read(value if isinstance(value, Path) else bytes(value)))
+        return Reader(partial(_one_by_one, partial(_sound, SoundReader(spec, rate_hz))))
     if kind in ("number", "label"):
-        return Reader(lambda values, *_: np.asarray(values) if isinstance(values, np.ndarray) else values)
+        return Reader(_numbers)
     raise TrainError(
         f"column {column!r} holds {'text' if kind == 'text' else 'values that are no numbers'}, and the input is "
         f"{spec.describe()}; give decode=app.decode, or row=FUNCTION of a row, which returns its input and target."
     )
 
 
-def _one_by_one(function: Callable[[Any], Any]) -> Reader:
-    def column(values: Values, indices_B: Indices, _: Seeds) -> Column:
-        return [_read(function, value, index) for value, index in zip(values, indices_B.tolist(), strict=True)]
+def _one_by_one(function: Callable[[Any], Any], values: Values, indices_B: Indices, _: Seeds) -> Column:
+    return [_read(function, value, index) for value, index in zip(values, indices_B.tolist(), strict=True)]
 
-    return Reader(column)
+
+def _crops(pictures: PictureReader, values: Values, indices_B: Indices, seeds_B: Seeds) -> Column:
+    places = zip(values, pictures.draws(seeds_B), indices_B.tolist(), strict=True)
+    return [_read(partial(_crop, pictures, draws), value, index) for value, draws, index in places]
+
+
+def _crop(pictures: PictureReader, draws: list[float], value: Any) -> Any:
+    return pictures.read(as_file(value), "", draws)
+
+
+def _decoded(spec: ChunkSpec, decode: Callable[[bytes, str], Any], value: Any) -> Any:
+    if isinstance(value, str):
+        return spec.check(decode(value.encode(), "text/plain"))
+    content = encoded(as_file(value))
+    return spec.check(decode(content, content_type(content)))
+
+
+def _sound(sounds: SoundReader, value: Any) -> Any:
+    return sounds.read(value if isinstance(value, Path) else bytes(value))
+
+
+def _numbers(values: Values, _indices_B: Indices, _seeds_B: Seeds) -> Column:
+    return values
 
 
 def content_type(content: bytes) -> str:

@@ -58,9 +58,7 @@ class DeviceWaits:
     @property
     def total_s(self) -> float:
         """Seconds of all waits that have ended on the GPU."""
-        while self._under_way and self._under_way[0][1].query():
-            began, ended = self._under_way.popleft()
-            self._total_s += 1e-3 * began.elapsed_time(ended)
+        self._add_ended()
         return self._total_s
 
     @contextmanager
@@ -72,5 +70,10 @@ class DeviceWaits:
         yield
         ended.record(stream)
         self._under_way.append((began, ended))
-        # The events of ended waits are given back.
-        _ = self.total_s
+        # Otherwise the events of a whole epoch would be kept.
+        self._add_ended()
+
+    def _add_ended(self) -> None:
+        while self._under_way and self._under_way[0][1].query():
+            began, ended = self._under_way.popleft()
+            self._total_s += 1e-3 * began.elapsed_time(ended)

@@ -20,7 +20,7 @@ class FeedFigures:
         waited_s: Seconds of these waits.
         threads: Threads that read ahead.
         read_per_s: Examples a second that these threads can read; None if they read none.
-        steps_per_s: Examples a second that the steps take without their waits.
+        steps_per_s: Examples a second that the steps take without their waits; None if there was no warm step.
         computing_share: Share of the threads' time in which they computed; else they waited for storage or for a core.
     """
 
@@ -28,7 +28,7 @@ class FeedFigures:
     waited_s: float
     threads: int
     read_per_s: float | None
-    steps_per_s: float
+    steps_per_s: float | None
     computing_share: float | None
 
     def fields(self) -> dict[str, float]:
@@ -47,7 +47,8 @@ class FeedFigures:
         if self.read_per_s is None or self.computing_share is None:
             return f"{said}."
         threads = "the step's own thread" if not self.threads else f"{self.threads} reading thread(s)"
-        said += f": {threads} read {self.read_per_s:,.0f} examples/s, and the steps take {self.steps_per_s:,.0f}/s."
+        steps = "" if self.steps_per_s is None else f", and the steps take {self.steps_per_s:,.0f}/s"
+        said += f": {threads} read {self.read_per_s:,.0f} examples/s{steps}."
         more = f"give more workers (--workers; {cores} cores can be used)" if self.threads < cores else "use more cores"
         if self.computing_share >= COMPUTING_SHARE:
             return f"{said} Decoding is the limit: {more}, or decode once ('penstock shard')."
@@ -55,13 +56,13 @@ class FeedFigures:
         return f"{said} Storage or busy cores are the limit ({waited}): copy the data to faster storage, or {more}."
 
 
-def feed_figures(feed: Loader, seconds: float, examples: int) -> FeedFigures:
+def feed_figures(feed: Loader, seconds: float, steps_per_s: float | None) -> FeedFigures:
     """Describe the reading of a training that ended.
 
     Args:
         feed: The loader of its steps.
         seconds: Duration of the training.
-        examples: Examples of its steps in this process.
+        steps_per_s: Examples a second of this process that its warm steps take without their waits; None if unknown.
     """
     reading = feed.reading
     return FeedFigures(
@@ -69,7 +70,7 @@ def feed_figures(feed: Loader, seconds: float, examples: int) -> FeedFigures:
         waited_s=feed.waited_s,
         threads=reading.threads,
         read_per_s=reading.examples_per_s,
-        steps_per_s=examples / max(seconds - feed.waited_s, 1e-9),
+        steps_per_s=steps_per_s,
         computing_share=reading.cpu_s / reading.wall_s if reading.wall_s else None,
     )
 

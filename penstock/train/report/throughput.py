@@ -13,6 +13,9 @@ from penstock.train.parallel.dataflow import Call, plain_call
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Recipe
 
+# The first steps compile the network and capture the step.
+WARM_UP_STEPS = 10
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
@@ -34,6 +37,49 @@ class Rate:
         """Return the known values by name."""
         known = {"samples_per_s": round(self.samples_per_s, 1)}
         return known if self.mfu is None else known | {"mfu": round(self.mfu, 4)}
+
+
+@final
+class WarmSteps:
+    """Measure the time of steps alone: without the first ones, which compile and capture, without waits for examples,
+    validations and checkpoints.
+
+    Attributes:
+        steps: Steps that were measured.
+        seconds: Their time.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.seconds = 0, 0.0
+        # Steps, time and waits at the last synchronization.
+        self._before: tuple[int, float, float] | None = None
+
+    def synchronized(self, step: int, now_s: float, waited_s: float) -> None:
+        """Note that the device has taken steps.
+
+        Args:
+            step: Steps of this command so far.
+            now_s: The time.
+            waited_s: Seconds that they waited for examples.
+        """
+        if step < WARM_UP_STEPS:
+            return
+        if self._before is not None:
+            before, then_s, had_waited_s = self._before
+            self.steps += step - before
+            self.seconds += max(0.0, now_s - then_s - (waited_s - had_waited_s))
+        self._before = step, now_s, waited_s
+
+    def leave_out(self, seconds: float) -> None:
+        """Exclude time that was not spent on training."""
+        if self._before is not None:
+            step, then_s, waited_s = self._before
+            self._before = step, then_s + seconds, waited_s
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Steps a second; None if no step was measured."""
+        return self.steps / self.seconds if self.steps and self.seconds else None
 
 
 @final

@@ -9,20 +9,21 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.core.named_arrays import chunks_of, feeds_of
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.cuda_graph_executor import WARM_UPS, device_errors
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.graph_cache import GraphCache, GraphShapes, Shape, size_of
-from penstock.runtime.named_network import NamedNetwork
+from penstock.runtime.gpu.capture import capturing, stream_aside
+from penstock.runtime.gpu.cuda_graph_executor import WARM_UPS, device_errors
+from penstock.runtime.gpu.gpu_network import GpuNetwork
+from penstock.runtime.gpu.graph_cache import GraphCache, GraphShapes, Shape, size_of
+from penstock.runtime.gpu.precision import ONE_AT_A_TIME
 
 # B rows of the batch
 
@@ -66,12 +67,11 @@ class RecordGraphExecutor(Executor):
     """A one-shot network of several tensors, or of lengths that vary, on a GPU.
 
     Args:
-        module: The network, in evaluation mode, on the device.
+        network: The network, on the device.
         input: One raw input chunk.
         output: One output chunk.
         max_rows: The largest batch.
         device: torch's name of the device.
-        dtype: The dtype of autocast; None for none.
         limit_bytes: Memory of the graphs.
 
     Attributes:
@@ -83,24 +83,18 @@ class RecordGraphExecutor(Executor):
 
     def __init__(
         self,
-        module: nn.Module,
+        network: GpuNetwork,
         input: ChunkSpec,
         output: ChunkSpec,
         *,
         max_rows: int,
         device: str,
-        dtype: torch.dtype | None,
         limit_bytes: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.input, self.output, self.max_rows = input, output, max_rows
-        self._network = NamedNetwork(module, input, output)
+        self._network = network
         self._device = torch.device(device)
-        # A cache of cast weights would outlive the graph that holds them.
-        self._autocast = partial(
-            torch.autocast, self._device.type, dtype, enabled=dtype is not None, cache_enabled=False
-        )
-        self._dtypes = {spec.name: getattr(torch, spec.dtype) for spec in output.tensors}
         self._dims = list(input.dims) if isinstance(input, RecordSpec) else []
         dims = input.dims.values() if isinstance(input, RecordSpec) else ()
         self._shapes = GraphShapes(dims, max_rows)
@@ -181,7 +175,10 @@ class RecordGraphExecutor(Executor):
 
     def _trial(self, shape: Shape, runs: int) -> _Trial | None:
         """Run a shape uncaptured on an example of zeros; returns None, and gives the shape up, where that fails."""
-        aside = torch.cuda.Stream(self._device)
+        with ONE_AT_A_TIME:
+            return self._trial_in(stream_aside(self._device), shape, runs)
+
+    def _trial_in(self, aside: torch.cuda.Stream, shape: Shape, runs: int) -> _Trial | None:
         aside.wait_stream(torch.cuda.current_stream(self._device))
         seconds = 0.0
         try:
@@ -232,8 +229,7 @@ class RecordGraphExecutor(Executor):
         inputs = self._inputs(shape)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Another thread of this process serves other models meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with capturing(graph, self._pool):
                 outputs = self._run(inputs)
         except torch.cuda.OutOfMemoryError:
             self._cache.give_up(shape)
@@ -315,12 +311,8 @@ class RecordGraphExecutor(Executor):
         return shape[0] * each
 
     def _run(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        with self._autocast():
-            results = self._network(*(inputs[name] for name in self._network.arguments))
-        # Autocast gives its own dtype; the outputs have the declared one. Lengths that follow from the shape alone are
-        # on the host; a copy to the GPU could not be captured.
-        named = zip(self._network.results, results, strict=True)
-        return [result.to(self._dtypes.get(name, result.dtype)).contiguous() for name, result in named]
+        # Lengths that follow from the shape alone are on the host; a copy to the GPU could not be captured.
+        return [*self._network(*(inputs[name] for name in self._network.arguments))]
 
     def _run_uncaptured(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         self.uncaptured_batches += 1

@@ -7,9 +7,11 @@ launches the graph. The next batch is prepared while one runs, and the chunks of
 
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, final
 
 import numpy as np
@@ -21,8 +23,10 @@ from penstock.core.spec import Array, TensorSpec
 from penstock.kernels.table_rows import gather_rows, scatter_rows
 from penstock.nn.streaming import mask_of
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.graph_cache import row_sizes
-from penstock.runtime.streaming_executor import StatefulNetwork
+from penstock.runtime.gpu.capture import capturing, stream_aside
+from penstock.runtime.gpu.graph_cache import row_sizes
+from penstock.runtime.gpu.precision import ONE_AT_A_TIME
+from penstock.runtime.streaming_executor import RunStep, StatefulNetwork
 
 # B rows of the batch, E entries of the table, T frames of a chunk, U frames that come of them
 
@@ -30,6 +34,8 @@ from penstock.runtime.streaming_executor import StatefulNetwork
 SLOT, LENGTH, FRESH, LAST, FROM, TO = range(6)
 # Runs of the network before its graph is captured, in which libraries choose their kernels.
 WARM_UPS = 2
+# The shortest of these is the time of a graph.
+TIMED_RUNS = 4
 # Batches that may be in flight at once.
 IN_FLIGHT = 8
 # A batch that takes longer without a graph is too large for any budget.
@@ -61,12 +67,14 @@ class _GraphBucket:
         status: As the stage's, on the GPU.
         graph: Computes the status and the outputs from the metadata and the chunks.
         stages: Used round-robin.
+        ms: Its time alone on the GPU.
     """
 
     metadata: Tensor
     status: Tensor
     graph: torch.cuda.CUDAGraph
     stages: tuple[_Stage, ...]
+    ms: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,21 +92,29 @@ class CudaGraphExecutor(Executor):
         network: The network with the states, on the GPU.
         max_rows: The largest batch.
         exact: Pad every batch to the largest, see `StreamingExecutor`.
+        timed: Measure each graph, for `offer`.
     """
 
     runs_ahead = True
 
-    def __init__(self, network: StatefulNetwork, *, max_rows: int, exact: bool = False) -> None:
+    def __init__(self, network: StatefulNetwork, *, max_rows: int, exact: bool = False, timed: bool = False) -> None:
         self.input, self.output = network.input, network.output
         self.max_rows = min(max_rows, network.states.slots)
+        self._timed = timed
         self._slots = network.states.slots
         self._device = network.device
         self._network = network
         self._chunks = _locked(self.max_rows, self.input)
         self._outputs = _locked(self.max_rows, self.output)
-        self._adopted = False
+        self._adopted = self._serves = False
         self._sizes = [max_rows] if exact else row_sizes(self.max_rows)
         self._buckets: dict[int, _GraphBucket] = {}
+        # In the order of the sizes: the size whose graph runs.
+        self._fastest: list[int] = []
+        # Those that others replaced: a batch of one may be under way.
+        self._replaced: list[_GraphBucket] = []
+        # A handle of torch, whose type has no public name.
+        self._pool: Any = None
         self._next_stage = 0
 
     def adopt(self, input_E: Array, output_E: Array) -> bool:
@@ -134,7 +150,8 @@ class CudaGraphExecutor(Executor):
     def _begun(self, batch: StepInput) -> _InFlight:
         rows = batch.slots_B.size
         assert rows <= self.max_rows, (rows, self.max_rows)
-        bucket = self._buckets[next(size for size in self._sizes if size >= rows)]
+        bucket = self._buckets[self._fastest[bisect_left(self._sizes, rows)]]
+        self._serves = True
         self._next_stage = (self._next_stage + 1) % IN_FLIGHT
         stage = bucket.stages[self._next_stage]
         metadata = stage.metadata.numpy()
@@ -174,10 +191,47 @@ class CudaGraphExecutor(Executor):
             finite_B=finite_B != 0,
         )
 
-    def _run(self, metadata: Tensor, status: Tensor) -> None:
+    @property
+    def graph_rows(self) -> list[int]:
+        """The batch sizes that have a graph."""
+        return sorted(self._buckets)
+
+    @torch.inference_mode()
+    def offer(self, rows: int, run: RunStep) -> float | None:
+        """Replace the graph of a batch size by that of another `step`, if it is faster; from any thread.
+
+        Args:
+            rows: One of `graph_rows`, whose graph was not replaced before.
+            run: Gives the same answers as the network.
+
+        Returns:
+            Its time in milliseconds; None if it is not faster.
+        """
+        network = self._network.run_by(run)
+        with torch.cuda.device(self._device), ONE_AT_A_TIME:
+            aside = stream_aside(self._device)
+            metadata, status = self._buffers(rows)
+            with torch.cuda.stream(aside):
+                for each in (self._network, *[network] * WARM_UPS):
+                    self._run(each, metadata, status)
+            aside.synchronize()
+            # In memory of its own and with the workspaces of another stream, because a graph of the shared pool, or one
+            # that was offered before, may run meanwhile.
+            present, trial = (self._captured(each, rows, None, aside) for each in (self._network, network))
+            # Both now, because requests that are served meanwhile slow both down.
+            share = trial.ms / present.ms
+            if share >= 1:
+                return None
+            made = replace(self._captured(network, rows, self._pool), ms=share * self._buckets[rows].ms)
+            self._replaced.append(self._buckets[rows])
+            self._buckets[rows] = made
+            self._choose_fastest()
+        return made.ms
+
+    def _run(self, network: StatefulNetwork, metadata: Tensor, status: Tensor) -> None:
         rows = metadata.shape[1]
         chunk_BT = gather_rows(_flat(self._chunks), metadata[FROM]).reshape(rows, *self.input.shape)
-        step = self._network.step(chunk_BT, metadata[SLOT], metadata[LENGTH], metadata[FRESH] != 0, metadata[LAST] != 0)
+        step = network.step(chunk_BT, metadata[SLOT], metadata[LENGTH], metadata[FRESH] != 0, metadata[LAST] != 0)
         output_BU = step.output_BU.to(self._outputs.dtype).contiguous()
         scatter_rows(output_BU.reshape(rows, -1), metadata[TO], _flat(self._outputs))
         status[0] = step.length_B
@@ -188,34 +242,45 @@ class CudaGraphExecutor(Executor):
         with torch.cuda.device(self._device):
             sizes = self._warm_up()
             # From the largest down: the smaller graphs then fit into its memory pool.
-            pool = None
             for size in reversed(sizes):
-                metadata, status = self._buffers(size)
-                graph = torch.cuda.CUDAGraph()
-                # Another thread of this process serves other models meanwhile.
-                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                    self._run(metadata, status)
-                pool = pool or graph.pool()
-                stages = tuple(_stage(size) for _ in range(IN_FLIGHT))
-                self._buckets[size] = _GraphBucket(metadata=metadata, status=status, graph=graph, stages=stages)
+                self._buckets[size] = made = self._captured(self._network, size, self._pool)
+                self._pool = self._pool or made.graph.pool()
         self._sizes = sizes
+        self._choose_fastest()
         self.max_rows = min(self.max_rows, sizes[-1])
+
+    def _choose_fastest(self) -> None:
+        """For each batch size, choose the fastest graph that holds it: a larger one may have been replaced already."""
+        fastest = list(self._sizes)
+        for index in reversed(range(len(fastest) - 1)):
+            after = fastest[index + 1]
+            if self._buckets[after].ms < self._buckets[fastest[index]].ms:
+                fastest[index] = after
+        # One assignment, because another thread may run batches.
+        self._fastest = fastest
+
+    def _captured(
+        self, network: StatefulNetwork, size: int, pool: Any, aside: torch.cuda.Stream | None = None
+    ) -> _GraphBucket:
+        """Capture a warm network; without a pool, in memory of its own, and in a stream aside."""
+        metadata, status = self._buffers(size)
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, pool, aside):
+            self._run(network, metadata, status)
+        # Once the executor serves, a graph in the shared pool must not be replayed by another thread.
+        timed = self._timed and (aside is not None or not self._serves)
+        ms = _graph_ms(graph, aside or torch.cuda.current_stream()) if timed else inf
+        stages = tuple(_stage(size) for _ in range(IN_FLIGHT))
+        return _GraphBucket(metadata=metadata, status=status, graph=graph, stages=stages, ms=ms)
 
     def _warm_up(self) -> list[int]:
         """Warm up the sizes that memory and time allow, so that libraries have chosen their kernels."""
         affordable: list[int] = []
-        aside = torch.cuda.Stream(self._device)
-        aside.wait_stream(torch.cuda.current_stream(self._device))
+        # One for all sizes, because memory that was freed in a stream is used again in that one alone.
+        aside = stream_aside(self._device)
         for size in self._sizes:
-            metadata, status = self._buffers(size)
-            taken_s = 0.0
             try:
-                with torch.cuda.stream(aside):
-                    for _ in range(WARM_UPS):
-                        start_s = time.perf_counter()
-                        self._run(metadata, status)
-                        aside.synchronize()
-                        taken_s = time.perf_counter() - start_s
+                taken_s = self._warm_up_s(size, aside)
             except torch.cuda.OutOfMemoryError:
                 if not affordable:
                     raise
@@ -223,9 +288,22 @@ class CudaGraphExecutor(Executor):
             affordable.append(size)
             if taken_s > MAX_BATCH_S:
                 break
-        torch.cuda.current_stream(self._device).wait_stream(aside)
         torch.cuda.empty_cache()
         return affordable
+
+    def _warm_up_s(self, size: int, aside: torch.cuda.Stream) -> float:
+        metadata, status = self._buffers(size)
+        taken_s = 0.0
+        with ONE_AT_A_TIME:
+            aside.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UPS):
+                    start_s = time.perf_counter()
+                    self._run(self._network, metadata, status)
+                    aside.synchronize()
+                    taken_s = time.perf_counter() - start_s
+            torch.cuda.current_stream(self._device).wait_stream(aside)
+        return taken_s
 
     def _buffers(self, size: int) -> tuple[Tensor, Tensor]:
         metadata = torch.zeros(6, size, dtype=torch.int64)
@@ -241,6 +319,20 @@ def device_errors() -> Generator[None]:
     except RuntimeError as error:
         cause = " ".join(str(error).split())[:200].rstrip(".")
         raise DeviceLost(f"the GPU failed ({cause}); restart the process.") from error
+
+
+def _graph_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
+    """Replay a graph in a stream, and return its shortest time."""
+    times_ms: list[float] = []
+    with torch.cuda.stream(stream):
+        while len(times_ms) < TIMED_RUNS:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            graph.replay()
+            after.record()
+            after.synchronize()
+            times_ms.append(before.elapsed_time(after))
+    return min(times_ms)
 
 
 def _stage(size: int) -> _Stage:

@@ -1,0 +1,205 @@
+"""One-shot networks served on one GPU, over the same network compiled in a CUDA graph by hand in the same run."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.models import gpu_networks
+from penstock import Bundle
+from penstock.bench.load.generator import Load, find_goodput, measure
+from penstock.bench.load.golden_target import golden_target
+from penstock.bench.load.sender import Target
+from penstock.bench.server_process import ServerProcess, running_server
+from penstock.core.errors import BenchError
+from penstock.core.find_application import find_application
+from penstock.runtime.gpu.precision import TOLERANCES
+
+BUDGET_MS = 50
+RAW_ROWS = 128
+EXAMPLES = 32
+SECONDS = 3.0
+COMPILE_S = 420.0
+PRECISION = "bf16"
+
+
+def over_raw(name: str) -> list[float]:
+    """Return the highest Poisson rate with 99% of all requests within the budget over the raw compiled graph's.
+
+    Args:
+        name: An application of `benchmarks/models/gpu_networks.py`.
+
+    Raises:
+        BenchError: An answer was wrong, or no rate keeps the budget.
+    """
+    raw = raw_ms(name, RAW_ROWS)
+    rate = RAW_ROWS / raw * 1e3
+    print(f"{name}: raw compiled graph, {RAW_ROWS} rows: {raw:.3f} ms, {rate:,.0f}/s", flush=True)
+    with served(name) as (server, target, load):
+        best = goodput(server, target, load)
+    print(f"{name}: {best:,.0f}/s within {BUDGET_MS} ms, {best / rate:.3f} of the raw graph", flush=True)
+    return [best / rate]
+
+
+def single_ms(name: str = "resnet50") -> list[float]:
+    """Return the p50 of one request alone, less the time of the raw compiled graph of one row, in milliseconds."""
+    raw = raw_ms(name, 1)
+    with served(name) as (_, target, load):
+        alone = measure(target, replace(load, rate=None, connections=1, processes=1, seconds=SECONDS))
+    print(f"{name}: one request alone {alone.percentile_ms(50):.3f} ms; raw graph {raw:.3f} ms", flush=True)
+    return [alone.percentile_ms(50) - raw]
+
+
+def overload_2x(name: str = "resnet50") -> list[float]:
+    """Return the goodput at twice the best rate over the best rate."""
+    with served(name) as (server, target, load):
+        best = goodput(server, target, load)
+        over = measure(target, replace(load, rate=2 * best, seconds=SECONDS), none_answered=True)
+    print(f"{name}: best {best:,.0f}/s; {over.goodput(BUDGET_MS):,.0f}/s at twice that", flush=True)
+    return [over.goodput(BUDGET_MS) / best]
+
+
+def second_start(name: str = "resnet50") -> list[float]:
+    """Return the seconds of a second start to its first answer, less `import torch`."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = write_bundle(name, Path(folder) / name)
+        cache = Path(folder) / "cache"
+        with _server(bundle, cache) as server:
+            wait_compiled(server)
+        start_s = time.perf_counter()
+        with _server(bundle, cache) as server:
+            target = _target(server, bundle)
+            measure(target, Load(rate=None, connections=1, seconds=0.1, warm_up_s=0.0))
+            took_s = time.perf_counter() - start_s - 0.1
+        start_s = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        torch_s = time.perf_counter() - start_s
+    print(f"{name}: second start {took_s:.1f} s; import torch {torch_s:.1f} s", flush=True)
+    return [took_s - torch_s]
+
+
+def goodput(server: ServerProcess, target: Target, load: Load) -> float:
+    """Search the highest rate within the budget."""
+    closed = measure(target, replace(load, rate=None, connections=1024, seconds=SECONDS))
+    print(f"closed loop of 1,024: {closed.answered_a_second:,.0f}/s", flush=True)
+    server.start_sampling()
+    best, _ = find_goodput(
+        target,
+        load,
+        budget_ms=BUDGET_MS,
+        highest=1.2 * closed.answered_a_second,
+        say=lambda said: print(f"  {said}", flush=True),
+    )
+    print(f"  {server.usage().description}", flush=True)
+    return best
+
+
+@contextmanager
+def served(name: str) -> Generator[tuple[ServerProcess, Target, Load]]:
+    """Serve an application until its batches are compiled; yield a load for it too."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = write_bundle(name, Path(folder) / name)
+        cache = Path(os.environ.get("PENSTOCK_BENCH_CACHE", str(Path(folder) / "cache")))
+        with _server(bundle, cache) as server:
+            wait_compiled(server)
+            cores = len(os.sched_getaffinity(0))
+            load = Load(rate=None, connections=2048, seconds=SECONDS, processes=max(1, cores * 3 // 8))
+            yield server, _target(server, bundle), load
+
+
+def _server(bundle: Path, cache: Path) -> Any:
+    frontends = max(1, len(os.sched_getaffinity(0)) * 3 // 8)
+    options = ("--device", "cuda", "--precision", PRECISION, "--frontends", str(frontends), "--cache", str(cache))
+    return running_server(bundle, (*options, "--latency-ms", str(BUDGET_MS)))
+
+
+def _target(server: ServerProcess, bundle: Path) -> Target:
+    target = golden_target(server.url, bundle)
+    assert target.answers is not None
+    allowed = TOLERANCES[PRECISION] * float(abs(target.answers).max())
+    return replace(target, tolerance=max(target.tolerance, allowed))
+
+
+def write_bundle(name: str, folder: Path) -> Path:
+    """Write a bundle of random weights."""
+    found = find_application(f"{gpu_networks.__file__}:{name}")
+    torch.manual_seed(0)
+    Bundle.write(found, found.model(), gpu_networks.EXAMPLES[name](EXAMPLES), to=folder)
+    return folder
+
+
+def wait_compiled(server: ServerProcess) -> None:
+    """Wait until nothing is left to compile.
+
+    Raises:
+        BenchError: It takes too long.
+    """
+    end_s = time.monotonic() + COMPILE_S
+    said = ""
+    while time.monotonic() < end_s:
+        with urllib.request.urlopen(f"{server.url}/v1/stats", timeout=20) as answer:
+            (engine,) = json.load(answer)["engines"]
+        if engine["runs_by"] != said:
+            said = engine["runs_by"]
+            print(
+                f"{said}; {engine['fallback']} rows {engine['costs']['rows']} ms "
+                f"{[round(ms, 2) for ms in engine['costs']['ms']]}",
+                flush=True,
+            )
+        if said.endswith("compiled"):
+            return
+        time.sleep(0.2)
+    raise BenchError(f"the batches were not compiled within {COMPILE_S:g} s: {said}")
+
+
+def raw_ms(name: str, rows: int) -> float:
+    """Return the time of the network in bf16, channels last, compiled, in a CUDA graph, in milliseconds."""
+    command = [sys.executable, "-m", "benchmarks.acceptance.server.gpu_serving", name, str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the time of the raw network, in a process that ends with its memory."""
+    name, rows = arguments[0], int(arguments[1])
+    torch.manual_seed(0)
+    network: Any = find_application(f"{gpu_networks.__file__}:{name}").model().eval().requires_grad_(False)
+    network = network.to("cuda", torch.bfloat16)
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+    given = torch.from_numpy(gpu_networks.EXAMPLES[name](rows)).to("cuda")
+    torch.backends.cudnn.benchmark = True
+    with torch.inference_mode():
+        run = torch.compile(network.raw, dynamic=False)
+        aside = torch.cuda.Stream()
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                run(given)
+        aside.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run(given)
+        times_ms: list[float] = []
+        for _ in range(50):
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            graph.replay()
+            after.record()
+            after.synchronize()
+            times_ms.append(before.elapsed_time(after))
+    print(sorted(times_ms)[len(times_ms) // 2])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

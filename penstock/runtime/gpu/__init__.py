@@ -1,0 +1,1 @@
+"""Networks on a GPU: precision, CUDA graphs, compiled batches."""
