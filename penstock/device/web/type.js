@@ -75,6 +75,7 @@ export class Typing {
   /** Run the network on the text, or on the example whose text it is; the reason is shown if it does not fit. */
   async run() {
     const mine = ++this.#newest;
+    byId("type-outputs").setAttribute("aria-busy", "true");
     try {
       const typed = byId("type-json").value;
       const example = typed === this.#example?.text ? this.#example.example : null;
@@ -97,6 +98,8 @@ export class Typing {
       write(byId("type-ended"), "");
       write(byId("type-ms"), "–");
       this.#say(error.message);
+    } finally {
+      if (mine === this.#newest) byId("type-outputs").setAttribute("aria-busy", "false");
     }
   }
 
