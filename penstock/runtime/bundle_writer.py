@@ -128,11 +128,44 @@ class Bundle:
         return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare))
 
 
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedNetwork:
+    """A network that could become a bundle, with its answers to some examples.
+
+    Args:
+        found: Its application.
+        tensors: Its state by name, on the CPU.
+        parameters: Their number.
+        golden: The examples and the answers.
+    """
+
+    found: FoundApplication
+    tensors: dict[str, torch.Tensor]
+    parameters: int
+    golden: Golden
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def write(self, to: str | Path, prepare: bytes | None) -> Bundle:
+        """Write the bundle.
+
+        Args:
+            to: Its folder.
+            prepare: The exported `prepare` of the application, if it has one.
+        """
+        manifest = _manifest(self.found, self.golden.tolerance, {}, self.parameters, None)
+        return Bundle(files=write_bundle(to, manifest, save(self.tensors), self.golden, prepare))
+
+
 class _NotFinite(BundleError):
     """The answers have NaN or infinity."""
 
 
-def check_examples(found: FoundApplication, module: nn.Module, examples: Any) -> Array | None:
+def check_examples(found: FoundApplication, module: nn.Module, examples: Any) -> CheckedNetwork | None:
     """Check that a bundle of a network could be written, as `Bundle.write` does, except for its `prepare`'s export.
 
     Args:
@@ -141,7 +174,7 @@ def check_examples(found: FoundApplication, module: nn.Module, examples: Any) ->
         examples: As for `Bundle.write`; a few.
 
     Returns:
-        The answers `[N, ...]`; None if they are not finite, which says nothing of an untrained network.
+        The network with its answers; None if they are not finite, which says nothing of an untrained network.
 
     Raises:
         ApplicationError: As `Bundle.write`.
@@ -152,6 +185,7 @@ def check_examples(found: FoundApplication, module: nn.Module, examples: Any) ->
     inputs = _examples(declared, examples if preparing is None else np.stack([preparing(raw) for raw in raws]))
     module.eval()
     tensors = _own_tensors(module)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
     try:
         network = _network_outputs(declared, module, inputs)
         module = finished(found, module)
@@ -162,7 +196,7 @@ def check_examples(found: FoundApplication, module: nn.Module, examples: Any) ->
     if golden.sets is None:
         _check_reproduced(found, tensors, golden)
         _check_padding(declared, module, golden)
-    return golden.outputs
+    return CheckedNetwork(found=found, tensors=tensors, parameters=parameters, golden=golden)
 
 
 def library_versions() -> dict[str, str]:

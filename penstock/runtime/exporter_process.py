@@ -13,10 +13,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TypeVar
+from typing import TypeVar, final
 
 from penstock.core.errors import PenstockError
 
@@ -26,6 +27,8 @@ EXPORT_TIMEOUT_S = 3600
 FIRST_WORD_S = 10.0
 
 log = logging.getLogger(__name__)
+# Of `nice`.
+LOWEST_PRIORITY = 19
 # Exit status where the network itself cannot be exported.
 NOT_EXPORTABLE = 65
 
@@ -45,7 +48,41 @@ class ExportFailure:
     not_exportable: bool = False
 
 
-def run_exporter(module: str, source: str | Path, file: Path, options: list[str] | None = None) -> ExportFailure | None:
+@final
+class BackgroundExports:
+    """Runs exporters at the lowest priority on one thread each, until it is ended by another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_ended = False
+
+    def adopt(self, process: subprocess.Popen[bytes]) -> None:
+        """Lower the priority of an exporter, or end it if this was ended."""
+        with self._lock:
+            self._process = process
+            if self.is_ended:
+                process.kill()
+                return
+        # The process may be over.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST_PRIORITY)
+
+    def end(self) -> None:
+        """End the exporter that runs, and those that would be started."""
+        with self._lock:
+            self.is_ended = True
+            if self._process is not None:
+                self._process.kill()
+
+
+def run_exporter(
+    module: str,
+    source: str | Path,
+    file: Path,
+    options: list[str] | None = None,
+    background: BackgroundExports | None = None,
+) -> ExportFailure | None:
     """Run `python -m module source file *options`.
 
     Args:
@@ -53,6 +90,7 @@ def run_exporter(module: str, source: str | Path, file: Path, options: list[str]
         source: The bundle's folder, or the application's reference.
         file: Where the graph goes.
         options: `--app` and `--accept-changed-app`.
+        background: Runs it beside other work, without messages on its progress.
 
     Returns:
         None if the graph was written.
@@ -61,12 +99,20 @@ def run_exporter(module: str, source: str | Path, file: Path, options: list[str]
     with TemporaryFile() as errors:
         try:
             # The exporter ends itself when its standard input ends: that of a parent that was killed ends too.
-            exporter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+            exporter = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=None if background is None else {**os.environ, "OMP_NUM_THREADS": "1"},
+            )
         except OSError as error:
             return ExportFailure(reason=f"{sys.executable} cannot be run ({error.strerror})")
         with exporter as process:
+            if background is not None:
+                background.adopt(process)
             try:
-                status = _wait(process, str(source))
+                status = _wait(process, None if background else str(source))
             except subprocess.TimeoutExpired:
                 return ExportFailure(reason=f"the export took longer than {EXPORT_TIMEOUT_S} s")
             finally:
@@ -79,7 +125,7 @@ def run_exporter(module: str, source: str | Path, file: Path, options: list[str]
     return ExportFailure(reason=lines[-1], not_exportable=status == NOT_EXPORTABLE)
 
 
-def _wait(process: subprocess.Popen[bytes], source: str) -> int:
+def _wait(process: subprocess.Popen[bytes], source: str | None) -> int:
     start_s, pause_s = time.monotonic(), FIRST_WORD_S
     passed_s = 0.0
     while True:
@@ -89,7 +135,8 @@ def _wait(process: subprocess.Popen[bytes], source: str) -> int:
             passed_s = time.monotonic() - start_s
             if passed_s >= EXPORT_TIMEOUT_S:
                 raise
-        log.warning("still exporting %s after %.0f s", source, passed_s)
+        if source is not None:
+            log.warning("still exporting %s after %.0f s", source, passed_s)
         # The next word comes when the duration has doubled.
         pause_s = passed_s
 

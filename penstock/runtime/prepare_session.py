@@ -13,7 +13,7 @@ from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.prepare import RawSpec
 from penstock.core.random_arrays import random_numbers
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.exporter_process import run_exporter
+from penstock.runtime.exporter_process import BackgroundExports, run_exporter
 
 # The names in the graph.
 RAW, PREPARED = "raw", "prepared"
@@ -81,8 +81,12 @@ def open_prepare(files: BundleFiles) -> PrepareSession | None:
     return prepared
 
 
-def exported_prepare(found: FoundApplication) -> bytes:
+def exported_prepare(found: FoundApplication, background: BackgroundExports | None = None) -> bytes:
     """Export the `prepare` of an application as an ONNX graph, in a process of its own, and check it against torch.
+
+    Args:
+        found: The application.
+        background: Runs the process beside other work.
 
     Raises:
         ApplicationError: The other process cannot find the application, or cannot export its `prepare`.
@@ -95,7 +99,7 @@ def exported_prepare(found: FoundApplication) -> bytes:
         )
     with TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / PREPARE
-        failure = run_exporter("penstock.runtime.prepare_export", found.reference, file)
+        failure = run_exporter("penstock.runtime.prepare_export", found.reference, file, background=background)
         if failure is not None:
             raise ApplicationError(
                 f"The prepare of application {name!r} cannot be exported ({failure.reason.rstrip('.')}); write it with "

@@ -1,6 +1,7 @@
 """Checks before the first step: faults that would otherwise end a run when its bundle is written."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from penstock.core.application import reply_of, unpacked
 from penstock.core.errors import PenstockError, TrainError, one_line
 from penstock.core.find_application import FoundApplication
-from penstock.runtime.bundle_writer import check_examples
+from penstock.runtime.bundle_writer import CheckedNetwork, check_examples
 from penstock.runtime.load import make_network
 from penstock.train.recipe import Data, Recipe
 from penstock.train.run_folder import golden_examples
@@ -18,7 +19,20 @@ TRIED = 4
 TRIED_FROM = 32
 
 
-def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> list[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preflight:
+    """The result of the checks.
+
+    Args:
+        network: The untrained network; None if it was not run, or its answers are not finite.
+        notes: Sentences for the user, on what does not end a training.
+    """
+
+    network: CheckedNetwork | None = None
+    notes: tuple[str, ...] = ()
+
+
+def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> Preflight:
     """Check that the network, before any training, could become a bundle.
 
     It must take the application's inputs, give its outputs, give the same answer alone as in a padded batch, and have
@@ -30,37 +44,36 @@ def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> list
         recipe: The training recipe.
         data: Source of the examples.
 
-    Returns:
-        Sentences for the user, on what does not end a training.
-
     Raises:
         TrainError: No bundle could be made of the network.
     """
     application = found.application
     if application.generate is not None:
-        return []
+        return Preflight()
     examples: Any = golden_examples(application, recipe, data, count=TRIED, choice=TRIED_FROM)
     if recipe.raw_examples is not None:
         examples = examples[:TRIED] if isinstance(examples, Sequence) else examples
     with torch.random.fork_rng([]):
         try:
-            outputs = check_examples(found, make_network(found), examples)
+            network = check_examples(found, make_network(found), examples)
         except PenstockError as error:
             raise TrainError(
                 f"no bundle could be made of application {application.name!r} after a training, as its network shows "
                 f"before it: {one_line(error)}"
             ) from None
     # The reply of a live application takes the output of a chunk.
-    return [] if outputs is None or application.live is not None else _reply_notes(found, outputs)
+    if network is None or application.live is not None:
+        return Preflight(network=network)
+    return Preflight(network=network, notes=_reply_notes(network))
 
 
-def _reply_notes(found: FoundApplication, outputs: Any) -> list[str]:
-    application = found.application
+def _reply_notes(network: CheckedNetwork) -> tuple[str, ...]:
+    application, outputs = network.found.application, network.golden.outputs
     try:
         reply_of(application)(unpacked(application, outputs[0]))
     except Exception as error:  # noqa: BLE001 - the application's code raises anything
-        return [
+        return (
             f"Note: the reply of {application.name!r} fails on the answer of the untrained network to example 0 "
-            f"({type(error).__name__}: {one_line(error)}); a server would answer status 500."
-        ]
-    return []
+            f"({type(error).__name__}: {one_line(error)}); a server would answer status 500.",
+        )
+    return ()

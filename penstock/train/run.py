@@ -20,6 +20,7 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.cpu_threads import choose_threads, recorded_threads
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
+from penstock.train.early_export import TrialExport
 from penstock.train.history import History, restore_checkpoint
 from penstock.train.initial_weights import started_from
 from penstock.train.loop import Loop, Stopped
@@ -27,7 +28,7 @@ from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import TRACED_EXAMPLES
 from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
-from penstock.train.preflight import check_untrained
+from penstock.train.preflight import Preflight, check_untrained
 from penstock.train.profile.profiler import Profile
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report.progress import Progress
@@ -156,14 +157,15 @@ def _trained(
         same = fingerprints(parts, world)
         if checkpoint is not None and not accept_changed_data:
             check_data(same, folder, DATA_REMEDY)
-        notes = check_untrained(found, recipe, data) if checkpoint is None and world.is_rank_zero else []
+        is_new = checkpoint is None and world.is_rank_zero
+        preflight = check_untrained(found, recipe, data) if is_new else Preflight()
         network = found.model()
         initial = started_from(found, network, folder, world, resumed=checkpoint is not None)
         threads = _threads(network, recipe, data, world, inputs, folder if checkpoint else None)
         trainer = Trainer(
             network, recipe, recipe.total_steps(len(data.train)), world, inputs=inputs, record=data.train.record
         )
-        trainer.layout.notices.extend([*threads, *notes])
+        trainer.layout.notices.extend([*threads, *preflight.notes])
         history = restore_checkpoint(checkpoint, trainer) if checkpoint else History()
         profile = None
         if profiled_steps is not None:
@@ -190,7 +192,8 @@ def _trained(
         progress = Progress(found.application.name, trainer.total_steps, history.step, quiet=not shown)
         with loop.ending():
             try:
-                loop.run(progress)
+                with TrialExport(preflight.network, progress.notify):
+                    loop.run(progress)
             except Stopped:
                 _stopped(loop, found, run, place, data, initial, progress)
                 raise

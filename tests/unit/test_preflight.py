@@ -57,7 +57,7 @@ def application(model: Any, **more: Any) -> Application:
 
 
 def notes(model: Any, **more: Any) -> list[str]:
-    return check_untrained(as_found(application(model, **more)), RECIPE, DATA)
+    return list(check_untrained(as_found(application(model, **more)), RECIPE, DATA).notes)
 
 
 def test_a_sound_network_passes_and_leaves_the_random_numbers_alone() -> None:
