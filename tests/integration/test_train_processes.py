@@ -26,10 +26,25 @@ from tests.support.training import APPLICATION, COMMAND, LIMIT_S, fields, losses
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
+# Names of the threads that are left when the interpreter ends.
+LAST_THREADS = """
+
+import atexit
+import os
+
+
+@atexit.register
+def write_threads():
+    if "LAST_THREADS" in os.environ:
+        names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+        open(os.environ["LAST_THREADS"], "w").writelines(names)
+"""
+
+
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("app") / "app.py"
-    file.write_text(APPLICATION)
+    file.write_text(APPLICATION + LAST_THREADS)
     return file
 
 
@@ -53,7 +68,8 @@ def together(app: Path) -> Path:
             [*COMMAND, "train", str(app), "--out", str(run), "--checkpoint-every-steps", "20", "--profile", "5"],
             env=os.environ
             | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            | {"LAST_THREADS": str(app.with_name(f"threads-{rank}"))},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -82,6 +98,14 @@ def test_two_processes_train_as_one_does(alone: Path, together: Path) -> None:
     assert two.predict(inputs) == pytest.approx(one.predict(inputs), abs=1e-3)
     shapes = [_shapes(newest_checkpoint(run / "checkpoints")) for run in (alone, together)]
     assert shapes[0] == shapes[1]
+
+
+def test_no_thread_of_the_process_group_is_left_at_the_end(app: Path, together: Path) -> None:
+    # Those of gloo would wait for the interpreter's lock while it ends, and abort the process or keep it for ever.
+    for rank in range(2):
+        names = app.with_name(f"threads-{rank}").read_text().splitlines()
+        assert names
+        assert not [name for name in names if "gloo" in name or "tcpstore" in name], names
 
 
 def test_the_breakdown_is_of_both_processes(together: Path) -> None:

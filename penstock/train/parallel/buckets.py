@@ -137,7 +137,8 @@ class _ReducedBucket(_Bucket):
     def wait(self) -> None:
         """Wait for the sums; on a GPU the current stream waits, not the host."""
         with self._world.operation(self._name):
-            wait = self._wait
+            # A collective that is kept would keep the process group, and gloo's threads.
+            wait, self._wait = self._wait, None
             if wait is None and self._peer_memory is not None:
                 wait = self._peer_memory.all_reduce(self._comm_buffer)
             assert wait is not None, f"{self.nbytes} bytes of {self._comm_buffer.dtype} do not fit"

@@ -72,8 +72,12 @@ def _started(
         wait = wait or over_group(output.view(-1), given.view(-1), group=world.group, async_op=True).wait
 
     def pending() -> Tensor:
-        with world.operation(name):
-            wait()
+        nonlocal wait
+        if wait is not None:
+            with world.operation(name):
+                wait()
+            # A collective that is kept would keep the process group, and gloo's threads.
+            wait = None
         return output
 
     return pending

@@ -17,6 +17,10 @@ from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
+
+# Its functions take the group of all processes as a default when it is imported. torch imports it while it compiles:
+# after the group was made, the defaults would keep that to the end of the process.
+import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 
 from penstock.core.errors import PeersLost, TrainError
@@ -130,6 +134,11 @@ class World:
         self._leave_callbacks.clear()
         # Graphs that other code captured.
         gc.collect()
+
+    def forget_groups(self) -> None:
+        """Drop the references to the process groups; no collective can follow."""
+        self.group = self.gradient_group = None
+        self.peer_memory = self.gradient_peer_memory = self._peer_memories = None
 
     def mark_progress(self) -> None:
         """Tell the watchdog that this process does not hang."""
@@ -280,7 +289,12 @@ def join_world(
     yield world
     # Not after an error: the other processes may be gone, and the shutdown would wait for them.
     world.leave()
+    gradient_group = None
+    world.forget_groups()
     dist.destroy_process_group()
+    # Gloo's threads end with the last reference to their group. At the end of the interpreter they would wait for its
+    # lock, and end the process by SIGABRT or never.
+    gc.collect()
 
 
 def _group_options(device: torch.device, timeout: timedelta) -> Any:
