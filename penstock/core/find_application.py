@@ -197,7 +197,7 @@ def find_chain(reference: str) -> FoundChain:
 
 def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, str]:
     """Find a module's record of a kind; returns the module, the record, and the shortest reference."""
-    path, attribute = _parts(reference)
+    path, attribute = reference_parts(reference)
     attribute = attribute or default
     if path.endswith(".py") or "/" in path:
         module = _module_from_file(Path(path).expanduser())
@@ -222,15 +222,17 @@ def refuse_downloaded(reference: str, folder: Path) -> None:
     Raises:
         ApplicationError: The application's file is in the folder.
     """
-    file = Path(_parts(reference)[0]).expanduser().resolve()
-    if file.is_relative_to(folder.resolve()):
+    named = Path(reference_parts(reference)[0]).expanduser()
+    file = named.resolve()
+    # A link in the folder is of the folder too.
+    if file.is_relative_to(folder.resolve()) or named.absolute().is_relative_to(folder.absolute()):
         raise ApplicationError(
             f"{folder} names a file of its own, {file.name!r}, as its application, which would run what was "
             f"downloaded; if you trust it, name the file with --app (app=...)."
         )
 
 
-def _parts(reference: str) -> tuple[str, str]:
+def reference_parts(reference: str) -> tuple[str, str]:
     """Split a reference into a module or a file, and the name of the record."""
     path, colon, attribute = reference.rpartition(":")
     if not colon or "/" in attribute or attribute.endswith(".py"):
