@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.core.bundle import BundleFiles
+from penstock.core.bundle import BundleFiles, Manifest
 from penstock.core.errors import ApplicationError, SourcesChanged
 from penstock.core.find_application import FoundApplication, find_application, refuse_downloaded
 from penstock.core.unrun_sources import UnrunSources
@@ -25,22 +25,42 @@ def bundle_application(files: BundleFiles, app: str | None = None, *, accept_cha
         SourcesChanged: A source file differs and `accept_changed` is false.
         BundleError: A spec differs.
     """
-    reference, changed = compare_sources(files, app)
-    if changed and not accept_changed:
-        raise SourcesChanged(
-            f"{', '.join(changed)} of application {files.manifest.name!r} changed since the bundle was made; train "
-            f"again, or pass --accept-changed-app (accept_changed=True) if the network is the same."
-        )
-    found = find_application(reference)
+    found = find_application(checked_reference(files.folder, files.manifest, app, accept_changed=accept_changed))
     files.check_sources(found, accept_changed=accept_changed)
     return found
 
 
-def compare_sources(files: BundleFiles, app: str | None = None) -> tuple[str, list[str]]:
+def checked_reference(folder: Path, manifest: Manifest, app: str | None = None, *, accept_changed: bool = False) -> str:
+    """Find the application of a bundle, and check its sources without importing them.
+
+    Args:
+        folder: The bundle's folder.
+        manifest: Its description.
+        app: See `bundle_application`.
+        accept_changed: See `bundle_application`.
+
+    Returns:
+        The application's reference.
+
+    Raises:
+        ApplicationError: See `bundle_application`.
+        SourcesChanged: See `bundle_application`.
+    """
+    reference, changed = compare_sources(folder, manifest, app)
+    if changed and not accept_changed:
+        raise SourcesChanged(
+            f"{', '.join(changed)} of application {manifest.name!r} changed since the bundle was made; train again, or "
+            f"pass --accept-changed-app (accept_changed=True) if the network is the same."
+        )
+    return reference
+
+
+def compare_sources(folder: Path, manifest: Manifest, app: str | None = None) -> tuple[str, list[str]]:
     """Find the application of a bundle and compare its sources with the recorded ones; nothing is imported.
 
     Args:
-        files: The bundle.
+        folder: The bundle's folder.
+        manifest: Its description.
         app: See `bundle_application`.
 
     Returns:
@@ -49,14 +69,13 @@ def compare_sources(files: BundleFiles, app: str | None = None) -> tuple[str, li
     Raises:
         ApplicationError: See `bundle_application`.
     """
-    manifest = files.manifest
     reference = app or manifest.reference
     if not reference:
         raise ApplicationError("the bundle has no reference to its application; name it with --app (app=...).")
     if app:
         return app, UnrunSources.of(app).changed(manifest.sources) if manifest.reference else []
-    refuse_downloaded(reference, files.folder)
-    reference = _moved_beside(files.folder, reference) or reference
+    refuse_downloaded(reference, folder)
+    reference = _moved_beside(folder, reference) or reference
     try:
         sources = UnrunSources.of(reference)
     except ApplicationError as error:
@@ -65,7 +84,7 @@ def compare_sources(files: BundleFiles, app: str | None = None) -> tuple[str, li
             f"--app (app=...)."
         ) from error
     # By its place too: an import path may lead into a bundle that lies where Python looks for modules.
-    refuse_downloaded(str(sources.home), files.folder)
+    refuse_downloaded(str(sources.home), folder)
     if not sources.declares():
         raise ApplicationError(
             f"the bundle names {sources.home} as its application, which imports nothing of penstock, so that it "

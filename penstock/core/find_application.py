@@ -131,7 +131,7 @@ class FoundApplication:
         try:
             module = importlib.import_module(module_name) if module_name else self.module
             made = getattr(module, attribute)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ApplicationError(
                 f"Application {self.application.name!r} has {field} {path!r}, which cannot be imported "
                 f"({_cause(error)}); write ':Name' for this file or 'package.module:Name'."
@@ -264,7 +264,7 @@ def _module_from_name(name: str) -> ModuleType:
         ) from error
     except ApplicationError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ApplicationError(f"Application {name!r} does not import: {_cause(error)}.") from error
 
 
@@ -288,7 +288,8 @@ def _module_from_file(file: Path) -> ModuleType:
     try:
         # Not by the loader, whose cache misses an edit within one second that keeps the size.
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A file that is a program ends it, and not the process that wanted an application.
         del sys.modules[name]
         if isinstance(error, ApplicationError):
             raise
@@ -305,5 +306,5 @@ def _prepend_path(folder: str) -> None:
     sys.path.insert(0, folder)
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(".")
