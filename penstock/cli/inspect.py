@@ -23,32 +23,36 @@ if TYPE_CHECKING:
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="BUNDLE")],
     app: str | None = None,
-    run: Annotated[bool, typer.Option("--run/--no-run")] = True,
+    run: Annotated[bool, typer.Option("--run")] = False,
+    accept_changed_app: Annotated[bool, typer.Option("--accept-changed-app")] = False,
     cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
     format: Format = Format.TEXT,
 ) -> None:
-    """Verify a bundle and show its content. Damage or a different answer exits with status 2.
+    """Verify a bundle and show its content, without importing its application unless --run is given.
+
+    Damage or a different answer exits with status 2.
 
     Args:
         folder: A bundle's folder, such as RUN/bundle, or its URL.
         app: The application, if it moved.
-        run: Run the network on its golden examples.
+        run: Import the application if its sources are the recorded ones, and run the network on its golden examples.
+        accept_changed_app: With --run, accept an application whose sources changed.
         cache: The folder of exported networks and of downloads.
         format: A table, or JSON for programs.
     """
     import json
 
-    from penstock.core.bundle import bundle_application, read_bundle
+    from penstock.core.bundle import read_bundle
+    from penstock.core.bundle_application import bundle_application, compare_sources
 
     files = read_bundle(bundle_at(folder, cache.expanduser()))
     report = _report(files)
     report["on_a_cpu"] = _on_a_cpu(files, cache.expanduser())
     problem: PenstockError | None = None
     try:
-        found = bundle_application(files, app)
-        files.check_specs(found.application)
-        report["application"]["changed"] = files.changed_sources(found)
+        report["application"]["changed"] = compare_sources(files.folder, files.manifest, app)[1]
         if run:
+            found = bundle_application(files, app, accept_changed=accept_changed_app)
             report["golden"]["difference"] = _largest_difference(files, found)
     except BundleError as error:
         problem = error
@@ -171,7 +175,7 @@ def _golden_in_words(report: dict[str, Any]) -> str:
     if golden["difference"] is not None:
         allowed = f"{report['tolerance']:.3g} is allowed"
         return f"{count}, all answers as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
-    return f"{count}, answers differ from the recorded ones" if "problem" in report else f"{count}, not run"
+    return f"{count}, {report['problem']}" if "problem" in report else f"{count}, not run"
 
 
 def _described(spec: "ChunkSpec | RawSpec") -> str:

@@ -50,6 +50,7 @@ def serve(
     idle_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 120.0,
     request_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 20.0,
     watchdog_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
+    load_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 300.0,
     log_format: Annotated[str, typer.Option(rich_help_panel=LIMITS)] = "text",
     log_requests: Annotated[bool, typer.Option("--log-requests", rich_help_panel=LIMITS)] = False,
     otlp_endpoint: Annotated[str | None, typer.Option(metavar="URL", rich_help_panel=LIMITS)] = None,
@@ -92,6 +93,7 @@ def serve(
         idle_timeout_s: Close a connection without a request.
         request_timeout_s: Refuse a request whose next bytes do not arrive.
         watchdog_s: Replace a process without a heartbeat.
+        load_timeout_s: Refuse a model whose trial, or one step of whose loading, takes longer.
         log_format: text or json.
         log_requests: Log a line for each request.
         otlp_endpoint: Send traces to this OpenTelemetry collector.

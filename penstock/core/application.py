@@ -23,6 +23,8 @@ Decode = Callable[[bytes, str], Any]
 Reply = Callable[[Any], Any]
 
 _NOT_GIVEN = RecordSpec(())
+# Longest name: that of a folder on Linux.
+MAX_NAME = 255
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,7 @@ class Application:
     With paths, reading the application loads no torch.
 
     Args:
-        name: Its name in URLs: letters, digits, `-` and `_`.
+        name: Its name in URLs: letters, digits, `-` and `_`, 255 at most.
         input: One raw chunk, as `decode` returns it and the model takes it, before any numeric preparation. The short
             form of `inputs` for one tensor. Read from an application, it is the spec of one chunk: that tensor, or a
             `RecordSpec` where there are several or where lengths vary.
@@ -330,8 +332,8 @@ def _shown(value: object) -> str:
 
 
 def is_url_safe(name: str) -> bool:
-    """Check that a name has only letters, digits, `-` and `_`."""
-    return name != "" and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
+    """Check that a name has only letters, digits, `-` and `_`, and is short enough to name a file."""
+    return 0 < len(name) <= MAX_NAME and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
 
 
 def _is_content_type(value: object) -> bool:

@@ -23,20 +23,20 @@ from penstock.core.agreement import RowSets
 from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder, write_through
 from penstock.core.errors import (
-    ApplicationError,
     BundleCorrupt,
     BundleError,
     RequestError,
     SourcesChanged,
 )
 from penstock.core.example_arrays import example_arrays, read_examples
-from penstock.core.find_application import FoundApplication, find_application, refuse_downloaded
+from penstock.core.find_application import FoundApplication
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.golden import Golden, raw_names
 from penstock.core.initial import StartedFrom
 from penstock.core.json_record import json_bytes, read_record, record_json
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
+from penstock.core.regular_file import MAX_TEXT_BYTES
 from penstock.core.remote_folder import url_of
 from penstock.core.spec import TensorSpec
 from penstock.core.verified_folder import FolderFiles
@@ -298,40 +298,6 @@ def read_prepare(folder: Path, manifest: Manifest) -> bytes:
     return _FILES.read(folder / PREPARE)
 
 
-def bundle_application(files: BundleFiles, app: str | None = None) -> FoundApplication:
-    """Find the application of a bundle by `app`, or by the reference in its manifest.
-
-    A file that is not at its recorded place any more is looked for beside the bundle's folder, by its name.
-
-    Raises:
-        ApplicationError: It is not there, or the manifest has no reference, because it was made in a notebook, or the
-            reference is of a file in the bundle.
-    """
-    reference = app or files.manifest.reference
-    if not reference:
-        raise ApplicationError("the bundle has no reference to its application; name it with --app (app=...).")
-    if not app:
-        refuse_downloaded(reference, files.folder)
-    try:
-        return find_application(app or _moved_beside(files.folder, reference) or reference)
-    except ApplicationError as error:
-        if app:
-            raise
-        raise ApplicationError(
-            f"{error} If the application is elsewhere now, put its file beside the bundle's folder, or name it with "
-            f"--app (app=...)."
-        ) from error
-
-
-def _moved_beside(folder: Path, reference: str) -> str | None:
-    path, colon, name = reference.rpartition(":")
-    if not colon or name.endswith(".py"):
-        path, colon, name = reference, "", ""
-    file = folder.absolute().parent / Path(path).name
-    moved = path.endswith(".py") and not Path(path).is_file() and file.is_file()
-    return f"{file}{colon}{name}" if moved else None
-
-
 def write_bundle(
     folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden, prepare: bytes | None = None
 ) -> BundleFiles:
@@ -394,7 +360,7 @@ def _with_hash(fields: dict[str, Any]) -> bytes:
 
 
 def _manifest(file: Path) -> Manifest:
-    data = _FILES.read(file)
+    data = _FILES.read(file, MAX_TEXT_BYTES)
     given = _FILES.parse(file, data)
     known: dict[str, Any] = {key: given[key] for key in given if key != _SELF} if isinstance(given, dict) else {}
     manifest = Manifest.from_json(known)

@@ -131,7 +131,7 @@ class FoundApplication:
         try:
             module = importlib.import_module(module_name) if module_name else self.module
             made = getattr(module, attribute)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ApplicationError(
                 f"Application {self.application.name!r} has {field} {path!r}, which cannot be imported "
                 f"({_cause(error)}); write ':Name' for this file or 'package.module:Name'."
@@ -197,7 +197,7 @@ def find_chain(reference: str) -> FoundChain:
 
 def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, str]:
     """Find a module's record of a kind; returns the module, the record, and the shortest reference."""
-    path, attribute = _parts(reference)
+    path, attribute = reference_parts(reference)
     attribute = attribute or default
     if path.endswith(".py") or "/" in path:
         module = _module_from_file(Path(path).expanduser())
@@ -222,15 +222,17 @@ def refuse_downloaded(reference: str, folder: Path) -> None:
     Raises:
         ApplicationError: The application's file is in the folder.
     """
-    file = Path(_parts(reference)[0]).expanduser().resolve()
-    if file.is_relative_to(folder.resolve()):
+    named = Path(reference_parts(reference)[0]).expanduser()
+    file = named.resolve()
+    # A link in the folder is of the folder too.
+    if file.is_relative_to(folder.resolve()) or named.absolute().is_relative_to(folder.absolute()):
         raise ApplicationError(
             f"{folder} names a file of its own, {file.name!r}, as its application, which would run what was "
             f"downloaded; if you trust it, name the file with --app (app=...)."
         )
 
 
-def _parts(reference: str) -> tuple[str, str]:
+def reference_parts(reference: str) -> tuple[str, str]:
     """Split a reference into a module or a file, and the name of the record."""
     path, colon, attribute = reference.rpartition(":")
     if not colon or "/" in attribute or attribute.endswith(".py"):
@@ -262,7 +264,7 @@ def _module_from_name(name: str) -> ModuleType:
         ) from error
     except ApplicationError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ApplicationError(f"Application {name!r} does not import: {_cause(error)}.") from error
 
 
@@ -286,7 +288,8 @@ def _module_from_file(file: Path) -> ModuleType:
     try:
         # Not by the loader, whose cache misses an edit within one second that keeps the size.
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A file that is a program ends it, and not the process that wanted an application.
         del sys.modules[name]
         if isinstance(error, ApplicationError):
             raise
@@ -303,5 +306,5 @@ def _prepend_path(folder: str) -> None:
     sys.path.insert(0, folder)
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(".")

@@ -34,6 +34,7 @@ from penstock.core.pack_tensors import PackTensors, rows_of
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
+from penstock.core.regular_file import MAX_TEXT_BYTES
 from penstock.core.signature import key_text, verify_signature
 from penstock.core.spec import TensorSpec
 from penstock.core.subword_text import DeclaredText, SubwordReply
@@ -307,7 +308,7 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
     folder = Path(folder)
     if not os.path.isfile(folder / DESCRIPTION):
         raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --out DIR' writes one.")
-    data = _FILES.read(folder / DESCRIPTION)
+    data = _FILES.read(folder / DESCRIPTION, MAX_TEXT_BYTES)
     signed_by = _signed_by(folder, data, key)
     pack = Pack.from_json(folder, _parse(folder / DESCRIPTION, data))
     for path, (sha256, size) in pack.files.items():
@@ -345,7 +346,7 @@ def _signed_by(folder: Path, data: bytes, key: bytes | None) -> bytes | None:
                 f"{folder} is not signed, but must be signed by {key_text(key)}; get the pack from its maker."
             )
         return None
-    public = verify_signature(data, _FILES.read(file), str(file))
+    public = verify_signature(data, _FILES.read(file, MAX_TEXT_BYTES), str(file))
     if key is not None and public != key:
         raise PackError(
             f"{folder} is signed by {key_text(public)}, not by {key_text(key)}; get the pack from its maker."

@@ -1,17 +1,16 @@
 """Files of a bundle or a pack, verified by their recorded hashes whenever they are read."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, final
 
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from penstock.core.errors import PenstockError
+from penstock.core.regular_file import read_regular, sha256_of
 from penstock.core.spec import Array
 
 
@@ -32,14 +31,18 @@ class FolderFiles:
     remake: str
     schema_version: int
 
-    def read(self, file: Path) -> bytes:
+    def read(self, file: Path, max_bytes: int | None = None) -> bytes:
         """Content of a file.
 
+        Args:
+            file: Its path.
+            max_bytes: Its largest size; by default the machine's memory.
+
         Raises:
-            PenstockError: `corrupt`: it is missing or cannot be read.
+            PenstockError: `corrupt`: it is missing, no regular file, too large, or cannot be read.
         """
         try:
-            return file.read_bytes()
+            return read_regular(file, max_bytes)
         except OSError as error:
             raise self._missing(file, error) from None
 
@@ -89,14 +92,8 @@ class FolderFiles:
         Raises:
             PenstockError: `corrupt`: it is missing, cannot be read or differs.
         """
-        found = ""
         try:
-            status = file.stat()
-            found_size = status.st_size
-            # Not read if it cannot be the file: a link to a device has no end.
-            if S_ISREG(status.st_mode) and size in (None, found_size):
-                with file.open("rb") as source:
-                    found = hashlib.file_digest(source, "sha256").hexdigest()
+            found, found_size = sha256_of(file, size)
         except OSError as error:
             raise self._missing(file, error) from None
         if found != sha256:

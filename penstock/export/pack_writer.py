@@ -15,7 +15,8 @@ from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application
 from penstock.core.atomic_write import replace_folder
-from penstock.core.bundle import WEIGHTS, BundleFiles, bundle_application, read_bundle
+from penstock.core.bundle import WEIGHTS, BundleFiles, read_bundle
+from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import PackCorrupt, PackError
 from penstock.core.find_application import FoundApplication
 from penstock.core.json_record import read_record
@@ -93,8 +94,7 @@ def export_pack(
         PackError: The network cannot be exported, the graph disagrees with it, or the place is taken or not writable.
     """
     files = read_bundle(bundle)
-    found = bundle_application(files, app)
-    files.check_sources(found, accept_changed=accept_changed)
+    found = bundle_application(files, app, accept_changed=accept_changed)
     if key is not None:
         # A bad key fails before the export, which takes long.
         sign(b"", key)

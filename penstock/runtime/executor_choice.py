@@ -20,7 +20,8 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
+from penstock.core.bundle import BundleFiles, read_bundle
+from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import FoundApplication
 from penstock.core.onnx_session import onnx_errors
@@ -61,8 +62,7 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     """
     how.progress.report("reading the bundle")
     files = read_bundle(bundle)
-    found = bundle_application(files, how.app)
-    files.check_sources(found, accept_changed=how.accept_changed)
+    found = bundle_application(files, how.app, accept_changed=how.accept_changed)
     application = found.application
     open_prepare(files)
     if application.generate is not None:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from penstock.core.application import Application, reply_of, unpacked
-from penstock.core.bundle import BundleFiles, bundle_application, read_bundle
+from penstock.core.bundle import BundleFiles, read_bundle
+from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
@@ -219,8 +220,7 @@ def load(
         files.check_specs(app)
         found = as_found(app)
     else:
-        found = bundle_application(files, None if app is None else str(app))
-        files.check_sources(found, accept_changed=accept_changed)
+        found = bundle_application(files, None if app is None else str(app), accept_changed=accept_changed)
     if threads is not None:
         torch.set_num_threads(threads)
     return make_predictor(files, found)

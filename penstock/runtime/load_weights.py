@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from penstock.core.errors import BundleCorrupt, BundleError
 
 _DIFFERENCES_NAMED = 3
+# Characters of a difference: a file may name its tensors as it likes.
+_DIFFERENCE_SHOWN = 200
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
@@ -30,7 +32,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
     tied = {name: present[id(tensor)] for name, tensor in own.items() if name not in tensors and id(tensor) in present}
     differences = _differences(own, tensors | tied)
     if differences:
-        first = "; ".join(differences[:_DIFFERENCES_NAMED])
+        first = "; ".join(each[:_DIFFERENCE_SHOWN] for each in differences[:_DIFFERENCES_NAMED])
         more = len(differences) - _DIFFERENCES_NAMED
         others = f"; and {more:,} more" if more > 0 else ""
         raise BundleError(

@@ -9,6 +9,9 @@ from pathlib import Path
 
 # Steps that were shorter are not worth a remark.
 WORTH_TELLING_S = 1.0
+# Steps that may take as long as an export, see `EXPORT_TIMEOUT_S`.
+EXPORTING = "exporting the network to ONNX"
+AWAITING_EXPORT = "waiting for another process that exports the network"
 
 
 def _ignore(activity: str) -> None:

@@ -20,13 +20,12 @@ from penstock.core.errors import ServeError
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
 from penstock.runtime.exporter_process import run_exporter
-from penstock.runtime.loading_steps import LoadingSteps
+from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING, LoadingSteps
 from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
 
 log = logging.getLogger(__name__)
 
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
-EXPORTING = "exporting the network to ONNX"
 
 
 def is_cached(files: BundleFiles, cache: Path) -> bool:
@@ -123,7 +122,7 @@ def _alone(file: Path, progress: LoadingSteps) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.report("waiting for another process that exports the network")
+            progress.report(AWAITING_EXPORT)
             log.warning("waiting for another process that exports the network to %s", file)
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:

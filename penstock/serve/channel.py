@@ -1,9 +1,12 @@
-"""The control channel between the supervisor and a process: a socket pair that keeps message boundaries.
+"""The control channel between the supervisor and a process: a socket pair that keeps packet boundaries.
 
-It also passes file descriptors, so that the message that names a slot table carries its memory.
+A message is split into packets: one byte that says whether it is the last, then a part of the message. The first packet
+carries file descriptors, so that the message that names a slot table carries its memory.
 """
 
 import asyncio
+import errno
+import logging
 import os
 import socket
 from collections import deque
@@ -13,9 +16,18 @@ from typing import final
 
 from penstock.serve.messages import Heartbeat, Message, decode_message, encode_message
 
-MAX_MESSAGE_BYTES = 1 << 17
+log = logging.getLogger(__name__)
+
+# Largest message. Texts are cut in `encode_message`, so that only the number of models makes one long.
+MAX_MESSAGE_BYTES = 16 << 20
+# Part of a message in one packet, far below the buffer of a socket.
+PACKET_BYTES = 32 << 10
 MAX_DESCRIPTORS = 4
 HEARTBEAT_S = 1.0
+# The kernel has no memory for a packet, or too many descriptors are under way; it says nothing when that has passed.
+_NO_ROOM = {errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+_RETRY_S = 0.01
+_MORE, _LAST = b"\0", b"\1"
 
 OnMessage = Callable[[Message, list[int]], None]
 
@@ -35,21 +47,27 @@ class Channel:
         self._on_message = on_message
         self._on_close = on_close
         end.setblocking(False)
-        # Messages that the socket has no room for, because the other process is stopped, say.
+        # Packets that the socket has no room for, because the other process is stopped, say.
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        # The packets of a message that is not complete yet, and its descriptors.
+        self._parts = bytearray()
+        self._descriptors: list[int] = []
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(end, self._receive)
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message. A message to a process that is gone is dropped: `on_close` reports its end."""
-        data = encode_message(message)
-        assert len(data) < MAX_MESSAGE_BYTES, len(data)
-        if self._end.fileno() < 0 or (not self._unsent and self._try_send(data, list(descriptors))):
-            return
         # A heartbeat that waits is worth nothing.
-        if not isinstance(message, Heartbeat):
-            self._unsent.append((data, [os.dup(descriptor) for descriptor in descriptors]))
-            self._loop.add_writer(self._end, self._flush)
+        if self._end.fileno() < 0 or (self._unsent and isinstance(message, Heartbeat)):
+            return
+        given = list(descriptors)
+        for packet in packets_of(message):
+            sent = not self._unsent and self._try_send(packet, given)
+            if not sent and not isinstance(message, Heartbeat):
+                self._keep(packet, given)
+            if self._end.fileno() < 0:
+                return
+            given = []
 
     def drain(self) -> None:
         """Receive the remaining messages of a process that has ended."""
@@ -64,37 +82,77 @@ class Channel:
             self._end.close()
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
+        _close_all(self._descriptors)
+        self._descriptors, self._parts = [], bytearray()
 
-    def _try_send(self, data: bytes, descriptors: list[int]) -> bool:
+    def _keep(self, packet: bytes, descriptors: list[int]) -> None:
+        """Keep a packet until the socket has room; where that is not possible, the channel ends."""
+        copies: list[int] = []
         try:
-            socket.send_fds(self._end, [data], descriptors)
+            copies.extend(map(os.dup, descriptors))
+        except OSError as error:
+            log.error("a process gets no more messages and ends: a descriptor cannot be kept for it (%s)", error)
+            _close_all(copies)
+            self.close()
+            return
+        self._unsent.append((packet, copies))
+        self._loop.add_writer(self._end, self._flush)
+
+    def _try_send(self, packet: bytes, descriptors: list[int]) -> bool:
+        try:
+            socket.send_fds(self._end, [packet], descriptors)
         except BlockingIOError:
             return False
         except ConnectionError:
             self.close()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return False
         return True
 
     def _flush(self) -> None:
+        if self._end.fileno() < 0:
+            return
         while self._unsent and self._try_send(*self._unsent[0]):
             # Sent, or dropped by a close.
             if self._unsent:
                 _close_all(self._unsent.popleft()[1])
-        if not self._unsent and self._end.fileno() >= 0:
+        if self._end.fileno() >= 0:
             self._loop.remove_writer(self._end)
+            if self._unsent:
+                self._loop.call_later(_RETRY_S, self._await_room)
+
+    def _await_room(self) -> None:
+        if self._end.fileno() >= 0:
+            self._loop.add_writer(self._end, self._flush)
 
     def _receive(self) -> bool:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+            packet, descriptors, _, _ = socket.recv_fds(self._end, PACKET_BYTES + 1, MAX_DESCRIPTORS)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionError:
-            data, descriptors = b"", []
-        if not data:
+            packet, descriptors = b"", []
+        self._descriptors += descriptors
+        if not packet or len(self._parts) + len(packet) > MAX_MESSAGE_BYTES:
             self.close()
             self._on_close()
             return False
-        self._on_message(decode_message(data), descriptors)
+        self._parts += packet[1:]
+        if packet[:1] == _LAST:
+            data, self._parts = bytes(self._parts), bytearray()
+            descriptors, self._descriptors = self._descriptors, []
+            self._on_message(decode_message(data), descriptors)
         return True
+
+
+def packets_of(message: Message) -> list[bytes]:
+    """Split a message into packets of the channel."""
+    data = encode_message(message)
+    assert len(data) < MAX_MESSAGE_BYTES, (type(message).__name__, len(data))
+    parts = [data[start : start + PACKET_BYTES] for start in range(0, len(data), PACKET_BYTES)]
+    return [*(_MORE + part for part in parts[:-1]), _LAST + parts[-1]]
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -17,8 +17,9 @@ ON_DEMAND = "loaded on first use"
 WITHDRAWN = "WITHDRAWN"
 # Seconds until a lost engine is back: the time that torch takes to import.
 RESTART_S = 3.0
-# Longest text of a message: with it, every message fits into one packet of the channel.
+# Longest reason in a message: an error may quote a name or a value of any length.
 MAX_TEXT = 4096
+_REASONS = {"activity", "error", "fallback", "reason"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,8 +286,8 @@ class Heartbeat(Message):
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a message as JSON; every text, such as an error's, is cut at `MAX_TEXT` characters."""
-    fields = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in asdict(message).items()}
+    """Encode a message as JSON; reasons, such as an error's, are cut at `MAX_TEXT` characters."""
+    fields = {name: value[:MAX_TEXT] if name in _REASONS else value for name, value in asdict(message).items()}
     return json.dumps([type(message).__name__, fields]).encode()
 
 

@@ -184,6 +184,7 @@ class LimitSettings:
         request_timeout_s: A request whose next bytes do not arrive within this time is refused.
         watchdog_s: An engine or front-end without a heartbeat for this time, plus the time of a batch, is replaced.
         drain_timeout_s: Time for accepted requests after SIGTERM.
+        load_timeout_s: A model is refused whose trial, or one step of whose loading, takes longer.
     """
 
     max_connections: int = 10_000
@@ -192,6 +193,7 @@ class LimitSettings:
     request_timeout_s: float = 20.0
     watchdog_s: float = 30.0
     drain_timeout_s: float = 10.0
+    load_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         _check(
@@ -206,6 +208,7 @@ class LimitSettings:
                 self.watchdog_s >= 3,
                 f"--watchdog-s is {self.watchdog_s:g}; it must be at least 3: processes send a heartbeat each second.",
             ),
+            (self.load_timeout_s > 0, f"--load-timeout-s is {self.load_timeout_s:g}; it must be above 0."),
         )
 
 

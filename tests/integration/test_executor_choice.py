@@ -56,7 +56,7 @@ def made(bundle: Path, cache: Path, choice: str = "auto") -> Executor:
 
 def on_a_cpu(bundle: Path, cache: Path) -> str:
     """What `penstock inspect` says of serving on a CPU."""
-    command = ["inspect", str(bundle), "--no-run", "--cache", str(cache), "--format", "json"]
+    command = ["inspect", str(bundle), "--cache", str(cache), "--format", "json"]
     return json.loads(CliRunner().invoke(build(), command, catch_exceptions=False).stdout)["on_a_cpu"]
 
 

@@ -42,7 +42,7 @@ def test_a_bundle_in_a_bucket_is_served_loaded_and_pulled(store: ObjectStore, tm
         status, _, answer = server.ask("POST", "/v1/apps/doubler", b"21", {"content-type": "text/x-number"})
         assert (status, answer["doubled"]) == (200, [42.0] * 4)
         assert "Downloaded s3://bucket/doubler (" in server.log()
-    done = penstock("inspect", "s3://bucket/doubler")
+    done = penstock("inspect", "s3://bucket/doubler", "--run")
     # The server has downloaded it.
     assert (done.returncode, done.stderr) == (0, "")
     assert "all answers as recorded" in done.stdout

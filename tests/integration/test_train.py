@@ -114,7 +114,7 @@ def test_a_checkpoint_becomes_a_bundle(app: Path, tmp_path: Path) -> None:
 
     status, said = typed("bundle", run, "--out", made, "--checkpoint", 20)
     assert (status, "checkpoint of step 20" in said) == (0, True), said
-    assert typed("inspect", made)[0] == 0
+    assert typed("inspect", made, "--run")[0] == 0
     assert "no checkpoint of step 30, only of 20, 40" in typed("bundle", run, "--out", made, "--checkpoint", 30)[1]
     assert "give an application and its --weights FILE" in typed("bundle", app, "--out", made, "--checkpoint", 20)[1]
 

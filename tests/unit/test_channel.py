@@ -1,18 +1,22 @@
 """Control messages over a real socket pair."""
 
 import asyncio
+import errno
 import os
+import socket
 from collections.abc import Callable
 
 import pytest
 
-from penstock.serve.channel import MAX_MESSAGE_BYTES, Channel, channel_pair
+from penstock.serve import channel as channel_module
+from penstock.serve.channel import PACKET_BYTES, Channel, channel_pair, packets_of
 from penstock.serve.messages import (
     MAX_TEXT,
     ChangeModel,
     CommandDone,
     CommandFailed,
     DropEngine,
+    EngineUse,
     Heartbeat,
     LoadModel,
     Message,
@@ -50,17 +54,124 @@ def test_a_message_is_decoded_as_it_was_encoded(message: Message) -> None:
     assert decode_message(encode_message(message)) == message
 
 
-def test_the_longest_error_of_an_application_fits_into_a_message() -> None:
+@pytest.mark.parametrize("kind", [CommandFailed, StartFailed, ModelState])
+def test_a_reason_of_any_length_is_cut(kind: type[Message]) -> None:
     error = "\U0001f525" * 1_000_000
-    for message in (
+    messages = (
         CommandFailed(key=3, error=error),
         StartFailed(error=error),
         ModelState(name="n" * 255, version="9" * 255, state="UNAVAILABLE", reason=error),
-        ChangeModel(token=1, name=error, unload=False),
-    ):
-        assert len(encode_message(message)) < MAX_MESSAGE_BYTES
-    received = decode_message(encode_message(CommandFailed(key=3, error=error, status=400)))
-    assert received == CommandFailed(key=3, error=error[:MAX_TEXT], status=400)
+    )
+    (message,) = (each for each in messages if isinstance(each, kind))
+    assert error[:MAX_TEXT] in str(decode_message(encode_message(message)))
+    assert error[: MAX_TEXT + 1] not in str(decode_message(encode_message(message)))
+
+
+def test_a_name_is_not_cut_into_another_one() -> None:
+    message = ChangeModel(token=1, name="n" * 300_000, unload=False)
+    assert decode_message(encode_message(message)) == message
+
+
+def use_of(models: int) -> EngineUse:
+    return EngineUse(
+        key=1,
+        tables=tuple(range(models)),
+        used_ns=(1 << 60,) * models,
+        busy=(True,) * models,
+        used_bytes=1,
+        total_bytes=2,
+    )
+
+
+def test_messages_of_any_size_come_whole_and_in_order_with_their_descriptors() -> None:
+    sent: list[Message] = [
+        CommandDone(key=1),
+        use_of(models=20_000),
+        ChangeModel(token=1, name="n" * 300_000, unload=False),
+        LOADED,
+        use_of(models=1),
+    ]
+    assert len(packets_of(sent[1])) > 20
+
+    async def scene(stopped: bool) -> None:
+        ours, theirs = channel_pair()
+        sender = Channel(ours, lambda message, given: None, lambda: None)
+        heard: list[Message] = []
+        given: list[int] = []
+
+        def hear(message: Message, descriptors: list[int]) -> None:
+            heard.append(message)
+            given.extend(descriptors)
+
+        receiver = None if stopped else Channel(theirs, hear, lambda: None)
+        descriptor = os.memfd_create("test")
+        for message in sent:
+            sender.send(message, (descriptor,) if message is LOADED else ())
+            if not stopped:
+                await asyncio.sleep(0)
+        os.close(descriptor)
+        receiver = receiver or Channel(theirs, hear, lambda: None)
+        await until(lambda: len(heard) == len(sent))
+        assert (heard, len(given)) == (sent, 1)
+        os.close(given[0])
+        sender.close()
+        receiver.close()
+
+    for stopped in (False, True):
+        asyncio.run(asyncio.wait_for(scene(stopped), 10))
+
+
+def test_a_process_that_ends_within_a_message_leaves_nothing_open() -> None:
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        heard: list[Message] = []
+        ends: list[bool] = []
+        channel = Channel(ours, lambda message, given: heard.append(message), lambda: ends.append(True))
+        before = len(os.listdir("/proc/self/fd"))
+        descriptor = os.memfd_create("test")
+        socket.send_fds(theirs, [packets_of(use_of(models=20_000))[0]], [descriptor])
+        os.close(descriptor)
+        theirs.close()
+        channel.drain()
+        assert (heard, ends) == ([], [True])
+        # The two ends of the pair are closed too.
+        assert len(os.listdir("/proc/self/fd")) == before - 2
+
+    asyncio.run(scene())
+
+
+def test_a_message_without_an_end_ends_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_MESSAGE_BYTES", 4 * PACKET_BYTES)
+
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        ends: list[bool] = []
+        Channel(ours, lambda message, given: None, lambda: ends.append(True))
+        theirs.setblocking(False)
+        for _ in range(4):
+            theirs.send(b"\0" + b"x" * PACKET_BYTES)
+            await asyncio.sleep(0.01)
+        assert ends == [True]
+        theirs.close()
+
+    asyncio.run(scene())
+
+
+def test_a_channel_without_descriptors_left_ends_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        sender = Channel(ours, lambda message, given: None, lambda: None)
+        sender.send(use_of(models=50_000))
+        monkeypatch.setattr(os, "dup", none_left)
+        sender.send(LOADED, (0,))
+        sender.send(CommandDone(key=1))
+        assert ours.fileno() < 0
+        theirs.close()
+
+    asyncio.run(scene())
 
 
 def test_messages_to_a_stopped_process_are_queued_and_sent_when_it_reads_again() -> None:
@@ -101,8 +212,9 @@ def test_messages_sent_before_the_end_of_a_process_are_received() -> None:
         ours, theirs = channel_pair()
         heard: list[Message] = []
         channel = Channel(ours, lambda message, given: heard.append(message), lambda: None)
-        theirs.send(encode_message(CommandDone(key=1)))
-        theirs.send(encode_message(CommandFailed(key=2, error="why")))
+        for message in (CommandDone(key=1), CommandFailed(key=2, error="why")):
+            for packet in packets_of(message):
+                theirs.send(packet)
         theirs.close()
         channel.drain()
         assert heard == [CommandDone(key=1), CommandFailed(key=2, error="why")]

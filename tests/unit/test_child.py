@@ -60,3 +60,26 @@ def test_a_restarted_engine_loads_models_once_it_is_ready(monkeypatch: pytest.Mo
             os.close(wake)
 
     asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_a_process_is_restarted_whatever_its_last_message_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(ChildProcess, "_restart", lambda child: started.append(True))
+    monkeypatch.setattr(ChildProcess, "_watch", lambda child, process: None)
+    told: list[object] = []
+
+    def fail(*given: object) -> None:
+        raise AssertionError(given)
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context.get("exception")))
+        settings = Settings(models=ModelSettings(bundles=(Path("bundle"),)))
+        child = ChildProcess("engine", 0, settings, [], on_message=fail, on_exit=fail, on_restart=None)
+        # Its process ends at once, with a message: the descriptors that it was started with are none.
+        child.start()
+        while not started:
+            await asyncio.sleep(0.01)
+        assert not child.alive
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert any(isinstance(error, AssertionError) for error in told)

@@ -150,7 +150,7 @@ def test_several_inputs_come_by_name_with_their_lengths() -> None:
     golden = read_bundle("b").golden.inputs
     assert golden["tokens"].tolist() == [4, 1, 3]
     assert golden["input_ids"][1].tolist() == [4] + [0] * 11
-    shown = typed("inspect", "b", "--no-run")
+    shown = typed("inspect", "b")
     for line in ("input_ids: int64[tokens<=12]", "attention_mask: int64", "logits: float32[3]", "tags: float32[tokens"):
         assert line in shown
     np.savez("equal.npz", input_ids=ids, attention_mask=np.ones((3, 4), int))
@@ -250,7 +250,7 @@ def test_a_recipe_whose_data_is_not_there_asks_for_examples(
 
 def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
     bundled("--metrics", "accuracy=0.5")
-    said = " ".join(typed("inspect", "b").split())
+    said = " ".join(typed("inspect", "b", "--run").split())
     manifest = read_bundle("b").manifest
     for part in (
         "Bundle small",
@@ -266,25 +266,36 @@ def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
         f"torch {manifest.versions['torch']}",
     ):
         assert part in said
-    assert "32, not run" in typed("inspect", "b", "--no-run")
+    said = " ".join(typed("inspect", "b").split())
+    assert "32, not run" in said
+    assert "unchanged (app.py)" in said
 
 
 def test_inspect_tells_programs_the_same(folder: Path) -> None:
     bundled("--metrics", "accuracy=0.5", "--metrics", "loss=nan")
-    told = json.loads(typed("inspect", "b", "--format", "json"), parse_constant=pytest.fail)
+    told = json.loads(typed("inspect", "b", "--format", "json", "--run"), parse_constant=pytest.fail)
     assert told["content_hash"] == read_bundle("b").manifest.content_hash
     assert told["application"]["changed"] == []
     assert told["golden"] == {"examples": 32, "difference": 0.0}
     assert told["metrics"] == {"accuracy": 0.5, "loss": None}
     assert set(told["files"]) == {MANIFEST, WEIGHTS, GOLDEN}
     assert told["inputs"] == read_bundle("b").manifest.to_json()["inputs"]
-    assert json.loads(typed("inspect", "b", "--format", "json", "--no-run"))["golden"]["difference"] is None
+    assert json.loads(typed("inspect", "b", "--format", "json"))["golden"]["difference"] is None
 
 
-def test_inspect_says_which_sources_changed_and_whether_it_matters(folder: Path) -> None:
+def test_inspect_says_which_sources_changed_and_whether_it_matters(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundled()
+    write_app(folder, APP_PY + "raise SystemExit('it was run')\n")
+    for options in ([], ["--accept-changed-app"]):
+        said = " ".join(typed("inspect", "b", *options).split())
+        assert "changed since: app.py" in said
+        assert "32, not run" in said
+    # Refused before it runs.
+    assert "app.py of application 'small' changed since" in refused(monkeypatch, capsys, "inspect", "b", "--run")
     write_app(folder, APP_PY + "# a comment\n")
-    said = " ".join(typed("inspect", "b").split())
+    said = " ".join(typed("inspect", "b", "--run", "--accept-changed-app").split())
     assert "changed since: app.py" in said
     assert "all answers as recorded" in said
 
@@ -303,13 +314,13 @@ def test_inspect_of_a_bundle_made_of_an_object(folder: Path) -> None:
     written(folder / "b")
     said = " ".join(typed("inspect", "b").split())
     assert "has no reference to its application; name it with --app" in said
-    said = " ".join(typed("inspect", "b", "--app", "app.py").split())
+    said = " ".join(typed("inspect", "b", "--app", "app.py", "--run").split())
     assert "none were recorded" in said
     assert "all answers as recorded" in said
 
 
 @pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, GOLDEN])
-@pytest.mark.parametrize("options", [[], ["--no-run"], ["--format", "json"]])
+@pytest.mark.parametrize("options", [[], ["--run"], ["--format", "json"]])
 def test_inspect_refuses_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, options: list[str]
 ) -> None:
@@ -327,13 +338,12 @@ def test_inspect_refuses_other_answers_after_showing_the_rest(
 ) -> None:
     bundled()
     write_app(folder, APP_PY.replace(".tanh()", ".sigmoid()"))
-    command = [sys.executable, "-m", "penstock", "inspect", "b", *options]
+    command = [sys.executable, "-m", "penstock", "inspect", "b", "--run", "--accept-changed-app", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "the network's answers differ from the recorded ones by" in done.stderr
-    assert "answers differ from the recorded ones" in done.stdout or json.loads(done.stdout)["problem"] in " ".join(
-        done.stderr.split()
-    )
+    shown = " ".join(done.stdout.split())
+    assert "differ from the recorded ones" in shown or json.loads(shown)["problem"] in " ".join(done.stderr.split())
 
 
 def test_inspect_of_what_is_no_bundle(
@@ -364,9 +374,8 @@ def test_what_needs_no_network_loads_no_torch(words: str) -> None:
 
 def test_inspect_without_running_loads_no_torch(folder: Path) -> None:
     bundled()
-    (folder / "app.py").unlink()
     code = (
-        "import sys; sys.argv = ['penstock', 'inspect', 'b', '--no-run']\n"
+        "import sys; sys.argv = ['penstock', 'inspect', 'b']\n"
         "from penstock.cli import main\nimport contextlib\n"
         "with contextlib.suppress(SystemExit): main()\nassert 'torch' not in sys.modules"
     )

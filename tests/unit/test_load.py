@@ -12,7 +12,7 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 import penstock
-from penstock.core.bundle import bundle_application
+from penstock.core.bundle_application import bundle_application
 from penstock.core.decode import decode_image
 from penstock.core.errors import (
     ApplicationError,

@@ -197,6 +197,59 @@ def test_a_version_that_a_front_end_cannot_take_gives_the_name_back(models: Path
     run(scene)
 
 
+def test_a_name_of_any_length_is_refused_and_the_next_change_goes_on(models: Path) -> None:
+    long = "n" * 300_000
+
+    async def scene() -> None:
+        sides = Sides()
+        repository = ModelRepository(ModelSettings(directory=models), sides)
+        registry = ModelRegistry(repository.change, loading=True)
+        await repository.load_all()
+        for unload in (False, True):
+            with pytest.raises(UnknownRoute) as refusal:
+                await repository.change(long, unload)
+            with pytest.raises(UnknownRoute, match="A name of 300,000 characters came"):
+                await registry.change(long, unload=unload)
+        assert len(str(refusal.value)) < 1000
+        await repository.change("first", True)
+        await repository.change("first", False)
+        assert sides.state("first") == ("READY", "")
+
+    run(scene)
+
+
+def test_a_trial_delays_no_other_load_and_its_failure_is_the_load_s(models: Path) -> None:
+    tried: list[str] = []
+    started: list[bool] = []
+
+    async def scene() -> None:
+        sides, slow = Sides(), asyncio.Event()
+
+        async def trial(bundle: Path) -> None:
+            tried.append(bundle.parent.name)
+            if bundle.parent.name == "first" and started:
+                await slow.wait()
+                raise ServeError("it never ends")
+
+        repository = ModelRepository(ModelSettings(directory=models), sides, trial)
+        await repository.load_all()
+        started.append(True)
+        slow_load = asyncio.create_task(repository.load("first"))
+        await asyncio.sleep(0)
+        before = sides.answering["second"]
+        await repository.load("second")
+        assert sides.answering["second"] != before
+        assert not slow_load.done()
+        slow.set()
+        with pytest.raises(InvalidInput, match="it never ends"):
+            await slow_load
+        # The version before is still served.
+        assert (sides.state("first"), sides.serving("first")) == (("READY", ""), {0})
+
+    run(scene)
+    assert set(tried) == {"first", "second"}
+
+
 def test_changes_while_the_engine_is_gone(models: Path) -> None:
     async def scene() -> None:
         sides = Sides()

@@ -162,17 +162,26 @@ class ChildProcess:
         process, self._process = self._process, None
         assert process is not None, self.name
         status = process.wait()
-        if self._channel is not None:
-            self._channel.drain()
-        self.close()
         ready, self.ready = self.ready, False
-        self._gone.set()
-        self.on_exit(self)
-        if self.keep_running:
-            reason = self.start_error or f"ended with status {status}"
-            log.error("%s (process %d) %s; restarting it", self.name, process.pid, reason)
-            pause_s = self._backoff.pause_s(time.monotonic() - self._started_s, ready=ready)
-            loop.call_later(pause_s, self._restart)
+        # Whatever its last messages and its end lead to, another process is started.
+        try:
+            if self._channel is not None:
+                self._channel.drain()
+        finally:
+            self.close()
+            self._gone.set()
+            try:
+                self.on_exit(self)
+            finally:
+                self._restart_later(process.pid, status, ready=ready)
+
+    def _restart_later(self, pid: int, status: int, *, ready: bool) -> None:
+        if not self.keep_running:
+            return
+        reason = self.start_error or f"ended with status {status}"
+        log.error("%s (process %d) %s; restarting it", self.name, pid, reason)
+        pause_s = self._backoff.pause_s(time.monotonic() - self._started_s, ready=ready)
+        asyncio.get_running_loop().call_later(pause_s, self._restart)
 
     def _restart(self) -> None:
         if not self.keep_running:

@@ -11,8 +11,9 @@ import sys
 import uvloop
 
 from penstock.core.errors import PenstockError
+from penstock.serve.channel import packets_of
 from penstock.serve.control.freed_memory import keep_freed_memory
-from penstock.serve.messages import StartFailed, encode_message
+from penstock.serve.messages import StartFailed
 from penstock.serve.observe.logs import set_up_logging
 from penstock.serve.settings import Settings
 
@@ -37,7 +38,8 @@ def main() -> None:
         try:
             runner.run(run(settings, end, index, descriptors))
         except PenstockError as error:
-            end.send(encode_message(StartFailed(error=str(error))))
+            for packet in packets_of(StartFailed(error=str(error))):
+                end.send(packet)
             sys.exit(2)
 
 

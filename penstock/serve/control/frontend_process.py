@@ -128,7 +128,7 @@ class FrontendProcess:
         key = loaded.command.key
         try:
             self._front.attach(loaded, descriptor)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Attaching imports the application, which may raise anything; the other models go on.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be attached", loaded.command.bundle)
@@ -142,7 +142,7 @@ class FrontendProcess:
         try:
             counts = ChainCounts.attached(self._settings.frontend_processes, descriptor)
             chain = self._front.attach_chain(load.reference, counts, again=load.again)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # As for a model: it imports the user's code.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be served", load.reference)

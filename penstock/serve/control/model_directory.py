@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from penstock.core.application import is_url_safe
+from penstock.core.application import MAX_NAME, is_url_safe
 from penstock.core.bundle import MANIFEST, read_manifest
 from penstock.core.errors import BundleError, ServeError, UnknownRoute
 from penstock.core.remote_copy import local_bundle
@@ -98,7 +98,7 @@ class ModelDirectory(ABC):
         """Return the place of each version, the numbers to serve, and whether there may be several."""
         there = self._versions(name) if is_url_safe(name) else None
         if there is None:
-            raise UnknownRoute(f"There is no folder {name!r} in the model directory.")
+            raise UnknownRoute(f"There is no folder {name[:MAX_NAME]!r} in the model directory.")
         if not there:
             raise UnknownRoute(f"The folder {name!r} of the model directory is no bundle and has no numbered versions.")
         policy = self._policies.get(name, self._policies.get("", VersionPolicy()))

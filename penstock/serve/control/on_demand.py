@@ -106,6 +106,7 @@ class OnDemand:
         states: States of the models.
         change_lock: Held during each change of the models.
         load_found: Loads a model as it lies on disk; the lock is held.
+        trial: Tries a model, so that `load_found` need not; the lock is not held.
         unload: Unloads a model, which a request loads again; the lock is held.
         loaded: Returns the models that may be unloaded, by name.
         disk_bytes: Returns the size of a model's files.
@@ -116,6 +117,7 @@ class OnDemand:
     states: ModelStates
     change_lock: asyncio.Lock
     load_found: Callable[[str], Awaitable[None]]
+    trial: Callable[[str], Awaitable[None]]
     unload: Callable[[str], Awaitable[None]]
     loaded: Callable[[], Mapping[str, Loaded]]
     disk_bytes: Callable[[str], Awaitable[int]]
@@ -145,6 +147,7 @@ class OnDemand:
 
     async def _load_demanded(self, name: str) -> None:
         try:
+            await self.trial(name)
             async with self.change_lock:
                 # A request to load it may have come first.
                 if name not in self.loaded():

@@ -8,12 +8,14 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import final
 
+from penstock.core.application import MAX_NAME
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import (
     BundleError,
@@ -31,6 +33,7 @@ from penstock.serve.control.model_states import ModelStates
 from penstock.serve.control.on_demand import Loaded, OnDemand
 from penstock.serve.control.server_processes import ServerProcesses, TableMemory
 from penstock.serve.messages import (
+    MAX_TEXT,
     ON_DEMAND,
     RESTART_S,
     RESTARTING,
@@ -45,6 +48,8 @@ log = logging.getLogger(__name__)
 
 # Name and version of a model.
 Key = tuple[str, str]
+# Tries the bundle in a folder.
+Trial = Callable[[Path], Awaitable[None]]
 # Replicas of a model, by engine.
 Replicas = dict[int, tuple[ModelLoaded, TableMemory]]
 
@@ -81,13 +86,15 @@ class ModelRepository:
     Args:
         models: Bundles and model directory.
         processes: They load models and serve them.
+        trial: Tries a bundle before an engine loads it, see `Trials.check`; None tries none.
     """
 
-    def __init__(self, models: ModelSettings, processes: ServerProcesses) -> None:
+    def __init__(self, models: ModelSettings, processes: ServerProcesses, trial: Trial | None = None) -> None:
         self._bundles = models.bundles
         self._chain_references = models.chains
         self._directory = model_directory(models)
         self._processes = processes
+        self._trial = trial
         self._keys, self._numbers = itertools.count(), itertools.count()
         self._change_lock = asyncio.Lock()
         # By name and version.
@@ -105,6 +112,7 @@ class ModelRepository:
                 states=self._states,
                 change_lock=self._change_lock,
                 load_found=self._load_found,
+                trial=self._try_found,
                 unload=partial(self._unload, reason=ON_DEMAND, on_demand_ns=0),
                 loaded=self._replaceable,
                 disk_bytes=self._disk_bytes,
@@ -155,6 +163,7 @@ class ModelRepository:
         async with self._change_lock:
             for folder in folders:
                 self._states.set(folder.named().key, "LOADING", "waiting for its turn")
+            await asyncio.gather(*map(self._try, folders))
             for folder in folders:
                 await self._load_version(folder)
                 self._withdraw(folder.named().key)
@@ -272,8 +281,22 @@ class ModelRepository:
         """
         if name in self._states.chains:
             raise InvalidInput(f"{name!r} is a chain, whose parts are loaded one by one; rename the folder of a model.")
+        await self._try_found(name)
         async with self._change_lock:
             await (self._load_found if self._on_demand is None else self._on_demand.load)(name)
+
+    async def _try_found(self, name: str) -> None:
+        """Try a model before the lock is taken: the application may take any time to import.
+
+        A failure is reported by the load, which gets the same one.
+        """
+        with suppress(PenstockError):
+            for folder in await self._found(name):
+                await self._try(folder)
+
+    async def _try(self, folder: ModelFolder) -> None:
+        if self._trial is not None:
+            await self._trial(folder.bundle)
 
     async def _load_found(self, name: str) -> None:
         try:
@@ -299,7 +322,7 @@ class ModelRepository:
         """
         async with self._change_lock:
             if not self._versions_of(name):
-                raise UnknownRoute(f"There is no model {name!r} to unload.")
+                raise UnknownRoute(f"There is no model {name[:MAX_NAME]!r} to unload.")
             await self._unload(name, "unloaded", None)
 
     async def _unload(self, name: str, reason: str, on_demand_ns: int | None) -> None:
@@ -363,14 +386,15 @@ class ModelRepository:
         try:
             await self._load_version(folder)
         except PenstockError as error:
+            reason = str(error)[:MAX_TEXT]
             # With `on_demand`, the state follows with the time from which a request tries again: a front-end that saw
             # one without it would answer that there is no such model.
             if is_new and self._on_demand is None:
-                self._states.set(folder.key, "UNAVAILABLE", str(error))
+                self._states.set(folder.key, "UNAVAILABLE", reason)
             if isinstance(error, EngineLost):
-                raise Overloaded(f"Model {folder.name!r} is not loaded: {error}", RESTART_S) from None
-            log.warning("%s cannot be loaded: %s", folder.name, error)
-            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {error}") from None
+                raise Overloaded(f"Model {folder.name!r} is not loaded: {reason}", RESTART_S) from None
+            log.warning("%s cannot be loaded: %s", folder.name, reason)
+            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {reason}") from None
 
     def _drop(self, model: _LoadedModel) -> None:
         """Let a version go that its policy does not ask for any more."""
@@ -387,6 +411,7 @@ class ModelRepository:
         engines = self._processes.engines
         if not engines:
             raise EngineLost(f"{RESTARTING}.")
+        await self._try(folder)
         number = next(self._numbers)
         replicas = await self._load_replicas(folder, number, engines)
         name = next(loaded.command.name for loaded, _ in replicas.values())

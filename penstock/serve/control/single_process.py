@@ -9,8 +9,10 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal
+from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
+from penstock.serve.control.trials import Trials
 from penstock.serve.engine.model_loader import ModelLoader
 from penstock.serve.messages import ChainLoaded, EngineUse, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import Settings
@@ -40,7 +42,8 @@ class _SingleProcess:
         self._loader = ModelLoader(settings, self._report, shared=False)
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
-        self._repository = ModelRepository(settings.models, self)
+        self._repository = ModelRepository(settings.models, self, Trials(settings).check)
+        self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._front = FrontEnd(
             settings,
             listener,
@@ -92,13 +95,14 @@ class _SingleProcess:
         return (0,)
 
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
-        loaded, table, _ = await self._loader.load(command)
+        loaded, table, _ = await self._deadlines.wait(command.key, self._loader.load(command))
         return loaded, table
 
     async def report_use(self, engine: int) -> EngineUse:
         return await self._loader.report_use(0)
 
     def _report(self, key: int, activity: str) -> None:
+        self._deadlines.begin_step(key, activity)
         self._repository.note_progress(key, activity)
 
     async def unload(self, key: int) -> None:

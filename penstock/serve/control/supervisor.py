@@ -22,8 +22,10 @@ from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.lifecycle import announce, on_stop_signal
+from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository
 from penstock.serve.control.server_processes import TableMemory
+from penstock.serve.control.trials import Trials
 from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import shared_memory
@@ -58,7 +60,8 @@ class _Supervisor:
         devices = settings.execution.devices
         # Made here, so that an eventfd outlives the process that it wakes.
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
-        self._repository = ModelRepository(settings.models, self)
+        self._repository = ModelRepository(settings.models, self, Trials(settings).check)
+        self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._stop = asyncio.Event()
         self._start_error: ServeError | None = None
         # Set by the second signal.
@@ -149,7 +152,7 @@ class _Supervisor:
         if not child.alive:
             raise EngineLost(f"{messages.RESTARTING}.")
         starts = child.starts
-        loaded, descriptors = await self._command(child, command, command.key)
+        loaded, descriptors = await self._deadlines.wait(command.key, self._command(child, command, command.key))
         assert isinstance(loaded, ModelLoaded), loaded
         if not child.alive or child.starts != starts:
             os.close(descriptors[0])
@@ -224,6 +227,7 @@ class _Supervisor:
             case ModelLoaded(command=command):
                 self._resolve(child, messages.LoadModel, command.key, message, descriptors)
             case messages.LoadProgress(key=key, activity=activity):
+                self._deadlines.begin_step(key, activity)
                 self._repository.note_progress(key, activity)
             case messages.EngineUse(key=key):
                 self._resolve(child, messages.ReportUse, key, message, [])
@@ -255,6 +259,9 @@ class _Supervisor:
         else:
             for descriptor in descriptors:
                 os.close(descriptor)
+            if kind is messages.LoadModel:
+                # It was given up, see `LoadDeadlines`.
+                child.send(messages.UnloadModel(key=key))
 
     def _fail_command(self, child: ChildProcess, key: int, error: str) -> None:
         kind = messages.LoadModel if child in self._engines else ModelLoaded

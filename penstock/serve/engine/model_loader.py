@@ -115,7 +115,7 @@ class ModelLoader:
             return await self._load(command)
         except PenstockError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Loading and measuring run the application's network, which may raise anything; other models go on.
             log.exception("%s cannot be loaded", command.bundle)
             raise ServeError(f"{command.bundle}: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, final
 
+from penstock.core.application import MAX_NAME
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import ON_DEMAND, RESTARTING, WITHDRAWN, ModelState
@@ -187,8 +188,14 @@ class ModelRegistry:
         ]
 
     async def change(self, name: str, *, unload: bool) -> None:
-        """Load or unload a model, see `Change`; a client that gives up does not stop it half-way."""
+        """Load or unload a model, see `Change`; a client that gives up does not stop it half-way.
+
+        Raises:
+            UnknownRoute: No model has a name of that length.
+        """
         self.reject_change()
+        if len(name) > MAX_NAME:
+            raise UnknownRoute(f"A name of {len(name):,} characters came, and those of models have at most {MAX_NAME}.")
         await asyncio.shield(self._changes.start(self._change(name, unload)))
 
     def reject_change(self) -> None:

@@ -1,0 +1,123 @@
+"""Source files of an application that was not imported: where they are, and what has changed in them.
+
+Whoever made a bundle chose the application that it names, so that nothing is imported for it before all of its sources
+are those that the bundle recorded.
+"""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, final
+
+from penstock.core.app_sources import local_modules
+from penstock.core.errors import ApplicationError
+from penstock.core.find_application import application_names, reference_parts
+from penstock.core.regular_file import MAX_TEXT_BYTES, read_regular
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UnrunSources:
+    """The source files that a reference leads to.
+
+    Args:
+        home: The file that declares the application.
+        package: Its package; empty where its folder itself is on `sys.path`.
+    """
+
+    home: Path
+    package: str
+
+    @classmethod
+    def of(cls, reference: str) -> "UnrunSources":
+        """Find the declaring file of an application; no module is imported, not even its parents.
+
+        Args:
+            reference: See `find_application`.
+
+        Raises:
+            ApplicationError: There is no such file or module.
+        """
+        path, _ = reference_parts(reference)
+        if path.endswith(".py") or "/" in path:
+            file = Path(path).expanduser().resolve()
+            if not file.is_file():
+                raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
+            return cls(file, "")
+        dotted = f"penstock.apps.{path}.app" if path in application_names() else path
+        spec = _spec(dotted)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            raise ApplicationError(
+                f"There is no application {path!r}: no source file of that import path; use one of "
+                f"{', '.join(application_names())}, an import path or a path to an app.py."
+            )
+        return cls(Path(spec.origin).resolve(), spec.parent or "")
+
+    def changed(self, recorded: Mapping[str, str]) -> list[str]:
+        """List the files that were changed, added or removed since their hashes were recorded.
+
+        Args:
+            recorded: SHA-256 by path relative to the declaring file.
+        """
+        folder = self.home.parent
+        now = {_relative(file, folder): file for file in self._files() if file.is_relative_to(folder)}
+        # Files that only the imported application names: of its model, say, or a vocabulary.
+        now |= {name: file for name in recorded if (file := (folder / name).resolve()).is_relative_to(folder)}
+        hashes = {name: digest for name, file in now.items() if (digest := _digest(file))}
+        return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
+
+    def declares(self) -> bool:
+        """Tell whether the declaring file, or one that it imports from its folder, imports penstock."""
+        return any(map(_imports_penstock, self._files()))
+
+    def _files(self) -> Iterable[Path]:
+        return {self.home, *local_modules(self.home, self.package, ()).values()}
+
+
+def _spec(dotted: str) -> ModuleSpec | None:
+    """Find a module as `importlib.util.find_spec` does, which would import its parents."""
+    if (loaded := sys.modules.get(dotted)) is not None:
+        return loaded.__spec__
+    spec, path = None, None
+    parts = dotted.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        finders: list[Any] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        spec = next((found for finder in finders if (found := finder.find_spec(name, path)) is not None), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and count < len(parts):
+            return None
+    return spec
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()
+
+
+def _digest(file: Path) -> str:
+    """Hash a file; empty if it is not there, or is no file of source text."""
+    try:
+        return hashlib.sha256(read_regular(file, MAX_TEXT_BYTES)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _imports_penstock(file: Path) -> bool:
+    try:
+        tree = ast.parse(read_regular(file, MAX_TEXT_BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+    # An application within penstock imports its parts by relative names too.
+    return "penstock" in {name.partition(".")[0] for name in names}

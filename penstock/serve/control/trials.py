@@ -1,0 +1,188 @@
+"""Trials of bundles before an engine loads them: each in a disposable process, with a deadline.
+
+A trial costs the start of an interpreter and the imports of the application. It is left out for an application of
+penstock itself, and for content that has passed before with the same versions, which the cache remembers.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import final
+
+from penstock.core.bundle import Manifest, read_manifest
+from penstock.core.bundle_application import compare_sources
+from penstock.core.errors import ServeError
+from penstock.core.find_application import application_names
+from penstock.runtime.trial import MAX_VERDICT_BYTES, TrialOrder
+from penstock.serve.settings import Settings
+
+# Trials at a time; further ones wait.
+MAX_TRIALS = 16
+# A failure is remembered for so many times the time that it took, and at least for so long: a load that waits for its
+# turn gets it without another trial.
+REMEMBERED_TIMES = 2.0
+MIN_REMEMBERED_S = 5.0
+_PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    reason: str
+    until_s: float
+
+
+@final
+class Trials:
+    """Tries bundles for a server.
+
+    Args:
+        settings: Settings of the server.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._models, self._execution = settings.models, settings.execution
+        self._timeout_s = settings.limits.load_timeout_s
+        self._places = asyncio.Semaphore(MAX_TRIALS)
+        self._passed: set[str] = set()
+        self._failed: dict[str, _Failure] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def check(self, bundle: Path) -> None:
+        """Try a bundle, unless it has passed before; callers for the same one share a trial.
+
+        Args:
+            bundle: Its folder.
+
+        Raises:
+            PenstockError: It cannot be used, or its application ends or delays the process that imports it.
+        """
+        # In a thread: source files are read.
+        key, network = await asyncio.to_thread(self._key, bundle)
+        if not key or key in self._passed:
+            return
+        failure = self._failed.get(key)
+        if failure is not None and time.monotonic() < failure.until_s:
+            raise ServeError(failure.reason)
+        task = self._running.get(key)
+        if task is None:
+            task = self._running[key] = asyncio.create_task(self._try(key, bundle, network=network))
+        # One of several callers may give up.
+        await asyncio.shield(task)
+
+    def _key(self, bundle: Path) -> tuple[str, bool]:
+        """Identify what is tried, empty where no trial is needed, and tell whether its network is made.
+
+        Raises:
+            PenstockError: The bundle or its application is not there.
+        """
+        manifest = read_manifest(bundle)
+        reference, changed = compare_sources(bundle, manifest, self._models.app)
+        network = self._makes_network(manifest)
+        # The engine says what is wrong with changed sources, unless they are accepted: those have no name.
+        if changed:
+            return (f"{bundle}:{reference}:{time.monotonic_ns()}" if self._models.accept_changed_app else ""), network
+        if reference in application_names() and manifest.raw is None:
+            return "", network
+        parts = (manifest.content_hash, reference, network, sys.version, *map(_version, _PACKAGES))
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        if self._file(key).is_file():
+            self._passed.add(key)
+        return key, network
+
+    def _makes_network(self, manifest: Manifest) -> bool:
+        """Tell whether an engine makes the network itself, and not only the process that exports it."""
+        execution = self._execution
+        in_steps = manifest.generate is not None or manifest.rate_hz is not None
+        on_a_gpu = any(each.startswith("cuda") for each in execution.devices) or (
+            "auto" in execution.devices and Path("/dev/nvidiactl").exists()
+        )
+        return in_steps or on_a_gpu or execution.executor == "torch" or execution.exact
+
+    async def _try(self, key: str, bundle: Path, *, network: bool) -> None:
+        started_s = time.monotonic()
+        try:
+            async with self._places:
+                reason = await self._verdict(bundle, network=network)
+        finally:
+            del self._running[key]
+        now_s = time.monotonic()
+        if reason:
+            self._failed = {other: each for other, each in self._failed.items() if each.until_s > now_s}
+            kept_s = max(MIN_REMEMBERED_S, REMEMBERED_TIMES * (now_s - started_s))
+            self._failed[key] = _Failure(reason, now_s + kept_s)
+            raise ServeError(reason)
+        self._passed.add(key)
+        if not self._models.accept_changed_app:
+            # Without a cache, the next server tries it again.
+            with suppress(OSError):
+                await asyncio.to_thread(self._remember, key)
+
+    def _file(self, key: str) -> Path:
+        return self._execution.cache.expanduser() / "trials" / key
+
+    def _remember(self, key: str) -> None:
+        self._file(key).parent.mkdir(parents=True, exist_ok=True)
+        self._file(key).touch()
+
+    async def _verdict(self, bundle: Path, *, network: bool) -> str:
+        """Run the trial; returns why the bundle cannot be used, empty if it passed."""
+        models = self._models
+        order = TrialOrder(
+            bundle=str(bundle), app=models.app, accept_changed=models.accept_changed_app, network=network
+        )
+        try:
+            status, said = await self._run(order)
+        except TimeoutError:
+            return (
+                f"reading its files and importing its application took longer than {self._timeout_s:g} s; mend the "
+                f"application, or raise --load-timeout-s."
+            )
+        if said:
+            return json.loads(said)
+        return f"its application ended the process that imported it (status {status}); mend the application."
+
+    async def _run(self, order: TrialOrder) -> tuple[int, bytes]:
+        """Run the process of a trial to its end; returns its status and what it said.
+
+        Raises:
+            TimeoutError: It took too long, and was killed.
+        """
+        command = [sys.executable, "-m", "penstock.runtime.trial", order.to_json()]
+        pipe = subprocess.PIPE
+        # A session of its own, to be killed with all that the application started. It ends when its input ends.
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0
+        )
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        exit_fd = os.pidfd_open(process.pid)
+        loop.add_reader(exit_fd, ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), self._timeout_s)
+        finally:
+            loop.remove_reader(exit_fd)
+            os.close(exit_fd)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            said = b""
+            with process, suppress(BlockingIOError):
+                assert process.stdout is not None
+                # A process of another session may hold the other end open.
+                os.set_blocking(process.stdout.fileno(), False)
+                said = os.read(process.stdout.fileno(), MAX_VERDICT_BYTES)
+        return process.wait(), said
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

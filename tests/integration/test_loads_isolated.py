@@ -1,0 +1,147 @@
+"""Loads that never end, or end the process that imports their application: others are loaded and served meanwhile."""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from penstock.bench.process_usage import worker_pids
+from penstock.core.bundle import GOLDEN, read_bundle, write_bundle
+from penstock.core.find_application import find_application
+from penstock.runtime.bundle_writer import Bundle
+from tests.support.processes import Crowd, eventually, kill
+from tests.support.serving import APPLICATION, RunningServer, serve_command, write_doubler
+
+# Runs where the application is imported by anybody but the test that writes the bundle.
+ELSEWHERE = "import os, sys, time\nif 'pytest' not in sys.modules:\n    {}\n"
+TIMEOUT_S = 40.0
+EXAMPLES = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+def write_model(models: Path, name: str, line: str) -> None:
+    """Write a model whose application runs a line when it is imported."""
+    sources = models.parent / f"{name}-app"
+    sources.mkdir()
+    (sources / "app.py").write_text(ELSEWHERE.format(line) + APPLICATION.format(sleep_s=0.0))
+    found = find_application(str(sources / "app.py"))
+    Bundle.write(found, found.model(), EXAMPLES, to=models / name)
+
+
+@pytest.fixture(name="models", scope="module")
+def models_(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("isolated")
+    bundle, models = write_doubler(folder), folder / "models"
+    for name in ("first", "second", "pipe", "device", "tensor"):
+        shutil.copytree(bundle, models / name)
+    for name in ("pipe", "device"):
+        (models / name / GOLDEN).unlink()
+    os.mkfifo(models / "pipe" / GOLDEN)
+    (models / "device" / GOLDEN).symlink_to("/dev/zero")
+    files = read_bundle(models / "tensor")
+    write_bundle(files.folder, files.manifest, save({"t" * 70_000: EXAMPLES}), files.golden)
+    write_model(models, "sleeps", "time.sleep(1000)")
+    write_model(models, "exits", "os._exit(3)")
+    write_model(models, "leaves", "raise SystemExit('enough')")
+    return models
+
+
+@pytest.fixture(name="server", params=["0", "2"], scope="module")
+def server_(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    cache = tmp_path_factory.mktemp("cache")
+    options = ["--on-demand", "--load-timeout-s", f"{TIMEOUT_S:g}", "--cache", str(cache), "--frontends", request.param]
+    with RunningServer(None, "--models", str(models), *options) as server:
+        assert change(server, "first", "load") == (200, "")
+        yield server
+
+
+def change(server: RunningServer, name: str, what: str) -> tuple[int, str]:
+    """Load or unload a model, with all the time that its deadline allows."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=3 * TIMEOUT_S)
+    connection.request("POST", f"/v2/repository/models/{name}/{what}", b"{}")
+    answer = connection.getresponse()
+    status, content = answer.status, json.loads(answer.read() or b"{}")
+    connection.close()
+    return status, content.get("error", "")
+
+
+def engine_of(server: RunningServer) -> int:
+    return worker_pids(server.process.pid).get("engine", server.process.pid)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pipe", "golden.safetensors cannot be read (it is no regular file)"),
+        ("device", "golden.safetensors cannot be read (it is no regular file)"),
+        ("tensor", "t" * 100),
+        ("exits", "ended the process that imported it (status 3)"),
+        ("leaves", "SystemExit: enough"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_and_ends_nothing(server: RunningServer, name: str, said: str) -> None:
+    engine = engine_of(server)
+    with Crowd(server, clients=2, path="/v1/apps/first") as crowd:
+        crowd.until_right(5)
+        status, error = change(server, name, "load")
+        crowd.until_right(5, since_s=time.monotonic())
+    assert (status, said in error) == (400, True), error[:1000]
+    assert crowd.outcomes.keys() == {"right"}
+    assert engine_of(server) == engine
+
+
+def test_a_load_that_never_ends_delays_no_other_one(server: RunningServer) -> None:
+    sleeping: list[tuple[int, str]] = []
+    waiting = threading.Thread(target=lambda: sleeping.append(change(server, "sleeps", "load")))
+    start_s = time.monotonic()
+    waiting.start()
+    time.sleep(1)
+    with Crowd(server, clients=2, path="/v1/apps/first") as crowd:
+        assert change(server, "second", "load") == (200, "")
+        assert change(server, "second", "unload") == (200, "")
+        assert not sleeping, "the others waited for it"
+        waiting.join()
+        crowd.until_right(5, since_s=time.monotonic())
+    assert sleeping[0][0] == 400
+    assert "importing its application took longer than 40 s" in sleeping[0][1]
+    assert time.monotonic() - start_s < 2 * TIMEOUT_S
+    assert crowd.outcomes.keys() == {"right"}
+
+
+def test_a_request_demands_a_model_that_ends_its_process_and_others_go_on(server: RunningServer) -> None:
+    body, head = EXAMPLES[0].tobytes(), {"Content-Type": "application/octet-stream"}
+    engine = engine_of(server)
+    assert server.ask("POST", "/v1/apps/exits", body, head)[0] in (503, 404)
+    assert server.ask("POST", "/v1/apps/first", body, head)[0] == 200
+    assert engine_of(server) == engine
+
+
+def test_an_engine_killed_while_long_messages_are_under_way_is_restarted(server: RunningServer) -> None:
+    if "engine" not in worker_pids(server.process.pid):
+        pytest.skip("one process")
+    loading = [threading.Thread(target=change, args=(server, "tensor", "load")) for _ in range(4)]
+    for thread in loading:
+        thread.start()
+    kill(server, "engine")
+    for thread in loading:
+        thread.join()
+    body, head = EXAMPLES[0].tobytes(), {"Content-Type": "application/octet-stream"}
+    eventually(lambda: server.ask("POST", "/v1/apps/first", body, head)[0] == 200, within_s=60)
+    assert change(server, "second", "load") == (200, "")
+
+
+def test_a_bundle_that_ends_its_process_is_refused_at_the_start(models: Path, tmp_path: Path) -> None:
+    for name, said in (("exits", "status 3"), ("leaves", "SystemExit: enough"), ("pipe", "no regular file")):
+        command = serve_command(models / name, "--cache", str(tmp_path), "--frontends", "0")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr

@@ -1,0 +1,174 @@
+"""Trials of bundles in disposable processes, and deadlines of loads."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import PenstockError, ServeError
+from penstock.core.find_application import find_application
+from penstock.runtime.bundle_writer import Bundle
+from penstock.runtime.loading_steps import EXPORTING
+from penstock.serve.control.load_deadlines import LoadDeadlines
+from penstock.serve.control.trials import Trials
+from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
+from tests.support.processes import exists
+from tests.support.small import APP_PY, examples, write_app
+from tests.support.warm_client import SOCKET_VARIABLE
+
+# Runs only where the application is imported by somebody else than the test.
+ELSEWHERE = "import os, sys, time\nif 'pytest' not in sys.modules:\n    {}\n"
+# Writes its process first.
+PID = "open({!r}, 'w').write(str(os.getpid()))\n    "
+
+
+@pytest.fixture(autouse=True)
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a Python for each trial: a fork of one that has imported torch is no session of its own."""
+    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+
+
+def made(folder: Path, line: str, *, before: str = "", app: str = APP_PY) -> Path:
+    """Write a bundle of an application that runs a line wherever it is imported after this test."""
+    write_app(folder, ELSEWHERE.format(before + line) + app)
+    found = find_application(str(folder / "app.py"))
+    return Bundle.write(found, found.model(), examples(), to=folder / "bundle").folder
+
+
+def trials(folder: Path, timeout_s: float = 60.0, executor: str = "auto") -> Trials:
+    return Trials(
+        Settings(
+            models=ModelSettings(bundles=(folder,)),
+            limits=LimitSettings(load_timeout_s=timeout_s),
+            execution=ExecutionSettings(cache=folder / "cache", device="cpu", executor=executor),
+        )
+    )
+
+
+def refused(check: Callable[[], Trials], bundle: Path) -> str:
+    with pytest.raises(PenstockError) as refusal:
+        asyncio.run(check().check(bundle))
+    return str(refusal.value)
+
+
+def test_what_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = made(tmp_path, "pass")
+    asyncio.run(trials(tmp_path).check(bundle))
+    monkeypatch.setattr(Trials, "_run", lambda *given: pytest.fail("tried again"))
+    asyncio.run(trials(tmp_path).check(bundle))
+    # With another executor the engine does more with it.
+    with pytest.raises(pytest.fail.Exception):
+        asyncio.run(trials(tmp_path, executor="torch").check(bundle))
+
+
+def test_an_application_of_penstock_needs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_application("digits")
+    raw = found.application.input
+    made = Bundle.write(found, found.model(), np.zeros((2, *raw.shape), raw.numpy_dtype), to=tmp_path / "bundle")
+    monkeypatch.setattr(Trials, "_run", lambda *given: pytest.fail("tried"))
+    asyncio.run(trials(tmp_path).check(made.folder))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise SystemExit('enough')", "does not import: SystemExit: enough"),
+        ("os._exit(3)", "ended the process that imported it (status 3)"),
+        ("os.kill(os.getpid(), 11)", "ended the process that imported it (status -11)"),
+        ("raise ValueError('no')", "does not import: ValueError: no"),
+        ("sys.stdout.close(); raise KeyError('\U0001f525' * 100_000)", "KeyError"),
+    ],
+)
+def test_an_application_that_ends_its_process_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    assert said in refused(lambda: trials(tmp_path), made(tmp_path, line))
+
+
+def test_an_application_that_never_ends_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    line = f"import subprocess; subprocess.Popen(['sh', '-c', 'echo $$ > {child}; sleep 1000']); time.sleep(1000)"
+    bundle = made(tmp_path, line, before=PID.format(str(tmp_path / "pid")))
+    start_s = time.monotonic()
+    assert "took longer than 6 s; mend the application, or raise --load-timeout-s" in refused(
+        lambda: trials(tmp_path, timeout_s=6.0), bundle
+    )
+    assert time.monotonic() - start_s < 20
+    assert not exists(int((tmp_path / "pid").read_text()))
+    time.sleep(0.1)
+    assert not exists(int(child.read_text()))
+
+
+def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = made(tmp_path, "os._exit(3)")
+    runs: list[object] = []
+    run = Trials._run
+
+    async def counted(self: Trials, order: object) -> tuple[int, bytes]:
+        runs.append(order)
+        return await run(self, order)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Trials, "_run", counted)
+
+    async def scene() -> None:
+        tried = trials(tmp_path)
+        both = await asyncio.gather(*(tried.check(bundle) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(each, ServeError) for each in both)
+        # Remembered for the load that waited for its turn.
+        with pytest.raises(ServeError, match="status 3"):
+            await tried.check(bundle)
+
+    asyncio.run(scene())
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("executor", ["torch", "auto"])
+def test_a_network_is_made_where_the_engine_would_make_it(tmp_path: Path, executor: str) -> None:
+    app = APP_PY.replace(
+        "super().__init__()\n", "super().__init__()\n        if 'pytest' not in sys.modules: os._exit(4)\n"
+    )
+    bundle = made(tmp_path, "pass", app=app)
+    if executor == "torch":
+        assert "status 4" in refused(lambda: trials(tmp_path, executor=executor), bundle)
+    else:
+        # The process of the exporter makes it.
+        asyncio.run(trials(tmp_path, executor=executor).check(bundle))
+
+
+def test_changed_sources_are_tried_only_where_they_are_accepted(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "pass")
+    write_app(tmp_path, "raise SystemExit('changed')\n" + APP_PY)
+    settings = Settings(
+        models=ModelSettings(bundles=(bundle,), accept_changed_app=True),
+        execution=ExecutionSettings(cache=tmp_path / "cache", device="cpu"),
+    )
+    assert "SystemExit: changed" in refused(lambda: Trials(settings), bundle)
+    # Without, the engine refuses them before they run.
+    asyncio.run(trials(tmp_path).check(bundle))
+
+
+def test_a_load_is_given_up_after_the_deadline_of_a_step() -> None:
+    async def scene() -> None:
+        deadlines = LoadDeadlines(0.3)
+        never = asyncio.get_running_loop().create_future()
+        start_s = time.monotonic()
+        waiting = asyncio.create_task(deadlines.wait(1, never))
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            deadlines.begin_step(1, "measuring")
+            deadlines.begin_step(2, "another one")
+        with pytest.raises(ServeError, match=r"after 0.3 s in one step \(measuring\)"):
+            await waiting
+        assert time.monotonic() - start_s > 0.8
+        assert never.cancelled()
+        # An export ends itself.
+        later = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(deadlines.wait(1, later))
+        await asyncio.sleep(0)
+        deadlines.begin_step(1, f"{EXPORTING} (it took 9 s last time)")
+        await asyncio.sleep(0.5)
+        later.set_result("done")
+        assert await waiting == "done"
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
