@@ -10,7 +10,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import Overloaded, RequestError, UnknownRoute, WrongMethod
+from penstock.core.errors import Forbidden, Overloaded, RequestError, Unauthorized, UnknownRoute, WrongMethod
 from penstock.core.version import __version__
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
@@ -62,8 +62,8 @@ class _Route:
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
-        unready: Why the model cannot be reached now. Such a route is made anew for each request: it may load the model,
-            and its words change.
+        refused: Why every request with this head is rejected. If it is `Overloaded`, the model cannot be reached now:
+            the route is made anew for each request, which may load the model, and its words change.
     """
 
     handle: Handler
@@ -72,7 +72,12 @@ class _Route:
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
     epoch: int = -1
-    unready: Overloaded | None = None
+    refused: RequestError | None = None
+
+    @property
+    def unready(self) -> bool:
+        """Whether the model cannot be reached now."""
+        return isinstance(self.refused, Overloaded)
 
 
 @final
@@ -140,6 +145,8 @@ class Routes:
 
         Raises:
             ComputeFailed: The server failed on this head.
+            Unauthorized, Forbidden: A body follows that would be read for nothing.
+            RequestError: Likewise, and the body is long or of unknown length.
             Overloaded: The model is not loaded, so that its limit is not known, and the body is long.
         """
         try:
@@ -148,9 +155,9 @@ class Routes:
         except Exception:
             log.exception("%s %r failed", head.method, head.path)
             raise internal_error() from None
-        length = head.headers.get("content-length", "")
-        if route.unready is not None and length.isdigit() and int(length) > limit:
-            raise route.unready.with_traceback(None)
+        refused = route.refused
+        if refused is not None and _is_read_for_nothing(head, refused, limit):
+            raise refused.with_traceback(None)
         return limit
 
     def reject(self, error: RequestError, head: Head) -> Response:
@@ -169,13 +176,13 @@ class Routes:
             owner = self.access.check(head)
             route = self._find(head, owner)
         except RequestError as error:
-            route = _Route(handle=_rejecting(error), unready=error if isinstance(error, Overloaded) else None)
+            route = _Route(handle=_rejecting(error), refused=error)
         if "content-encoding" in head.headers:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self.access.cors(head)
         if cors:
             route = replace(route, headers=cors, rejects_early=False)
-        return replace(route, epoch=epoch if route.unready is None else -1)
+        return replace(route, epoch=-1 if route.unready else epoch)
 
     def _limit_of(self, route: _Route) -> int:
         if route.max_body_bytes is not None:
@@ -384,6 +391,18 @@ def _inference(
 @lru_cache(64)
 def _rejection_bytes(error: RequestError) -> bytes:
     return serialize(rejected(error), None, close=False)
+
+
+def _is_read_for_nothing(head: Head, refused: RequestError, limit: int) -> bool:
+    """True if the body of a request that is rejected should not be awaited: the connection ends instead."""
+    length = head.headers.get("content-length", "")
+    size = int(length) if length.isdigit() else 0
+    if isinstance(refused, Overloaded):
+        return size > limit
+    unknown = "transfer-encoding" in head.headers or "expect" in head.headers
+    if isinstance(refused, Unauthorized | Forbidden):
+        return unknown or size > 0
+    return unknown or size > MAX_HEAD_BYTES
 
 
 def _rejecting(error: RequestError) -> Handler:
