@@ -1,5 +1,6 @@
 """Clients that take more than their share of connections, time or memory, and the others beside them."""
 
+import gzip
 import http.client
 import socket
 import statistics
@@ -202,3 +203,21 @@ def test_who_has_no_key_is_rejected_before_a_body_is_sent(bundle: Path, tmp_path
         with connected(server) as client:
             client.sendall(waits + f"Authorization: Bearer {KEY}\r\n\r\n".encode())
             assert client.recv(4_096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_lists_that_unfold_from_a_few_bytes_are_not_parsed(server: RunningServer) -> None:
+    bomb = gzip.compress(b"[" + b"[]," * 340_000 + b"[]]", mtime=0)
+    assert len(bomb) < 5_000
+    packed = {**JSON, "Content-Encoding": "gzip"}
+    status, _, content = server.ask("POST", ASK, bomb, packed)
+    assert status in (400, 413), content
+    quiet_s = median_latency_s(server, 1)
+    head = POST + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+
+    def attack(client: socket.socket) -> None:
+        client.sendall((head + bomb) * 50)
+        while client.recv(1 << 20):
+            pass
+
+    with attackers(server, 4, attack):
+        assert median_latency_s(server, 3) < 0.1 + 10 * quiet_s

@@ -18,8 +18,9 @@ from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
-from penstock.serve.http.encoding import decompress, serialize
+from penstock.serve.http.encoding import serialize
 from penstock.serve.http.example_calls import ExampleCalls
+from penstock.serve.http.large_bodies import LARGE_BYTES, LargeBodies, is_json, json_limit
 from penstock.serve.observe import metrics
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.oip.shared_memory import Regions, extensions
@@ -104,6 +105,7 @@ class Routes:
     regions: Regions
     offers_examples: bool = True
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    _large: LargeBodies = field(default_factory=LargeBodies, init=False)
 
     def __post_init__(self) -> None:
         self._examples = ExampleCalls(self.models, offered=self.offers_examples)
@@ -191,8 +193,7 @@ class Routes:
 
     def _decompress(self, route: _Route, request: Request, answer: Answer) -> Cancel | None:
         # The same limit as for the compressed body.
-        request.body = decompress(request.body, request.head.headers["content-encoding"], self._limit_of(route))
-        return route.handle(request, answer)
+        return self._large.unpack(route.handle, self._limit_of(route), route.served, request, answer)
 
     def _find(self, head: Head, owner: str) -> _Route:
         path = head.path
@@ -207,7 +208,7 @@ class Routes:
         if path.startswith(plain.PATH):
             served = self.models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
-            return _inference(served, served.application.max_body_bytes, _call_of(served, head))
+            return self._inference(served, head, served.application.max_body_bytes, _call_of(served, head))
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head, owner)
         if path == MODELS or path.startswith(f"{MODELS}/"):
@@ -240,7 +241,8 @@ class Routes:
         if verb != "predict":
             raise UnknownRoute(f"A model has :predict; {head.path!r} is not served.")
         _need(head, "POST")
-        return _inference(served, served.application.max_body_bytes, partial(plain_batch.PredictCall, served, head))
+        limit = served.application.max_body_bytes
+        return self._inference(served, head, limit, partial(plain_batch.PredictCall, served, head))
 
     def _version_two(self, head: Head, owner: str) -> _Route:
         match head.path.rstrip("/").split("/")[2:]:
@@ -274,7 +276,7 @@ class Routes:
             _need(head, "POST")
             # A body of the protocol has a head of its own.
             limit = served.application.max_body_bytes + MAX_HEAD_BYTES
-            return _inference(served, limit, partial(oip_http.OipCall, served, head, owner, self.regions))
+            return self._inference(served, head, limit, partial(oip_http.OipCall, served, head, owner, self.regions))
         _need(head, "GET, HEAD")
         match rest:
             case []:
@@ -307,7 +309,7 @@ class Routes:
             oip_http.reject_overrides(request.body)
             self._changes.start(apply(answer))
 
-        return _Route(handle=handle)
+        return _Route(handle=handle, max_body_bytes=MAX_HEAD_BYTES)
 
     def _shared_memory(self, head: Head, rest: list[str], owner: str) -> _Route:
         """Triton's extension of system shared memory."""
@@ -332,6 +334,18 @@ class Routes:
             answer(Response(200, body))
 
         return _Route(handle=handle, max_body_bytes=MAX_HEAD_BYTES)
+
+    def _inference(self, served: Served, head: Head, max_body_bytes: int, call_of: Callable[[], _Call]) -> _Route:
+        max_body_bytes = min(max_body_bytes, json_limit(served, head))
+        try:
+            call = call_of()
+        except RequestError as error:
+            return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
+        rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
+        handle = call.handle
+        if not isinstance(call, recording.RecordingCall) and max_body_bytes > LARGE_BYTES and is_json(head):
+            handle = partial(self._large.call, served, call)
+        return _Route(handle=handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
 
     def _readiness(self) -> dict[str, Any]:
         self.models.reject_unready()
@@ -373,19 +387,6 @@ def _call_of(served: Served, head: Head) -> Callable[[], _Call]:
     if isinstance(served, ServedChain):
         return partial(chain_call.ChainCall, served, head)
     return partial(plain.PlainCall if served.streams is None else recording.RecordingCall, served, head)
-
-
-def _inference(
-    served: Served,
-    max_body_bytes: int,
-    call_of: Callable[[], _Call],
-) -> _Route:
-    try:
-        call = call_of()
-    except RequestError as error:
-        return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
-    rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
-    return _Route(handle=call.handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
 
 
 @lru_cache(64)
