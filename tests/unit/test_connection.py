@@ -285,6 +285,22 @@ def test_unfinished_bodies_have_one_budget_and_give_it_back() -> None:
     assert bounds.held_bytes == 0
 
 
+def test_slow_requests_make_room_for_newer_ones() -> None:
+    clock, bounds = Clock(), RequestBounds(max_bytes=3 * CONNECTION_BYTES + 150_000)
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"
+    slow, newer, newest = (bounded(clock, bounds) for _ in range(3))
+    slow[0].data_received(post + bytes(90_000))
+    clock.now_s += 2
+    newer[0].data_received(post + bytes(99_999))
+    assert slow[1].written.startswith(b"HTTP/1.1 503 ")
+    # One that has just begun stays, and the newest is rejected instead.
+    newest[0].data_received(post + bytes(90_000))
+    assert newest[1].written.startswith(b"HTTP/1.1 503 ")
+    newer[0].data_received(b"x")
+    assert newer[1].written.startswith(b"HTTP/1.1 200 ")
+    assert bounds.held_bytes == 3 * CONNECTION_BYTES
+
+
 def test_a_body_for_which_there_is_no_room_is_not_asked_for() -> None:
     clock = Clock()
     connection, transport = bounded(clock, RequestBounds(max_bytes=CONNECTION_BYTES + 500))

@@ -126,7 +126,9 @@ class Connection(asyncio.Protocol):
             self._waiting.extend(requests)
         if rejection is None and parser.in_message:
             counted = max(0, self._held_bytes - CONNECTION_BYTES)
-            rejection = self.bounds.reject_more(parser.held_bytes + parser.body_left - counted)
+            more = parser.held_bytes + parser.body_left - counted
+            self.bounds.begin(self, self.last_active_ns)
+            rejection = self.bounds.make_room(more, self, self.last_active_ns)
             if requests or self._in_body != parser.head_is_whole or not self._part_ns:
                 self._in_body, self._part_ns = parser.head_is_whole, self.last_active_ns
         else:
@@ -256,12 +258,16 @@ class Connection(asyncio.Protocol):
             return
         if self._rejection is not None:
             self._linger(self._rejection)
-        elif self.parser.unparsed:
-            self._schedule()
         elif self._ended or (self._unwanted and not self.parser.in_message):
-            self._transport.close()
+            if self.parser.unparsed:
+                self._schedule()
+            else:
+                self._transport.close()
         elif self._paused and not self._unread:
-            self._resume()
+            if self.parser.unparsed:
+                self._schedule()
+            else:
+                self._resume()
 
     def _start(self, request: Request) -> None:
         self._current = request
@@ -352,6 +358,8 @@ class Connection(asyncio.Protocol):
             self._hold(CONNECTION_BYTES + self.parser.held_bytes + sum(len(request.body) for request in self._waiting))
 
     def _hold(self, count: int) -> None:
+        if count <= CONNECTION_BYTES:
+            self.bounds.end(self)
         self.bounds.held_bytes += count - self._held_bytes
         self._held_bytes = count
 

@@ -86,7 +86,7 @@ class GenerateConnection(asyncio.Protocol):
                 asyncio.get_running_loop().call_soon(self._pull)
             self._bound()
         except RequestError as error:
-            self._fail(error)
+            self.reject(error)
         transport = self._transport
         if transport is None or transport.is_closing() or was_paused == self._yielded:
             return
@@ -95,19 +95,28 @@ class GenerateConnection(asyncio.Protocol):
         else:
             transport.resume_reading()
 
+    def reject(self, error: RequestError) -> None:
+        """End the connection with a rejection, see `Unfinished`."""
+        if self._closing:
+            self.abort()
+        self._fail(error)
+
     def _bound(self) -> None:
         """Count the bytes that wait here, and reject a request for which there is no room."""
         if self._transport is None:
             return
         held = CONNECTION_BYTES + self._reader.held_bytes
-        rejection = self._bounds.reject_more(held - self._held_bytes) if held > CONNECTION_BYTES else None
-        if rejection is not None:
-            if self._closing:
-                self._transport.abort()
-            raise rejection
+        if held > CONNECTION_BYTES:
+            now_ns = int(self._active_s * 1e9)
+            self._bounds.begin(self, now_ns)
+            rejection = self._bounds.make_room(held - self._held_bytes, self, now_ns)
+            if rejection is not None:
+                raise rejection
         self._hold(held)
 
     def _hold(self, count: int) -> None:
+        if count <= CONNECTION_BYTES:
+            self._bounds.end(self)
         self._bounds.held_bytes += count - self._held_bytes
         self._held_bytes = count
 
