@@ -15,7 +15,7 @@ JSON = "application/json"
 # A server that is busy may refuse what is right.
 RIGHT = frozenset({200, 503})
 # What changed at random may still be right; the server's own failure is never.
-ANY = frozenset({200, 400, 404, 405, 408, 413, 415, 503, 504})
+ANY = frozenset({200, 400, 404, 405, 408, 413, 415, 501, 503, 504, 505})
 MAX_HEAD_BYTES = 16_384
 
 

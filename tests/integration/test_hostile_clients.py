@@ -6,7 +6,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def median_latency_s(server: RunningServer, seconds: float) -> float:
 
 
 @contextmanager
-def attackers(server: RunningServer, count: int, attack: Callable[[socket.socket], None]) -> Iterator[None]:
+def attackers(server: RunningServer, count: int, attack: Callable[[socket.socket], None]) -> Generator[None]:
     """Connections of as many threads, each of which attacks again and again."""
     over = threading.Event()
 

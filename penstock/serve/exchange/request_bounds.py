@@ -6,7 +6,7 @@ from typing import Protocol, final
 from penstock.core.errors import Overloaded, RequestError, TooSlow
 
 # Counted for each connection beside the bytes of its requests: its objects in Python, uvloop and the HTTP parser.
-CONNECTION_BYTES = 8_192
+CONNECTION_BYTES = 10_240
 # A request that has not come whole after this time is rejected where a newer one needs its room, so that slow clients
 # cannot take all of it from the others. So many of them are rejected for one.
 OLD_NS, MAX_REJECTED = 1_000_000_000, 16

@@ -1,4 +1,4 @@
-"""What single reads left over: parsed a little in each iteration of the event loop, one connection after the other."""
+"""Bytes that single reads left over: parsed a little in each iteration of the event loop, in turn for all."""
 
 import asyncio
 import time

@@ -113,9 +113,12 @@ class RequestParser:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the request that is partly read, and of what is not parsed yet."""
+        """Memory of the request that is partly read, and of what is not parsed yet, in bytes."""
         now = self._now
-        return len(self.unparsed) + (now.head_bytes + len(now.body) if self.in_message else 0)
+        if not self.in_message:
+            return 0
+        # Names and values of headers are objects; a body that grows has room to grow further.
+        return len(self.unparsed) + 2 * now.head_bytes + len(now.body) * 9 // 8
 
     @property
     def body_left(self) -> int:

@@ -77,7 +77,7 @@ class _Route:
 
     @property
     def unready(self) -> bool:
-        """Whether the model cannot be reached now."""
+        """True if the model cannot be reached now."""
         return isinstance(self.refused, Overloaded)
 
 
