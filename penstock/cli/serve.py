@@ -46,9 +46,12 @@ def serve(
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
+    max_unfinished_mib: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 256,
     max_headers: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 64,
     idle_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 120.0,
     request_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 20.0,
+    head_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 10.0,
+    body_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 120.0,
     watchdog_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
     load_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 300.0,
     log_format: Annotated[str, typer.Option(rich_help_panel=LIMITS)] = "text",
@@ -89,9 +92,12 @@ def serve(
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
         max_connections: Connections of one front-end.
+        max_unfinished_mib: MiB of one front-end's connections and of requests that have not come whole.
         max_headers: Headers of one request.
         idle_timeout_s: Close a connection without a request.
         request_timeout_s: Refuse a request whose next bytes do not arrive.
+        head_timeout_s: Refuse a request whose head does not come whole.
+        body_timeout_s: Refuse a request whose body does not come whole.
         watchdog_s: Replace a process without a heartbeat.
         load_timeout_s: Refuse a model whose trial, or one step of whose loading, takes longer.
         log_format: text or json.

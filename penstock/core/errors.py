@@ -32,9 +32,11 @@ PenstockError                 states what is wrong, the value received, and the 
     ├── UnsupportedContent    415
     ├── WrongVersion          426
     ├── ComputeFailed         500  the application's own code failed on this request
+    ├── UnsupportedCoding     501
     ├── Overloaded            503  load shedding; retry after `retry_after_s`
     │   └── TooLate           503  admitted, but the deadline passed
-    └── DeadlineImpossible    504  the budget is shorter than the network's own time
+    ├── DeadlineImpossible    504  the budget is shorter than the network's own time
+    └── UnsupportedVersion    505
 """
 
 
@@ -207,6 +209,12 @@ class ComputeFailed(RequestError):
     status = 500
 
 
+class UnsupportedCoding(RequestError):
+    """The server does not read this Transfer-Encoding."""
+
+    status = 501
+
+
 class Overloaded(RequestError):
     """Load shedding: the answer would be late. `retry_after_s` is the time until a retry, in seconds."""
 
@@ -225,6 +233,12 @@ class DeadlineImpossible(RequestError):
     """The request's budget is shorter than the network's own time, whatever the load."""
 
     status = 504
+
+
+class UnsupportedVersion(RequestError):
+    """The request is of a version of HTTP that the server does not speak."""
+
+    status = 505
 
 
 def one_line(error: BaseException, max_length: int = 300) -> str:

@@ -178,19 +178,25 @@ class LimitSettings:
     """Limits of connections and requests, and timeouts.
 
     Args:
-        max_connections: Connections of one front-end; a further one is closed at once.
+        max_connections: Connections of one front-end; a further one answers a health probe, or 503, and is closed.
+        max_unfinished_mib: MiB of the requests of one front-end that have not come whole, and of its connections.
         max_headers: Headers of one request.
         idle_timeout_s: A connection without a request is closed after this time.
         request_timeout_s: A request whose next bytes do not arrive within this time is refused.
+        head_timeout_s: A request whose head is not whole this time after its first byte is refused.
+        body_timeout_s: A request whose body is not whole this time after its head is refused.
         watchdog_s: An engine or front-end without a heartbeat for this time, plus the time of a batch, is replaced.
         drain_timeout_s: Time for accepted requests after SIGTERM.
         load_timeout_s: A model is refused whose trial, or one step of whose loading, takes longer.
     """
 
     max_connections: int = 10_000
+    max_unfinished_mib: int = 256
     max_headers: int = 64
     idle_timeout_s: float = 120.0
     request_timeout_s: float = 20.0
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 120.0
     watchdog_s: float = 30.0
     drain_timeout_s: float = 10.0
     load_timeout_s: float = 300.0
@@ -198,11 +204,20 @@ class LimitSettings:
     def __post_init__(self) -> None:
         _check(
             (self.max_connections >= 1, f"--max-connections is {self.max_connections}; it must be at least 1."),
+            (
+                1 <= self.max_unfinished_mib <= MAX_SHARED_MIB,
+                f"--max-unfinished-mib is {self.max_unfinished_mib}; it must be from 1 to {MAX_SHARED_MIB:,} MiB.",
+            ),
             (self.max_headers >= 8, f"--max-headers is {self.max_headers}; it must be at least 8."),
             (
                 self.idle_timeout_s > 0 and self.request_timeout_s > 0,
                 f"--idle-timeout-s is {self.idle_timeout_s:g} and --request-timeout-s is {self.request_timeout_s:g}; "
                 f"both must be above 0.",
+            ),
+            (
+                self.head_timeout_s > 0 and self.body_timeout_s > 0,
+                f"--head-timeout-s is {self.head_timeout_s:g} and --body-timeout-s is {self.body_timeout_s:g}; both "
+                f"must be above 0.",
             ),
             (
                 self.watchdog_s >= 3,

@@ -10,7 +10,8 @@ MOST_BYTES = 4096
 # What the borders look for, and numbers at the edges of what a machine's word holds.
 TOKENS = (
     *(b"\r\n", b"\r\n\r\n", b"0\r\n\r\n", b": ", b"\x00", b"\xff", b"\xff\x40", b"\xfe", b"\xb2", b"HTTP/1.0"),
-    *(b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\n", b"HEAD ", b"CONNECT a:1 ", b"PRI * HTTP/2.0\r\n\r\n", b"%ff"),
+    *(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"POST / HTTP/1.1\r\n", b"HEAD ", b"CONNECT a:1 "),
+    *(b"PRI * HTTP/2.0\r\n\r\n", b"%ff"),
     *(b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Transfer-Encoding: chunked\r\n", b"Upgrade: h2c\r\n"),
     *(b"Connection: upgrade\r\n", b"Connection: close\r\n", b"Content-Encoding: gzip\r\n", b"Expect: 100-continue\r\n"),
     *(b"null", b"true", b"false", b"NaN", b"[]", b"{}", b'""', b"[[", b'"id":', b'"timeout":', b'"parameters":{'),

@@ -15,7 +15,7 @@ JSON = "application/json"
 # A server that is busy may refuse what is right.
 RIGHT = frozenset({200, 503})
 # What changed at random may still be right; the server's own failure is never.
-ANY = frozenset({200, 400, 404, 405, 408, 413, 415, 503, 504})
+ANY = frozenset({200, 400, 404, 405, 408, 413, 415, 501, 503, 504, 505})
 MAX_HEAD_BYTES = 16_384
 
 
@@ -207,22 +207,27 @@ def _wrong_infers(app: App) -> list[tuple[bytes, int]]:
 
 def not_http(app: App, chance: random.Random) -> Case:
     """Bytes that are not HTTP/1.1, or exceed its limits."""
-    post = f"POST /v1/apps/{app.name} HTTP/1.1\r\n".encode()
+    post = f"POST /v1/apps/{app.name} HTTP/1.1\r\nHost: a\r\n".encode()
     chunks = post + b"Transfer-Encoding: chunked\r\n"
     data, status = chance.choice(
         [
             (b"garbage\r\n\r\n", 400),
             (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(300), 400),
             (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-            (b"GET / HTTP/1.1\r\nNo colon\r\n\r\n", 400),
-            (b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", 400),
-            (b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nNo colon\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nA b: c\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nA: \x00\r\n\r\n", 400),
             (b"GET / HTTP/9.9\r\n\r\n", 400),
-            (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-            (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+            (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+            (b"GET / HTTP/1.1\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+            (b"GET http://a/v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+            (post + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+            (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
             # What needs no upgrade is answered without one (RFC 9110, section 7.8).
-            (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
-            (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
+            (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
             (post + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
             (post + b"Content-Length: -5\r\n\r\n", 400),
             (post + b"Content-Length: 5x\r\n\r\n", 400),
@@ -233,10 +238,10 @@ def not_http(app: App, chance: random.Random) -> Case:
             (chunks + b"\r\n-1\r\n", 400),
             (chunks + b"\r\n3\r\nabcd\r\n", 400),
             (chunks + b"\r\nffffffffffffffffff\r\n", 400),
-            (b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 413),
-            (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 413),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 413),
+            (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 413),
             (
-                b"GET / HTTP/1.1\r\n"
+                b"GET / HTTP/1.1\r\nHost: a\r\n"
                 + b"".join(b"H%d: x\r\n" % n for n in range(chance.choice((65, 500, 5_000))))
                 + b"\r\n",
                 413,
@@ -248,7 +253,7 @@ def not_http(app: App, chance: random.Random) -> Case:
 
 def endless(app: App, chance: random.Random) -> Case:
     """A head, a body, a trailer or chunk without end."""
-    head = f"POST /v1/apps/{app.name} HTTP/1.1\r\n".encode()
+    head = f"POST /v1/apps/{app.name} HTTP/1.1\r\nHost: a\r\n".encode()
     chunks = head + b"Transfer-Encoding: chunked\r\n\r\n"
     data, more, status = chance.choice(
         [

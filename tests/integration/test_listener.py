@@ -31,7 +31,7 @@ async def last_answer(turns: int) -> bytes:
             await asyncio.sleep(0)
         server.close_after_next()
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         answer = await asyncio.wait_for(loop.sock_recv(client, 4096), 10)
         await server.drain(1.0, lambda: False)
     return answer

@@ -18,7 +18,7 @@ from tests.support.serving import RunningServer, serve_command, write_doubler
 from tests.support.tls import Certificate, certificate
 
 ONE = np.array([1, 2, 3, 4], np.float32)
-LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 BEGUN_S = 1.0
 
 
@@ -93,14 +93,16 @@ def test_a_handshake_that_never_ends_is_ended(server: RunningServer, made: Certi
 
 def test_a_request_that_never_ends_is_refused(server: RunningServer, made: Certificate) -> None:
     with made.connected(server) as connection:
-        connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 16\r\n\r\n")
+        connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 16\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
         assert connection.recv(4096) == b""
 
 
 def test_a_refusal_reaches_a_client_that_still_sends(server: RunningServer, made: Certificate) -> None:
     with made.connected(server) as connection:
-        connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 100_000)
+        connection.sendall(
+            b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 100_000
+        )
         received = b""
         while part := connection.recv(4096):
             received += part
@@ -169,7 +171,7 @@ def test_a_tls_session_that_is_cut_off_in_the_middle_of_an_answer_gives_the_slot
 ) -> None:
     for _ in range(5):
         connection = made.connected(server)
-        connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 12\r\n\r\n[1, 2, 3, 4]")
+        connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n[1, 2, 3, 4]")
         connection.shutdown(socket.SHUT_RDWR)
         connection.close()
     eventually(lambda: b'"in_use":0' in _stats(server, made), within_s=10)
@@ -178,7 +180,7 @@ def test_a_tls_session_that_is_cut_off_in_the_middle_of_an_answer_gives_the_slot
 def _stats(server: RunningServer, made: Certificate) -> bytes:
     received = b""
     with made.connected(server) as connection:
-        connection.sendall(b"GET /v1/stats HTTP/1.1\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         while part := _read(connection):
             received += part
     return received

@@ -58,7 +58,7 @@ def at_once(took_s: float, back_s: float) -> bool:
 
 
 def request(body: bytes) -> bytes:
-    head = b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+    head = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\n"
     return head + b"Accept: application/octet-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def request(body: bytes, extra: bytes = b"") -> bytes:
-    head = b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+    head = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\n"
     return head + b"Accept: application/octet-stream\r\nContent-Length: %d\r\n%s\r\n" % (len(body), extra) + body
 
 

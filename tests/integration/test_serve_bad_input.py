@@ -67,7 +67,8 @@ def infer_body(**changes: object) -> bytes:
         (ASK, b"[1, 2, 3", JSON, 400, "not JSON that can be read"),
         (ASK, b"[1, 2, NaN, 4]", JSON, 400, "not JSON that can be read"),
         (ASK, b"[1, 2, 1e999, 4]", JSON, 400, "infinity"),
-        (ASK, b"[" * 100_000 + b"]" * 100_000, JSON, 400, "not JSON that can be read"),
+        (ASK, b"[" * 100_000 + b"]" * 100_000, JSON, 413, "100,000 lists or objects"),
+        (ASK, b"[" * 2_000 + b"]" * 2_000, JSON, 400, "not JSON that can be read"),
         (ASK, b'{"a": 1}', JSON, 400, "JSON but not an array"),
         (ASK, b"[1, 2, 3]", JSON, 400, "list of 3 where a list of 4 belongs"),
         (ASK, b"[[1, 2], [3]]", JSON, 400, "list of 2 where a list of 4 belongs"),
@@ -154,14 +155,17 @@ def test_wrong_methods_name_the_right_one(
         (b"garbage\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300), b"400"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", b"413"),
-        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", b"413"),
-        (b"GET / HTTP/1.1\r\n" + b"".join(b"H%d: x\r\n" % n for n in range(500)) + b"\r\n", b"413"),
-        (b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", b"400"),
-        (b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
-        (b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
-        (b"POST /v1/apps/doubler HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", b"400"),
-        (b"POST /v1/apps/doubler HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", b"413"),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"413"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"H%d: x\r\n" % n for n in range(500)) + b"\r\n", b"413"),
+        (b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", b"400"),
+        (b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+            b"400",
+        ),
+        (b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
     ],
 )
 def test_what_is_not_http_is_refused_and_closed(server: RunningServer, data: bytes, status: bytes) -> None:
@@ -172,19 +176,19 @@ def test_what_is_not_http_is_refused_and_closed(server: RunningServer, data: byt
 
 
 def test_an_endless_chunked_body_is_stopped(server: RunningServer) -> None:
-    head = b"POST /v1/apps/doubler HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = server.raw(head + (b"10000\r\n" + bytes(65536) + b"\r\n") * 40)
     assert answer.startswith(b"HTTP/1.1 413"), answer[:100]
 
 
 def test_a_truncated_request_costs_nothing(server: RunningServer) -> None:
-    assert server.raw(b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Length: 100\r\n\r\nonly this") == b""
+    assert server.raw(b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nonly this") == b""
 
 
 def test_one_bad_row_fails_its_request_alone(server: RunningServer) -> None:
     bodies = [np.array([value, 2, 3, 4], np.float32).tobytes() for value in (1, 13, 17, 5)]
     pipelined = b"".join(
-        b"POST /v1/apps/doubler HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+        b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\n"
         b"Accept: application/octet-stream\r\nContent-Length: 16\r\n\r\n" + body
         for body in bodies
     )

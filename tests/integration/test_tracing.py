@@ -175,7 +175,9 @@ def test_the_log_has_a_line_for_each_request_with_its_clients_name(bundle: Path,
     with RunningServer(bundle, *options) as server:
         assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {**JSON, "X-Api-Key": KEY})[0] == 200
         assert server.ask("GET", "/v1/apps")[0] == 401
-        assert server.raw(b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n").startswith(b"HTTP/1.1 413 ")
+        assert server.raw(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n").startswith(
+            b"HTTP/1.1 413 "
+        )
         assert server.raw(b"\x00\x00").startswith(b"HTTP/1.1 400 ")
         log = server.log()
     lines = [line for line in map(json.loads, log.splitlines()) if line["logger"] == "penstock.requests"]

@@ -27,7 +27,9 @@ def requests(draw: st.DrawFn) -> tuple[bytes, Request]:
     body, chunked = draw(bodies), draw(st.booleans())
     headers = draw(st.dictionaries(names, values, max_size=3))
     path = draw(st.sampled_from(["/", "/v1/apps/x", "/v2/models/a/infer"]))
-    head = f"POST {path}?query=1 HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path}?query=1 HTTP/1.1\r\nHost: a\r\n" + "".join(
+        f"{name}: {value}\r\n" for name, value in headers.items()
+    )
     if chunked:
         middle = draw(st.integers(0, len(body)))
         parts = [part for part in (body[:middle], body[middle:]) if part]
@@ -85,10 +87,10 @@ def test_one_changed_byte_does_no_more_than_refuse(sent: tuple[bytes, Request], 
 
 
 def test_a_body_is_refused_before_it_is_kept() -> None:
-    _, refusal = RequestParser(lambda head: 10).feed(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    _, refusal = RequestParser(lambda head: 10).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     assert isinstance(refusal, TooLarge)
     reader = RequestParser(lambda head: 10)
-    reader.feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
     assert isinstance(reader.feed(b"b\r\n" + bytes(11) + b"\r\n")[1], TooLarge)
 
 
@@ -97,7 +99,7 @@ def test_a_head_without_end_is_refused() -> None:
     refusal = None
     sent = 0
     while refusal is None and sent < 10 * MAX_HEAD_BYTES:
-        _, refusal = reader.feed(b"GET / HTTP/1.1\r\n" if not sent else b"A" * 1000)
+        _, refusal = reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n" if not sent else b"A" * 1000)
         sent += 1000
     assert isinstance(refusal, TooLarge | InvalidInput)
     assert sent <= 2 * MAX_HEAD_BYTES
@@ -137,3 +139,100 @@ def test_a_response_without_content_has_no_length(method: str, close: bool) -> N
     assert sent.startswith(b"HTTP/1.1 204 No Content\r\nVary: Origin\r\n")
     assert b"Content-" not in sent
     assert sent.endswith(b"\r\n\r\n")
+
+
+def parsed(data: bytes, pieces: int = 1) -> tuple[list[Request], RequestError | None]:
+    """Everything of some bytes, fed in pieces of so many; each piece is parsed to its end."""
+    reader = RequestParser(lambda head: MOST)
+    found: list[Request] = []
+    for at in range(0, len(data), pieces):
+        complete, refusal = reader.feed(data[at : at + pieces])
+        while reader.unparsed and refusal is None:
+            more, refusal = reader.feed(b"")
+            complete += more
+        found += complete
+        if refusal is not None:
+            return found, refusal
+    return found, None
+
+
+@pytest.mark.parametrize("pieces", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET / HTTP/1.1\r\n", 400),
+        ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n", 400),
+        ("GET / HTTP/1.1\r\nHost: a\r\nhost: a\r\n", 400),
+        ("GET / HTTP/2.0\r\nHost: a\r\n", 505),
+        ("GET / HTTP/0.9\r\nHost: a\r\n", 505),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 501),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
+        ("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", 400),
+    ],
+)
+def test_heads_that_the_standard_rejects(head: str, status: int, pieces: int) -> None:
+    complete, refusal = parsed(f"{head}\r\n".encode(), pieces)
+    assert refusal is not None
+    assert (complete, refusal.status) == ([], status), refusal
+
+
+@pytest.mark.parametrize("pieces", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("head", "path"),
+    [
+        ("GET http://a/v1/stats HTTP/1.1\r\nHost: b\r\n", "/v1/stats"),
+        ("GET HTTPS://a:8000/v1/stats?x=/y HTTP/1.1\r\nHost: b\r\n", "/v1/stats"),
+        ("GET http://a HTTP/1.1\r\nHost: b\r\n", "/"),
+        ("GET http://a?x HTTP/1.1\r\nHost: b\r\n", "/"),
+        ("GET /http://a/b HTTP/1.1\r\nHost: b\r\n", "/http://a/b"),
+        ("GET /old HTTP/1.0\r\n", "/old"),
+        ("POST /x HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: Chunked\r\nContent-Type: a\r\n\r\n0\r\n", "/x"),
+    ],
+)
+def test_targets_may_be_whole_urls(head: str, path: str, pieces: int) -> None:
+    complete, refusal = parsed(f"{head}\r\n".encode(), pieces)
+    assert (refusal, [request.head.path for request in complete]) == (None, [path])
+
+
+def test_one_call_parses_a_bounded_number_of_chunks_and_the_next_ones_the_rest() -> None:
+    reader = RequestParser(lambda head: 1 << 20)
+    body = b"x" * 20_000
+    data = (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * len(body) + b"0\r\n\r\n"
+    )
+    complete, refusal = reader.feed(data)
+    assert (complete, refusal) == ([], None)
+    assert len(reader.unparsed) > len(data) - 10_000
+    calls = 0
+    while not complete:
+        assert reader.in_message
+        assert reader.known(data) is None
+        left = len(reader.unparsed)
+        complete, refusal = reader.feed(b"")
+        assert refusal is None
+        assert left - len(reader.unparsed) < 10_000
+        calls += 1
+    assert complete[0].body == body
+    assert calls > 10
+    assert not reader.in_message
+    # What is known from one piece is known again.
+    assert reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")[0][0].head.method == "GET"
+
+
+def test_one_call_parses_a_bounded_number_of_requests() -> None:
+    reader = RequestParser(lambda head: MOST)
+    one = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    complete, refusal = reader.feed(one * 5_000)
+    assert (refusal, 0 < len(complete) < 100) == (None, True)
+    while reader.unparsed:
+        more, refusal = reader.feed(b"")
+        assert (refusal, 0 < len(more) < 100) == (None, True)
+        complete += more
+    assert len(complete) == 5_000
+
+
+def test_a_body_of_known_length_is_parsed_at_once() -> None:
+    reader = RequestParser(lambda head: 1 << 22)
+    body = bytes(1 << 22)
+    complete, _ = reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert [request.body for request in complete] == [body]

@@ -16,7 +16,7 @@ from penstock.core.segments import Segments
 from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Send, SetBudget
 from penstock.serve.streams.session import StreamState
 from penstock.serve.websocket.closing import code_of
-from penstock.serve.websocket.frames import BINARY, MAX_REASON_BYTES, FrameReader
+from penstock.serve.websocket.frames import BINARY, FRAGMENT, MAX_REASON_BYTES, FrameReader
 from tests.support.session import CHUNK, Talk, talk
 from tests.support.streams import World
 
@@ -54,6 +54,8 @@ def fed(data: bytes, cuts: list[int]) -> tuple[Talk, str]:
         for begin, end in pairwise(edges):
             reader.feed(data[begin:end])
             while (message := reader.next()) is not None:
+                if message is FRAGMENT:
+                    continue
                 opcode, payload = message
                 if opcode <= BINARY:
                     stream.binary(payload) if opcode == BINARY else stream.text(payload)

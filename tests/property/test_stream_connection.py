@@ -292,6 +292,23 @@ def test_what_follows_a_bad_message_is_dropped_until_the_close() -> None:
     assert world.streams.counts[STREAMS_OPEN] == 0
 
 
+def test_fragments_of_one_read_leave_the_others_their_turn() -> None:
+    async def talk() -> None:
+        world = World()
+        caller = world.call()
+        empty = Frame(Opcode.CONT, b"", fin=False).serialize(mask=True)
+        begun = Frame(Opcode.BINARY, b"", fin=False).serialize(mask=True)
+        ping = Frame(Opcode.PING, b"").serialize(mask=True)
+        caller.feed(begun + empty * 5 * PIPELINED + ping + CLOSED)
+        for _ in range(5):
+            assert caller.wire.unread.count(b"\x8a") == 0
+            assert caller.wire.paused
+            await asyncio.sleep(0)
+        assert caller.wire.unread.count(b"\x8a") == 1
+
+    asyncio.run(talk())
+
+
 def test_many_messages_of_one_read_leave_the_others_their_turn() -> None:
     async def talk() -> None:
         world = World()

@@ -173,7 +173,7 @@ class Crowd:
     def _asked(self, connection: socket.socket, numbers: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> str:
         body = numbers.tobytes()
         head = (
-            f"POST {self._path} HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+            f"POST {self._path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\n"
             f"Accept: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         try:

@@ -2,14 +2,15 @@
 
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from penstock.core.errors import RequestError, TooLarge
+from penstock.core.errors import RequestError, TooLarge, Unauthorized, UnknownRoute, WrongMethod
 from penstock.core.spec import TensorSpec
-from penstock.serve.exchange.access import Access
+from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
 from penstock.serve.exchange.response import Response, internal_error
 from penstock.serve.http.parser import RequestParser
@@ -46,7 +47,7 @@ def routes(refusals: list[RequestError]) -> Routes:
 
 
 def head(path: str, *headers: str) -> bytes:
-    return "\r\n".join((f"POST {path} HTTP/1.1", *headers, "", "")).encode()
+    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: a", *headers, "", "")).encode()
 
 
 def refusal(routes: Routes, pieces: Iterable[bytes]) -> RequestError | None:
@@ -66,7 +67,7 @@ def refusal(routes: Routes, pieces: Iterable[bytes]) -> RequestError | None:
         ("/v1/apps/large", LARGE),
         ("/v2/models/small/infer", SMALL + MAX_HEAD_BYTES),
         ("/v2/models/small/versions/1/infer", SMALL + MAX_HEAD_BYTES),
-        ("/v1/apps/nobody", LARGE + MAX_HEAD_BYTES),
+        ("/v2/models/large/infer", LARGE + MAX_HEAD_BYTES),
     ],
 )
 def test_a_body_is_rejected_by_its_head_alone(routes: Routes, path: str, limit: int) -> None:
@@ -74,6 +75,32 @@ def test_a_body_is_rejected_by_its_head_alone(routes: Routes, path: str, limit: 
     found = refusal(routes, [head(path, f"Content-Length: {limit + 1}")])
     assert isinstance(found, TooLarge)
     assert str(found) == f"The body has {limit + 1:,} bytes or more; at most {limit:,} are taken."
+
+
+def keyed(tmp_path: Path) -> Routes:
+    (tmp_path / "keys").write_text("anna 0123456789abcdef\n")
+    return routes_of(registry([]), Access(Keys.read(tmp_path / "keys")))
+
+
+@pytest.mark.parametrize("body", ["Content-Length: 1", "Transfer-Encoding: chunked", "Expect: 100-continue"])
+def test_who_has_no_key_is_rejected_before_a_body_is_read(tmp_path: Path, body: str) -> None:
+    parser = RequestParser(keyed(tmp_path).max_body_bytes)
+    length = ("Content-Length: 9",) if body.startswith("Expect") else ()
+    _, found = parser.feed(head("/v1/apps/small", body, *length))
+    assert isinstance(found, Unauthorized)
+    assert not parser.expects_continue
+    # Without a body the connection goes on.
+    for data in (b"GET /v1/stats HTTP/1.1\r\nHost: a\r\n\r\n", head("/v1/apps/small", "Content-Length: 0")):
+        requests, found = RequestParser(keyed(tmp_path).max_body_bytes).feed(data)
+        assert (len(requests), found) == (1, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/apps/nobody", "/nowhere", "/v1/stats"])
+def test_a_long_body_for_nobody_is_not_read(routes: Routes, path: str) -> None:
+    for body in (f"Content-Length: {MAX_HEAD_BYTES + 1}", "Transfer-Encoding: chunked"):
+        found = refusal(routes, [head(path, body)])
+        assert isinstance(found, UnknownRoute | WrongMethod)
+    assert refusal(routes, [head(path, f"Content-Length: {MAX_HEAD_BYTES}")]) is None
 
 
 def test_a_chunked_body_has_the_same_limit(routes: Routes) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from penstock.core.errors import RequestError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.connection import Connection
 from penstock.serve.http.parser import RequestParser
@@ -37,6 +39,12 @@ class Transport:
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def pause_reading(self) -> None:
+        self.said.append("pause")
+
+    def resume_reading(self) -> None:
+        self.said.append("resume")
+
     def is_closing(self) -> bool:
         return "close" in self.said
 
@@ -63,16 +71,18 @@ def connection_of(
     clock: Clock,
     draining: Callable[[], bool] = lambda: False,
     batch_loop: BatchLoop | None = None,
+    bounds: RequestBounds | None = None,
 ) -> Connection:
-    parser = RequestParser(lambda head: 1000)
-    return Connection(handlers, set(), parser, batch_loop or idle_loop(clock.ns), clock.ns, draining)
+    parser = RequestParser(lambda head: 1 << 20)
+    loop, bounds = batch_loop or idle_loop(clock.ns), bounds or RequestBounds()
+    return Connection(handlers, set(), parser, loop, clock.ns, draining, bounds=bounds)
 
 
 def connected(clock: Clock) -> tuple[Connection, Transport]:
     transport = Transport()
     connection = connection_of(Handlers(handle=well, reject=refuse), clock)
     connection.connection_made(cast(asyncio.Transport, transport))
-    connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     return connection, transport
 
 
@@ -128,15 +138,15 @@ def test_what_is_certain_to_be_refused_passes_by_the_handler_unless_the_connecti
     )
     connection = connection_of(handlers, clock, lambda: draining[0])
     connection.connection_made(cast(asyncio.Transport, transport))
-    ask = b"GET / HTTP/1.1\r\n\r\n"
+    ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     connection.data_received(ask)
     full[0] = b"full"
     transport.unread = 0
     connection.data_received(ask)
     assert (len(handled), transport.unread) == (1, len(b"full"))
     # A head that was never seen is read first, and one that asks for something else is not refused.
-    connection.data_received(b"GET /?else HTTP/1.1\r\n\r\n")
-    connection.data_received(b"GET /other HTTP/1.1\r\n\r\n" * 2)
+    connection.data_received(b"GET /?else HTTP/1.1\r\nHost: a\r\n\r\n")
+    connection.data_received(b"GET /other HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
     assert len(handled) == 4
     # The last answer of a connection says that it is the last.
     connection.close_after_next()
@@ -158,7 +168,7 @@ def test_an_early_batch_that_raises_is_not_the_fault_of_the_request_that_is_read
     connection.connection_made(cast(asyncio.Transport, transport))
     batch_loop.wake()
     clock.now_s += 0.01
-    connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
     assert [record.getMessage() for record in caplog.records] == ["a batch failed"]
 
@@ -176,10 +186,10 @@ def test_a_connection_that_an_early_batch_closes_takes_no_further_request() -> N
     handlers = Handlers(handle=lambda request, answer: waiting.append((request, answer)), reject=refuse)
     connection = connection_of(handlers, clock, batch_loop=batch_loop)
     connection.connection_made(cast(asyncio.Transport, transport))
-    connection.data_received(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     batch_loop.wake()
     clock.now_s += 0.01
-    connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert len(waiting) == 1
     assert transport.said == ["close"]
 
@@ -191,9 +201,175 @@ def test_pipelined_requests_arrive_when_the_one_before_is_answered() -> None:
     connection = connection_of(handlers, clock)
     connection.connection_made(cast(asyncio.Transport, transport))
     arrivals_ns: list[int] = []
-    connection.data_received(b"GET / HTTP/1.1\r\n\r\n" * 2)
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
     for _ in range(2):
         arrivals_ns.append(clock.ns())
         clock.now_s += 1
         waiting[-1][1](Response(200))
     assert [request.arrival_ns for request, _ in waiting] == arrivals_ns
+
+
+def bounded(clock: Clock, bounds: RequestBounds) -> tuple[Connection, Transport]:
+    transport = Transport()
+    connection = connection_of(Handlers(handle=well, reject=refuse), clock, bounds=bounds)
+    connection.connection_made(cast(asyncio.Transport, transport))
+    return connection, transport
+
+
+@pytest.mark.parametrize(
+    ("begun", "more", "limit_s"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n", b"X: 1\r\n", 10),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n", b"x", 30),
+    ],
+)
+def test_who_sends_a_little_from_time_to_time_has_a_deadline_for_the_whole(
+    begun: bytes, more: bytes, limit_s: int
+) -> None:
+    clock = Clock()
+    connection, transport = bounded(clock, RequestBounds(head_timeout_s=10, body_timeout_s=30))
+    # The deadline is that of this request, not of the connection.
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    clock.now_s += 60
+    transport.written, transport.unread = b"", 0
+    connection.data_received(begun)
+    for _ in range(limit_s):
+        clock.now_s += 1
+        connection.sweep(clock.now_s, 120, 20)
+        assert not transport.written
+        connection.data_received(more)
+    clock.now_s += 1
+    connection.sweep(clock.now_s, 120, 20)
+    assert transport.written.startswith(b"HTTP/1.1 408 ")
+    assert f"within {limit_s} s".encode() in transport.written
+
+
+def test_the_time_in_which_the_server_does_not_read_is_not_the_clients() -> None:
+    clock, transport = Clock(), Transport()
+    waiting: list[Answer] = []
+    handlers = Handlers(handle=lambda request, answer: waiting.append(answer), reject=refuse)
+    connection = connection_of(handlers, clock, bounds=RequestBounds(head_timeout_s=10))
+    connection.connection_made(cast(asyncio.Transport, transport))
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 18 + b"GET / HT")
+    assert transport.said == ["pause"]
+    clock.now_s += 60
+    for number in range(18):
+        waiting[number](Response(200))
+    assert transport.said == ["pause", "resume"]
+    transport.written, transport.unread = b"", 0
+    clock.now_s += 9
+    connection.sweep(clock.now_s, 120, 20)
+    assert not transport.written
+    clock.now_s += 2
+    connection.sweep(clock.now_s, 120, 20)
+    assert transport.written.startswith(b"HTTP/1.1 408 ")
+
+
+def test_unfinished_bodies_have_one_budget_and_give_it_back() -> None:
+    clock, bounds = Clock(), RequestBounds(max_bytes=4 * CONNECTION_BYTES + 250_000)
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"
+    first, second, third, fourth = (bounded(clock, bounds) for _ in range(4))
+    for connection, transport in (first, second, third):
+        connection.data_received(post + bytes(90_000))
+        assert (b" 503 " in transport.written) == (connection is third[0])
+    assert b"bytes; come back later" in third[1].written
+    # What comes whole is answered all the same, and what is answered or gone is not counted.
+    fourth[0].data_received(post + bytes(100_000))
+    assert fourth[1].written.startswith(b"HTTP/1.1 200 ")
+    first[0].data_received(bytes(10_000))
+    assert first[1].written.startswith(b"HTTP/1.1 200 ")
+    second[0].connection_lost(None)
+    assert bounds.held_bytes == 3 * CONNECTION_BYTES
+    for connection, _ in (first, third, fourth):
+        connection.connection_lost(None)
+    assert bounds.held_bytes == 0
+
+
+def test_slow_requests_make_room_for_newer_ones() -> None:
+    clock, bounds = Clock(), RequestBounds(max_bytes=3 * CONNECTION_BYTES + 150_000)
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"
+    slow, newer, newest = (bounded(clock, bounds) for _ in range(3))
+    slow[0].data_received(post + bytes(90_000))
+    clock.now_s += 2
+    newer[0].data_received(post + bytes(99_999))
+    assert slow[1].written.startswith(b"HTTP/1.1 503 ")
+    # One that has just begun stays, and the newest is rejected instead.
+    newest[0].data_received(post + bytes(90_000))
+    assert newest[1].written.startswith(b"HTTP/1.1 503 ")
+    newer[0].data_received(b"x")
+    assert newer[1].written.startswith(b"HTTP/1.1 200 ")
+    assert bounds.held_bytes == 3 * CONNECTION_BYTES
+
+
+def test_a_body_for_which_there_is_no_room_is_not_asked_for() -> None:
+    clock = Clock()
+    connection, transport = bounded(clock, RequestBounds(max_bytes=CONNECTION_BYTES + 500))
+    connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\nExpect: 100-continue\r\n\r\n")
+    assert transport.written.startswith(b"HTTP/1.1 503 ")
+
+
+def test_bodies_that_wait_for_the_answer_before_are_counted() -> None:
+    clock, transport, bounds = Clock(), Transport(), RequestBounds()
+    waiting: list[Answer] = []
+    handlers = Handlers(handle=lambda request, answer: waiting.append(answer), reject=refuse)
+    connection = connection_of(handlers, clock, bounds=bounds)
+    connection.connection_made(cast(asyncio.Transport, transport))
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + bytes(1_000)
+    connection.data_received(post * 3)
+    assert bounds.held_bytes == CONNECTION_BYTES + 2_000
+    waiting[0](Response(200))
+    assert bounds.held_bytes == CONNECTION_BYTES + 1_000
+    waiting[1](Response(200))
+    waiting[2](Response(200))
+    assert bounds.held_bytes == CONNECTION_BYTES
+
+
+def test_others_have_their_turn_between_the_pieces_of_one_read() -> None:
+    async def run() -> list[str]:
+        clock, transport = Clock(), Transport()
+        order: list[str] = []
+
+        def handle(request: Request, answer: Answer) -> None:
+            order.append(f"{len(request.body)} bytes")
+            answer(Response(200))
+
+        connection = connection_of(Handlers(handle=handle, reject=refuse), clock)
+        connection.connection_made(cast(asyncio.Transport, transport))
+        chunks = b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n"
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        # The client has sent all, and no more: neither its end nor a pause loses what is not parsed yet.
+        connection.eof_received()
+        assert transport.said == ["pause"]
+        while "close" not in transport.said:
+            order.append("turn")
+            await asyncio.sleep(0)
+        return order
+
+    order = asyncio.run(run())
+    assert order.count("turn") > 8
+    assert [entry for entry in order if entry != "turn"] == ["10000 bytes"]
+
+
+def test_pipelined_requests_of_one_read_are_answered_over_several_iterations_in_order() -> None:
+    async def run() -> tuple[list[str], list[int]]:
+        clock, transport = Clock(), Transport()
+        paths: list[str] = []
+        counts: list[int] = []
+
+        def handle(request: Request, answer: Answer) -> None:
+            paths.append(request.head.path)
+            answer(Response(200))
+
+        connection = connection_of(Handlers(handle=handle, reject=refuse), clock)
+        connection.connection_made(cast(asyncio.Transport, transport))
+        asks = (b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(2_000))
+        connection.data_received(b"".join(asks))
+        while len(paths) < 2_000:
+            counts.append(len(paths))
+            await asyncio.sleep(0)
+        assert transport.said[-1] == "resume"
+        return paths, counts
+
+    paths, counts = asyncio.run(run())
+    assert paths == [f"/{number}" for number in range(2_000)]
+    assert max(later - earlier for earlier, later in pairwise(counts)) <= 64

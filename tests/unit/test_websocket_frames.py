@@ -11,6 +11,7 @@ from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.serve.websocket.frames import (
     BINARY,
     CLOSE,
+    FRAGMENT,
     MAX_REASON_BYTES,
     PING,
     TEXT,
@@ -37,7 +38,8 @@ def read(data: bytes, cuts: tuple[int, ...] = (), most: int = 1 << 20, *, hasty:
             continue
         reader.feed(data[begin:end])
         while (message := reader.next()) is not None:
-            found.append(message)
+            if message is not FRAGMENT:
+                found.append(message)
     return found
 
 
@@ -78,6 +80,7 @@ def test_a_frame_that_comes_alone_is_known_at_once(size: int) -> None:
         assert FrameReader(65_535).next_alone(other) is None
     begun = FrameReader(65_535)
     begun.feed(sent(BINARY, b"a", fin=False))
+    assert begun.next() is FRAGMENT
     assert begun.next() is None
     assert begun.next_alone(whole) is None
 
@@ -116,6 +119,10 @@ def test_a_message_that_is_not_taken_waits() -> None:
         (b"\x89\xfe\x00\x80", "control frame"),
         (b"\x80\x80abcd", "continues no message"),
         (b"\x01\x81abcde" + b"\x81\x81abcde", "within another"),
+        # RFC 6455, section 5.2: the minimal number of bytes encodes the length.
+        (b"\x82\xfe\x00\x05abcd" + bytes(5), "fewest bytes"),
+        (b"\x82\xff" + (126).to_bytes(8, "big") + b"abcd" + bytes(126), "fewest bytes"),
+        (b"\x82\xff" + (65_535).to_bytes(8, "big") + b"abcd", "fewest bytes"),
         (b"\x01\x81abcde" + b"\x82\x81abcde", "within another"),
     ],
 )

@@ -130,7 +130,9 @@ class FrontEnd:
         self.http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
 
     def _generate_connection(self, served: ServedModel) -> GenerateConnection:
-        return GenerateConnection(served, partial(chunk_of, served, JSON), self._batch_loop, time.monotonic)
+        return GenerateConnection(
+            served, partial(chunk_of, served, JSON), self._batch_loop, time.monotonic, self.http.bounds
+        )
 
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
         """Serve a model under its name, see `Attachments.attach`."""
@@ -242,7 +244,7 @@ class FrontEnd:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.attachments.sweep()
-            self.http.sweep()
+            await self.http.sweep()
 
 
 def check_telemetry(telemetry: TelemetrySettings) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -13,6 +14,7 @@ from penstock.serve.exchange.request import Head
 # Open to load balancers and probes without a key; the page's own files hold no secret.
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/")
 OPEN_PREFIX = "/page/"
+_READY = re.compile(r"/v2/(health/(live|ready)|models/.*/ready)")
 ADMIN = "admin"
 MIN_CHARACTERS = 16
 PREFLIGHT_S = 600
@@ -188,6 +190,11 @@ class Access:
             ("Access-Control-Allow-Headers", wanted),
             ("Access-Control-Max-Age", str(PREFLIGHT_S)),
         )
+
+
+def is_probe(path: str) -> bool:
+    """True for the paths of health: of the server, or of a model."""
+    return _READY.fullmatch(path) is not None
 
 
 _VARY = (("Vary", "Origin"),)

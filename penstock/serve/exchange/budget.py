@@ -1,5 +1,7 @@
 """Latency budget and priority of a request, from its headers."""
 
+import re
+
 from penstock.core.errors import InvalidInput
 from penstock.serve.exchange.request import Head
 
@@ -7,6 +9,8 @@ BUDGET_HEADER = "penstock-latency-ms"
 PRIORITY_HEADER = "penstock-priority"
 PRIORITIES = ("interactive", "background")
 MAX_BUDGET_MS = 600_000
+# `float` alone would take 1_0, infinity and digits of other scripts.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def options_of(head: Head) -> tuple[int | None, bool]:
@@ -26,10 +30,7 @@ def budget_ns_of(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    try:
-        budget_ms = float(text)
-    except ValueError:
-        budget_ms = -1.0
+    budget_ms = float(text) if _NUMBER.fullmatch(text) else -1.0
     if not 0 < budget_ms <= MAX_BUDGET_MS:
         raise InvalidInput(f"Penstock-Latency-Ms is {text!r}; it must be a number from 0 to {MAX_BUDGET_MS:,}.")
     return int(budget_ms * 1e6)

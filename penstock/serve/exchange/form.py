@@ -12,6 +12,7 @@ from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, UnsupportedContent
 from penstock.core.record import ChunkSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
+from penstock.serve.exchange.json_bound import check_json
 
 MULTIPART = "multipart/form-data"
 RAW = "application/octet-stream"
@@ -121,9 +122,9 @@ def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart], accepts: tup
             )
     if isinstance(input, TensorSpec):
         (part,) = parts.values()
-        return input.from_bytes(part.content) if part.content_type == RAW else input.from_numbers(_numbers(part))
+        return input.from_bytes(part.content) if part.content_type == RAW else input.from_numbers(_numbers(part, input))
     given = {
-        name: _array(input.by_name[name], part.content) if part.content_type == RAW else _numbers(part)
+        name: _array(input.by_name[name], part.content) if part.content_type == RAW else _numbers(part, input)
         for name, part in parts.items()
     }
     if all(isinstance(each, np.ndarray) for each in given.values()):
@@ -133,8 +134,9 @@ def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart], accepts: tup
     )
 
 
-def _numbers(part: FormPart) -> Any:
+def _numbers(part: FormPart, input: ChunkSpec) -> Any:
     try:
+        check_json(part.content, input, 1)
         return orjson.loads(part.content)
     except orjson.JSONDecodeError as error:
         raise InvalidInput(f"The part {part.name!r} is not JSON that can be read ({error}).") from None

@@ -11,7 +11,7 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
 from penstock.serve.http.chain_events import ChainEvents
-from penstock.serve.http.plain_batch import batch_of, submit_batch
+from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
 from penstock.serve.http.plain_body import RAW, PlainTerms, chunk_of, is_decoded, reply_json, with_flag
 from penstock.serve.registry.served_chain import ServedChain
 
@@ -45,13 +45,19 @@ class ChainCall:
         if chunk is None and served.takes_raw and is_decoded(served.application, content_type, body):
             return self._decode(request, content_type, body, answer)
         if chunk is None:
-            try:
-                chunk = chunk_of(served, content_type, body)
-            except RequestError as error:
-                batch = batch_of(served, content_type, body)
-                if batch is None:
-                    raise with_flag(served.application, content_type, body, error) from None
-                return submit_batch(served, batch, self._terms, request, answer)
+            chunk = row_or_batch(served, content_type, body)
+        return self.submit(chunk, request, answer)
+
+    def read(self, request: Request) -> Array | bytes | PlainBatch:
+        """Read a body that is JSON, see `handle`."""
+        return row_or_batch(self._served, self._terms.content_type, request.body)
+
+    def submit(self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer) -> Cancel:
+        """Submit what was read, see `handle`."""
+        served = self._served
+        served.reject_lost()
+        if isinstance(chunk, PlainBatch):
+            return submit_batch(served, chunk, self._terms, request, answer)
         if isinstance(chunk, bytes):
             chunk = served.application.input.from_bytes(chunk)
         return self._submit(chunk, request, request.arrival_ns, answer)

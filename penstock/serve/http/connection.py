@@ -10,8 +10,10 @@ from penstock.core.errors import RequestError, TooSlow
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request import Request
+from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.exchange.response import Handlers, Response, Streamed, Switched
 from penstock.serve.http.encoding import serialize, serialize_head, serialize_upgrade
+from penstock.serve.http.leftover_queue import LeftoverQueue
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.request_age import RequestAge
 
@@ -39,6 +41,8 @@ class Connection(asyncio.Protocol):
         clock_ns: A monotonic clock.
         draining: Whether the server is going down.
         age: Age of the newest bytes in the socket.
+        bounds: Bounds of requests that have not come whole.
+        leftovers: Parses on in later iterations of the event loop.
     """
 
     handlers: Handlers
@@ -48,6 +52,8 @@ class Connection(asyncio.Protocol):
     clock_ns: Callable[[], int]
     draining: Callable[[], bool]
     age: RequestAge | None = None
+    bounds: RequestBounds = field(default_factory=RequestBounds)
+    leftovers: LeftoverQueue = field(default_factory=LeftoverQueue)
     last_active_ns: int = field(default=0, init=False)
     lingering_since_ns: int | None = field(default=None, init=False)
     _transport: asyncio.Transport | None = field(default=None, init=False)
@@ -63,6 +69,11 @@ class Connection(asyncio.Protocol):
     _unread: bool = field(default=False, init=False)  # the client does not read its answers
     _continued: bool = field(default=False, init=False)
     _unread_bytes: int = field(default=0, init=False)
+    _scheduled: bool = field(default=False, init=False)  # `_parse_on` is called in a later loop iteration
+    _held_bytes: int = field(default=0, init=False)  # counted in `bounds`
+    _in_body: bool = field(default=False, init=False)
+    # When the head or the body began that is being read now.
+    _part_ns: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.last_active_ns = self.clock_ns()
@@ -81,6 +92,7 @@ class Connection(asyncio.Protocol):
         encrypted = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(UNREAD_BYTES if encrypted else 0)
         self.open_connections.add(self)
+        self._hold(CONNECTION_BYTES)
         # A drain may have begun between accept and here.
         self._closing = self.draining()
 
@@ -105,17 +117,46 @@ class Connection(asyncio.Protocol):
             if self._current is None:
                 self._proceed()
             return
-        requests, rejection = self.parser.feed(data)
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        parser = self.parser
+        requests, rejection = parser.feed(data)
         if requests:
             self._waiting.extend(requests)
+        if rejection is None and parser.in_message:
+            counted = max(0, self._held_bytes - CONNECTION_BYTES)
+            more = parser.held_bytes + parser.body_left - counted
+            self.bounds.begin(self, self.last_active_ns)
+            rejection = self.bounds.make_room(more, self, self.last_active_ns)
+            if requests or self._in_body != parser.head_is_whole or not self._part_ns:
+                self._in_body, self._part_ns = parser.head_is_whole, self.last_active_ns
+        else:
+            self._part_ns = 0
         if rejection is not None:
             self._rejection = rejection
-        elif len(self._waiting) > PIPELINED:
+        elif parser.unparsed or len(self._waiting) > PIPELINED:
             self._pause()
-        elif self.parser.expects_continue and not self._continued and self._current is None and not self._waiting:
+            self._schedule()
+        elif parser.expects_continue and not self._continued and self._current is None and not self._waiting:
             self._continued = True
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self._paused and not self._unread:
+            self._resume()
         self._proceed()
+        self._hold_unfinished()
+
+    def _schedule(self) -> None:
+        """Parse on in a later loop iteration: what one connection sends must not hold up the others."""
+        if not self._scheduled and self.parser.unparsed and len(self._waiting) <= PIPELINED:
+            self._scheduled = True
+            self.leftovers.add(self._parse_on)
+
+    def _parse_on(self) -> None:
+        self._scheduled = False
+        # Otherwise `_proceed` schedules it again.
+        if self._transport is not None and self._rejection is None and not self._unread:
+            self._parse(b"")
 
     def eof_received(self) -> bool:
         """Close once all is answered; until then the client can read."""
@@ -131,6 +172,7 @@ class Connection(asyncio.Protocol):
         self.open_connections.discard(self)
         self._transport = None
         self._waiting.clear()
+        self._hold(0)
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
@@ -177,8 +219,13 @@ class Connection(asyncio.Protocol):
         elif self.idle or self._unread:
             if silent_s > idle_timeout_s:
                 self.close_idle()
-        elif self._current is None and not self._waiting and silent_s > request_timeout_s:
-            self.reject(TooSlow(f"No bytes of the request came for {silent_s:.0f} s; send it without pauses."))
+        elif self._current is None and not self._waiting:
+            if silent_s > request_timeout_s:
+                self.reject(TooSlow(f"No bytes of the request came for {silent_s:.0f} s; send it without pauses."))
+            elif self._part_ns and (
+                slow := self.bounds.reject_slow(now_s - self._part_ns / 1e9, in_body=self._in_body)
+            ):
+                self.reject(slow)
 
     def abort(self) -> None:
         """Close at once, see `Peer`."""
@@ -206,14 +253,21 @@ class Connection(asyncio.Protocol):
             else:
                 asyncio.get_running_loop().call_soon(self._proceed)
                 return
+            self._hold_unfinished()
         if self._transport is None or self._current is not None or self._waiting:
             return
         if self._rejection is not None:
             self._linger(self._rejection)
         elif self._ended or (self._unwanted and not self.parser.in_message):
-            self._transport.close()
+            if self.parser.unparsed:
+                self._schedule()
+            else:
+                self._transport.close()
         elif self._paused and not self._unread:
-            self._resume()
+            if self.parser.unparsed:
+                self._schedule()
+            else:
+                self._resume()
 
     def _start(self, request: Request) -> None:
         self._current = request
@@ -280,6 +334,7 @@ class Connection(asyncio.Protocol):
     def _switch(self, transport: asyncio.Transport, response: Switched, request: Request) -> None:
         self._resume()
         self._transport = None
+        self._hold(0)
         self.open_connections.discard(self)
         transport.write(serialize_upgrade(response))
         response.take(transport, self.parser.rest or b"", self.open_connections)
@@ -289,12 +344,24 @@ class Connection(asyncio.Protocol):
         if self.lingering_since_ns is None and self._transport is not None:
             self.lingering_since_ns = self.clock_ns()
             self._write(serialize(self.handlers.reject(rejection, self.parser.head), None, close=True))
+            self.parser.forget()
+            self._hold(CONNECTION_BYTES)
             if self._ended:
                 self._transport.close()
                 return
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             self._resume()
+
+    def _hold_unfinished(self) -> None:
+        if self._transport is not None:
+            self._hold(CONNECTION_BYTES + self.parser.held_bytes + sum(len(request.body) for request in self._waiting))
+
+    def _hold(self, count: int) -> None:
+        if count <= CONNECTION_BYTES:
+            self.bounds.end(self)
+        self.bounds.held_bytes += count - self._held_bytes
+        self._held_bytes = count
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -308,6 +375,9 @@ class Connection(asyncio.Protocol):
     def _resume(self) -> None:
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
+            if self._part_ns:
+                # The client could not send on meanwhile.
+                self._part_ns = self.last_active_ns = self.clock_ns()
             self._transport.resume_reading()
 
 

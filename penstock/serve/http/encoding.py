@@ -10,6 +10,8 @@ from penstock.serve.exchange.response import Response
 
 # Bodies up to this size are not compressed.
 SMALL = 256
+# Up to this size a body is unpacked in the event loop.
+QUICK_BYTES = 1 << 16
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
@@ -41,6 +43,15 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
             f"{len(engine.unused_data):,} bytes follow the {encoding} body's end; send one {encoding} stream alone."
         )
     return plain
+
+
+def is_quick(body: bytes, encoding: str) -> bool:
+    """True if a compressed body is unpacked at once: it is small, or damaged."""
+    engine = zlib.decompressobj(wbits=47)
+    try:
+        return len(body) <= QUICK_BYTES and len(engine.decompress(body, QUICK_BYTES)) < QUICK_BYTES
+    except zlib.error:
+        return True
 
 
 def serialize(response: Response, request: Request | None, *, close: bool) -> bytes:

@@ -5,31 +5,39 @@ import logging
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from penstock.core.errors import ServeError
+from penstock.core.errors import Overloaded, ServeError
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.access import is_probe
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
+from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.connection import LINGER_S, Connection
+from penstock.serve.http.leftover_queue import LeftoverQueue
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.request_age import request_age
 from penstock.serve.settings import LimitSettings, NetworkSettings
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
+SWEEP_S = 0.5
+# Connections swept in one iteration of the event loop.
+SWEPT = 500
 # A drained server waits this long for requests that are already in its sockets.
 GRACE_S = 0.25
 BACKLOG = 1024
 RETRY_S = 0.1
 # Index of the front-end's own socket among those it accepts from.
 OWN = -1
+# Connections beyond the limit that are kept at once, and the time for which each is: they answer health probes alone.
+RESERVED, RESERVED_S = 64, 2.0
 
 
 @final
@@ -44,6 +52,9 @@ class Listener:
         handlers: Answer the requests.
         batch_loop: Runs the batches.
         max_body_bytes: Returns the maximum size of a body after a head.
+
+    Attributes:
+        bounds: Bounds of requests that have not come whole, which all connections share.
 
     Raises:
         ServeError: The TLS files cannot be used.
@@ -61,13 +72,23 @@ class Listener:
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
     _draining: bool = field(default=False, init=False)
+    _leftovers: LeftoverQueue = field(default_factory=LeftoverQueue, init=False)
+    # The newest connections beyond the limit, and when they were accepted.
+    _reserved: deque[tuple[socket.socket, float]] = field(
+        default_factory=deque[tuple[socket.socket, float]], init=False
+    )
 
     def __post_init__(self) -> None:
+        self.bounds = RequestBounds(
+            head_timeout_s=self.limits.head_timeout_s,
+            body_timeout_s=self.limits.body_timeout_s,
+            max_bytes=self.limits.max_unfinished_mib << 20,
+        )
         self._tls: dict[str, Any] = {}
         if (tls := tls_of(self.network)) is not None:
             self._tls = {
                 "ssl": tls,
-                "ssl_handshake_timeout": self.limits.request_timeout_s,
+                "ssl_handshake_timeout": min(self.limits.request_timeout_s, self.limits.head_timeout_s),
                 # A client that does not close TLS must not delay a drain.
                 "ssl_shutdown_timeout": LINGER_S,
             }
@@ -142,10 +163,11 @@ class Listener:
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_S, self._accept_again, listener)
                 return
+            made = self._connection
             if len(self._connections) + len(self._connecting) >= self.limits.max_connections:
-                waiting.close()
-                continue
-            task = loop.create_task(self._connected(waiting))
+                self._reserve(waiting)
+                made = self._reserved_connection
+            task = loop.create_task(self._connected(waiting, partial(made, waiting)))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
@@ -153,10 +175,15 @@ class Listener:
         if listener.fileno() >= 0:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def _connected(self, waiting: socket.socket) -> None:
+    def _reserve(self, client: socket.socket) -> None:
+        # The newest stays: a probe sends its request at once, and who only holds connections does not.
+        if len(self._reserved) == RESERVED:
+            _shut(self._reserved.popleft()[0])
+        self._reserved.append((client, time.monotonic()))
+
+    async def _connected(self, waiting: socket.socket, made: Callable[[], Connection]) -> None:
         loop = asyncio.get_running_loop()
         waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made = partial(self._connection, waiting)
         try:
             await loop.connect_accepted_socket(made, waiting, **self._tls)
         except (OSError, ssl.SSLError) as error:
@@ -173,13 +200,46 @@ class Listener:
             time.monotonic_ns,
             lambda: self._draining,
             request_age(client),
+            self.bounds,
+            self._leftovers,
         )
 
-    def sweep(self) -> None:
+    def _reserved_connection(self, client: socket.socket) -> Connection:
+        """Make a connection beyond the limit: it answers one health probe, and rejects any other request."""
+        parser = RequestParser(self._probed_bytes, max_headers=self.limits.max_headers)
+        handlers = Handlers(handle=self.handlers.handle, reject=self.handlers.reject)
+        return Connection(
+            handlers,
+            self._connections,
+            parser,
+            self.batch_loop,
+            time.monotonic_ns,
+            lambda: True,  # it closes after its answer
+            request_age(client),
+            self.bounds,
+            self._leftovers,
+        )
+
+    def _probed_bytes(self, head: Head) -> int:
+        if is_probe(head.path):
+            return self.max_body_bytes(head)
+        raise Overloaded(f"This server has all of its {self.limits.max_connections:,} connections; come back later.")
+
+    async def sweep(self) -> None:
         """Enforce the timeouts of every connection; called every `SWEEP_S`."""
         limits, now_s = self.limits, time.monotonic()
-        for connection in list(self._connections):
-            connection.sweep(now_s, limits.idle_timeout_s, limits.request_timeout_s)
+        while self._reserved and now_s - self._reserved[0][1] > RESERVED_S:
+            _shut(self._reserved.popleft()[0])
+        connections = list(self._connections)
+        for begin in range(0, len(connections), SWEPT):
+            for connection in connections[begin : begin + SWEPT]:
+                connection.sweep(now_s, limits.idle_timeout_s, limits.request_timeout_s)
+            await asyncio.sleep(0)
+
+
+def _shut(client: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        client.shutdown(socket.SHUT_RDWR)
 
 
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:

@@ -16,6 +16,7 @@ from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.serve.exchange.budget import options_of
+from penstock.serve.exchange.json_bound import check_json
 from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
@@ -57,11 +58,18 @@ class OipCall:
         Raises:
             RequestError: The request is malformed, does not fit the model, or is rejected.
         """
-        served = self._served
+        return self.submit(self.read(request), request, answer)
+
+    def read(self, request: Request) -> Infer:
+        """Read the body, see `handle`."""
         lookup = no_regions
         if self._regions.enabled:
             lookup = self._regions.lookup(Connected.over_http(request.transport, request.head.headers), self._owner)
-        infer = parse_infer(request, *inference.terms_of(served), lookup=lookup)
+        return parse_infer(request, *inference.terms_of(self._served), lookup=lookup)
+
+    def submit(self, infer: Infer, request: Request, answer: Answer) -> Cancel:
+        """Submit what was read, see `handle`."""
+        served = self._served
         timing = Timing() if self._timed else None
 
         def finished(result: Array | RequestError) -> None:
@@ -110,7 +118,7 @@ def parse_infer(
         InvalidInput: It is malformed, or does not fit the specs.
         TooLarge: Too many rows.
     """
-    head, tail = _head_and_tail(request)
+    head, tail = _head_and_tail(request, input, max_rows)
     parameters = _dictionary(head.get("parameters", {}), "parameters")
     inputs = head.get("inputs")
     if not isinstance(inputs, list):
@@ -174,15 +182,18 @@ def infer_response(infer: Infer, outputs: Array, name: str, version: str, output
     return Response(200, b"".join([start, *parts]), "application/octet-stream", length)
 
 
-def _head_and_tail(request: Request) -> tuple[dict[str, Any], memoryview]:
+def _head_and_tail(request: Request, input: ChunkSpec, max_rows: int) -> tuple[dict[str, Any], memoryview]:
     body = request.body
     text = request.head.headers.get(HEAD_LENGTH)
     if text is None:
+        check_json(body, input, max_rows)
         return _dictionary(json_of(body), "the body"), memoryview(b"")
     length = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
     if not 0 <= length <= len(body):
         raise InvalidInput(f"Inference-Header-Content-Length is {shown(text)}, but the body has {len(body):,} bytes.")
-    return _dictionary(json_of(body[:length]), "the head"), memoryview(body)[length:]
+    start = body[:length]
+    check_json(start, input, max_rows)
+    return _dictionary(json_of(start), "the head"), memoryview(body)[length:]
 
 
 def _id(value: Any) -> str | None:

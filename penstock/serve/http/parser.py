@@ -7,10 +7,15 @@ from urllib.parse import unquote
 
 import httptools
 
-from penstock.core.errors import InvalidInput, RequestError, TooLarge
+from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedCoding, UnsupportedVersion
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 
 MAX_HEADERS = 64
+# Bytes parsed at once: of a head, and of a chunked body, whose chunks may be of one byte. A body of known length costs
+# the same in one piece or in many, so all of it that is there is parsed.
+HEAD_STEP, CHUNKED_STEP = 1_024, 4_096
+# One `feed` ends after so many parts of bodies or whole requests.
+MAX_PARTS, MAX_REQUESTS = 256, 16
 
 # With one of these headers, the end of the body is not known from Content-Length alone.
 _DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
@@ -76,6 +81,8 @@ class RequestParser:
 
     Attributes:
         in_message: Whether a request is partly read.
+        head_is_whole: Whether the head of that request is read, so that its body is.
+        unparsed: Bytes that the next `feed` parses: each `feed` is bounded, for fairness to other connections.
         expects_continue: Whether the client waits for a status 100 before it sends the body.
         rest: Bytes after a request to upgrade; None without one.
     """
@@ -84,13 +91,17 @@ class RequestParser:
     cache: HeadCache = field(default_factory=HeadCache)
     max_headers: int = field(default=MAX_HEADERS, kw_only=True)
     in_message: bool = field(default=False, init=False)
+    head_is_whole: bool = field(default=True, init=False)
+    unparsed: bytes = field(default=b"", init=False)
     expects_continue: bool = field(default=False, init=False)
     rest: bytes | None = field(default=None, init=False)
     _now: _Pending = field(default=_NOTHING, init=False)
     _complete: list[Request] = field(default_factory=list[Request], init=False)
     _rejection: RequestError | None = field(default=None, init=False)
-    _head_is_whole: bool = field(default=True, init=False)
     _silent_bytes: int = field(default=0, init=False)
+    # Bytes of the body that must still come; -1 where that is not known.
+    _body_left: int = field(default=0, init=False)
+    _parts: int = field(default=0, init=False)
     # Made for the first unknown head; most connections never need it.
     _parser: Any = field(default=None, init=False)
 
@@ -100,8 +111,22 @@ class RequestParser:
             return None
         return self.cache.head(data)
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the request that is partly read, and of what is not parsed yet, in bytes."""
+        now = self._now
+        if not self.in_message:
+            return 0
+        # Names and values of headers are objects; a body that grows has room to grow further.
+        return len(self.unparsed) + 2 * now.head_bytes + len(now.body) * 9 // 8
+
+    @property
+    def body_left(self) -> int:
+        """Bytes of the body that must still come, as far as its head says."""
+        return max(0, self._body_left)
+
     def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
-        """Parse bytes.
+        """Parse bytes, or a part of them; the rest is kept in `unparsed`.
 
         Returns:
             The requests that are complete now, in order, and the rejection that ends the connection, or None.
@@ -112,25 +137,41 @@ class RequestParser:
         # At the start of a request.
         fresh = not self.in_message and self._rejection is None
         if self._rejection is None:
-            self.in_message = True
-            self._silent_bytes += len(data)
+            if fresh:
+                self.in_message, self.head_is_whole = True, False
+            if self.unparsed:
+                data, self.unparsed = self.unparsed + data, b""
             if self._parser is None:
                 self._parser = httptools.HttpRequestParser(self)
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                if self._rejection is None:
-                    self.rest = b""
-                    self._keep(data[upgrade.args[0] :])
-            except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
-                self._reject(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
-            # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
-            if self._silent_bytes > MAX_HEAD_BYTES:
-                self._reject(_head_too_large())
+            self._parse(data)
         complete, self._complete = self._complete, []
         if fresh and len(complete) == 1 and not self.in_message and self._rejection is None:
             self.cache.learn(data, complete[0])
         return complete, self._rejection
+
+    def _parse(self, data: bytes) -> None:
+        at, end, self._parts = 0, len(data), 0
+        while at < end and self._rejection is None:
+            if self._parts >= MAX_PARTS or len(self._complete) >= MAX_REQUESTS:
+                self.unparsed, self.in_message = data[at:], True
+                return
+            step = self._body_left or HEAD_STEP
+            piece = data[at : at + (CHUNKED_STEP if step < 0 else step)]
+            self._silent_bytes += len(piece)
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._rejection is None:
+                    self.rest = b""
+                    self._keep(data[at + upgrade.args[0] :])
+                return
+            except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
+                self._reject(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
+                return
+            # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
+            if self._silent_bytes > MAX_HEAD_BYTES:
+                self._reject(_head_too_large())
+            at += len(piece)
 
     @property
     def head(self) -> Head:
@@ -138,11 +179,16 @@ class RequestParser:
         head = self._now.head
         return replace(head, path=head.path.partition("?")[0])
 
+    def forget(self) -> None:
+        """Drop what was read of a request that is rejected."""
+        self._now, self.unparsed = _NOTHING, b""
+
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._now = _Pending()
         self._silent_bytes = 0
-        self._head_is_whole = False
+        self._body_left = 0
+        self.head_is_whole = False
         self.in_message = True
 
     def on_url(self, url: bytes) -> None:
@@ -160,40 +206,54 @@ class RequestParser:
         if now.count > self.max_headers:
             self._reject(TooLarge(f"The request has more than {self.max_headers} headers; send fewer."))
             return
-        if self._head_is_whole:
+        if self.head_is_whole:
             return  # a trailer: it comes after what it could change (RFC 9110, section 6.5.1)
-        now.head.headers[name.decode("ascii").lower()] = value.decode("latin-1").strip()
+        key, text = name.decode("ascii").lower(), value.decode("latin-1").strip()
+        headers = now.head.headers
+        if key in headers:
+            if key == "host":
+                self._reject(InvalidInput("The request has two Host headers; send one (RFC 9112, section 3.2)."))
+            elif key == "transfer-encoding":
+                text = f"{headers[key]}, {text}"
+        headers[key] = text
 
     def on_headers_complete(self) -> None:
         """Check the complete head."""
         now, head = self._now, self._now.head
-        self._head_is_whole = True
+        self.head_is_whole = True
         self._silent_bytes = 0
         head.method = self._parser.get_method().decode("ascii")
-        head.path = unquote(head.path.partition("?")[0])
+        head.path = unquote(_origin_form(head.path).partition("?")[0])
         if self._rejection is not None:
             return
         upgrade = self._parser.should_upgrade()
-        if upgrade and not _is_websocket(head):
-            self._reject(InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header."))
         # After an upgrade no other request can follow.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade
         try:
+            _check_framing(head, self._parser.get_http_version())
+            if upgrade and not _is_websocket(head):
+                raise InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header.")
             now.max_body_bytes = self.max_body_bytes(head)
         except RequestError as error:
             self._reject(error)
             return
         length = head.headers.get("content-length", "")
         if length.isdigit():
-            self._check_body(int(length))
+            self._body_left = int(length)
+            self._check_body(self._body_left)
+        elif "transfer-encoding" in head.headers:
+            self._body_left = -1
         self.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
 
     def on_body(self, part: bytes) -> None:
         """Append to the body."""
         now = self._now
         self._silent_bytes = 0
+        self._parts += 1
         if self._rejection is not None:
             return
+        if self._body_left > 0:
+            self._body_left -= len(part)
         self._check_body(len(now.body) + len(part))
         if self._rejection is not None:
             now.body = b""
@@ -208,7 +268,7 @@ class RequestParser:
     def on_message_complete(self) -> None:
         """Finish a request."""
         self.expects_continue = self.in_message = False
-        self._silent_bytes = 0
+        self._silent_bytes = self._body_left = 0
         if self._rejection is not None:
             return
         self._complete.append(Request(self._now.head, bytes(self._now.body)))
@@ -235,6 +295,34 @@ class RequestParser:
     def _reject(self, error: RequestError) -> None:
         if self._rejection is None:
             self._rejection = error
+
+
+def _check_framing(head: Head, version: str) -> None:
+    """Check what the parser leaves to its caller (RFC 9112, sections 2.3, 3.2 and 6.1)."""
+    if version not in ("1.1", "1.0"):
+        raise UnsupportedVersion(f"The request is of HTTP/{version}; this server speaks HTTP/1.1.")
+    headers = head.headers
+    if version == "1.1" and "host" not in headers:
+        raise InvalidInput("The request has no Host header; HTTP/1.1 needs one (RFC 9112, section 3.2).")
+    coding = headers.get("transfer-encoding")
+    if coding is None:
+        return
+    if version == "1.0":
+        raise InvalidInput("HTTP/1.0 has no Transfer-Encoding; send a Content-Length.")
+    if coding.lower() != "chunked":
+        raise UnsupportedCoding(f"Transfer-Encoding {coding[:80]!r} is not read here; use chunked alone.")
+
+
+def _origin_form(target: str) -> str:
+    """Path and query of a target, which may be a whole URL (RFC 9112, section 3.2.2)."""
+    if target.startswith("/"):
+        return target
+    scheme, separator, rest = target.partition("://")
+    if not separator or scheme.lower() not in ("http", "https"):
+        return target
+    authority_end = min((place for place in map(rest.find, "/?") if place >= 0), default=len(rest))
+    path = rest[authority_end:]
+    return path if path.startswith("/") else f"/{path}"
 
 
 def _is_websocket(head: Head) -> bool:

@@ -11,8 +11,8 @@ from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
 from penstock.serve.frontend.table_writer import Done, SlotHandle
 from penstock.serve.http import generated_answer
-from penstock.serve.http.plain_batch import batch_of, submit_batch
-from penstock.serve.http.plain_body import RAW, PlainTerms, chunk_of, is_decoded, reply_json, with_flag
+from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
+from penstock.serve.http.plain_body import RAW, PlainTerms, is_decoded, reply_json, with_flag
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.slots import ANSWERED, BROKEN, OK
 
@@ -54,13 +54,18 @@ class PlainCall:
         if pool is not None and is_file and not pool.is_quick(body):
             return self._prepare(pool, body, content_type, request.arrival_ns, answer)
         if chunk is None:
-            try:
-                chunk = body if len(body) == self._raw_bytes else chunk_of(served, content_type, body)
-            except RequestError as error:
-                batch = batch_of(served, content_type, body)
-                if batch is None:
-                    raise with_flag(served.application, content_type, body, error) from None
-                return submit_batch(served, batch, self._terms, request, answer)
+            chunk = body if len(body) == self._raw_bytes else row_or_batch(served, content_type, body)
+        return self.submit(chunk, request, answer)
+
+    def read(self, request: Request) -> Array | bytes | PlainBatch:
+        """Read a body that is JSON, see `handle`."""
+        return row_or_batch(self.served, self._terms.content_type, request.body)
+
+    def submit(self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer) -> Cancel:
+        """Submit what was read, see `handle`."""
+        served = self.served
+        if isinstance(chunk, PlainBatch):
+            return submit_batch(served, chunk, self._terms, request, answer)
         if self._timed:
             handle = self._submit_timed(chunk, request.arrival_ns, answer)
         else:

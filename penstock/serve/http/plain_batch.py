@@ -13,7 +13,7 @@ from typing import Any, cast, final
 import numpy as np
 import orjson
 
-from penstock.core.errors import ComputeFailed, InvalidInput, RequestError
+from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.budget import options_of
@@ -21,7 +21,16 @@ from penstock.serve.exchange.form import JSON, TEXT
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
-from penstock.serve.http.plain_body import RAW, UNSPECIFIED, PlainTerms, decoded, is_decoded, json_of
+from penstock.serve.http.plain_body import (
+    RAW,
+    UNSPECIFIED,
+    PlainTerms,
+    chunk_of,
+    decoded,
+    is_decoded,
+    numbers_of,
+    with_flag,
+)
 from penstock.serve.oip import inference
 from penstock.serve.registry.generated import REPLY_FAILED, whole_reply
 from penstock.serve.registry.served_chain import Served, ServedChain
@@ -77,12 +86,19 @@ class PredictCall:
         Raises:
             RequestError: The request is malformed, an instance is no input of the model, or they are rejected.
         """
-        numbers = json_of(request.body)
+        return self.submit(self.read(request), request, answer)
+
+    def read(self, request: Request) -> PlainBatch:
+        """Read the body, see `handle`."""
+        numbers = numbers_of(self._served, request.body)
         if not isinstance(numbers, dict) or INSTANCES not in numbers:
             raise InvalidInput(f'The body has no {INSTANCES!r}; send {{"{INSTANCES}": [...]}}, a list of inputs.')
         _check_alone(cast(dict[str, Any], numbers), INSTANCES)
         rows = cast(Any, numbers[INSTANCES])
-        batch = PlainBatch(chunks=_chunks_of(self._served, rows, INSTANCES, request.body), field=INSTANCES)
+        return PlainBatch(chunks=_chunks_of(self._served, rows, INSTANCES, request.body), field=INSTANCES)
+
+    def submit(self, batch: PlainBatch, request: Request, answer: Answer) -> Cancel:
+        """Submit what was read, see `handle`."""
         terms = (self._budget_ns, self._low_priority)
         return _submit(self._served, batch, request, answer, *terms, timed=self._timed, raw_reply=False)
 
@@ -109,11 +125,28 @@ def batch_of(served: Served, content_type: str, body: bytes) -> PlainBatch | Non
         return None
     if body.lstrip()[:1] not in (b"[", b"{") or is_decoded(application, content_type, body):
         return None
-    found = _rows_in(application.input, json_of(body))
+    found = _rows_in(application.input, numbers_of(served, body))
     if found is None:
         return None
     field, rows = found
     return PlainBatch(chunks=_chunks_of(served, rows, field, body), field=field)
+
+
+def row_or_batch(served: Served, content_type: str, body: bytes) -> Array | bytes | PlainBatch:
+    """Make the chunk of a body, or the batch of one that is no row.
+
+    Raises:
+        RequestError: It is neither.
+    """
+    try:
+        return chunk_of(served, content_type, body)
+    except TooLarge:
+        raise
+    except RequestError as error:
+        batch = batch_of(served, content_type, body)
+        if batch is None:
+            raise with_flag(served.application, content_type, body, error) from None
+        return batch
 
 
 def _rows_in(input: ChunkSpec, numbers: Any) -> tuple[str, Any] | None:

@@ -13,6 +13,7 @@ from penstock.core.spec import Array
 from penstock.serve.exchange.accept import accepts
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.form import JSON, MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
+from penstock.serve.exchange.json_bound import QUICK_BYTES, check_json
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.timing import is_timed
 from penstock.serve.http.generated_answer import EVENTS
@@ -105,11 +106,11 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     if content_type == RAW:
         return application.input.from_bytes(body)
     if isinstance(application.input, RecordSpec) and (content_type == JSON or content_type in UNSPECIFIED):
-        return _record_of(application.input, body, takes_text=TEXT in application.accepts)
+        return _record_of(served, application.input, body, takes_text=TEXT in application.accepts)
     if _is_list(body) and (content_type == JSON or content_type in UNSPECIFIED):
-        return application.input.from_numbers(json_of(body))
+        return application.input.from_numbers(numbers_of(served, body))
     if content_type == JSON and "application/json" not in application.accepts:
-        found = json_of(body)
+        found = numbers_of(served, body)
         if not application.input.shape:
             return application.input.from_numbers(found)
         raise InvalidInput(
@@ -134,8 +135,8 @@ def with_flag(application: Application, content_type: str, body: bytes, error: R
     )
 
 
-def _record_of(input: RecordSpec, body: bytes, *, takes_text: bool) -> Array:
-    numbers = json_of(body)
+def _record_of(served: Served, input: RecordSpec, body: bytes, *, takes_text: bool) -> Array:
+    numbers = numbers_of(served, body)
     try:
         record = input.from_numbers(numbers)
     except InvalidInput as error:
@@ -164,6 +165,18 @@ def is_decoded(application: Application, content_type: str, body: bytes) -> bool
 
 def _is_list(body: bytes) -> bool:
     return body.lstrip()[:1] == b"["
+
+
+def numbers_of(served: Served, body: bytes) -> object:
+    """Parse a JSON body of one row or several.
+
+    Raises:
+        InvalidInput: See `json_of`.
+        TooLarge: It has more lists or values than a request may have.
+    """
+    if len(body) > QUICK_BYTES:
+        check_json(body, served.application.input, served.max_rows)
+    return json_of(body)
 
 
 def json_of(body: bytes) -> object:

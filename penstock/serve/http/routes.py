@@ -10,7 +10,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import Overloaded, RequestError, UnknownRoute, WrongMethod
+from penstock.core.errors import Forbidden, Overloaded, RequestError, Unauthorized, UnknownRoute, WrongMethod
 from penstock.core.version import __version__
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
@@ -18,8 +18,9 @@ from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
-from penstock.serve.http.encoding import decompress, serialize
+from penstock.serve.http.encoding import serialize
 from penstock.serve.http.example_calls import ExampleCalls
+from penstock.serve.http.large_bodies import LARGE_BYTES, LargeBodies, is_json, json_limit
 from penstock.serve.observe import metrics
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.oip.shared_memory import Regions, extensions
@@ -62,8 +63,8 @@ class _Route:
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
-        unready: Why the model cannot be reached now. Such a route is made anew for each request: it may load the model,
-            and its words change.
+        refused: Why every request with this head is rejected. If it is `Overloaded`, the model cannot be reached now:
+            the route is made anew for each request, which may load the model, and its words change.
     """
 
     handle: Handler
@@ -72,7 +73,12 @@ class _Route:
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
     epoch: int = -1
-    unready: Overloaded | None = None
+    refused: RequestError | None = None
+
+    @property
+    def unready(self) -> bool:
+        """True if the model cannot be reached now."""
+        return isinstance(self.refused, Overloaded)
 
 
 @final
@@ -99,6 +105,7 @@ class Routes:
     regions: Regions
     offers_examples: bool = True
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    _large: LargeBodies = field(default_factory=LargeBodies, init=False)
 
     def __post_init__(self) -> None:
         self._examples = ExampleCalls(self.models, offered=self.offers_examples)
@@ -140,6 +147,8 @@ class Routes:
 
         Raises:
             ComputeFailed: The server failed on this head.
+            Unauthorized, Forbidden: A body follows that would be read for nothing.
+            RequestError: Likewise, and the body is long or of unknown length.
             Overloaded: The model is not loaded, so that its limit is not known, and the body is long.
         """
         try:
@@ -148,9 +157,9 @@ class Routes:
         except Exception:
             log.exception("%s %r failed", head.method, head.path)
             raise internal_error() from None
-        length = head.headers.get("content-length", "")
-        if route.unready is not None and length.isdigit() and int(length) > limit:
-            raise route.unready.with_traceback(None)
+        refused = route.refused
+        if refused is not None and _is_read_for_nothing(head, refused, limit):
+            raise refused.with_traceback(None)
         return limit
 
     def reject(self, error: RequestError, head: Head) -> Response:
@@ -169,13 +178,13 @@ class Routes:
             owner = self.access.check(head)
             route = self._find(head, owner)
         except RequestError as error:
-            route = _Route(handle=_rejecting(error), unready=error if isinstance(error, Overloaded) else None)
+            route = _Route(handle=_rejecting(error), refused=error)
         if "content-encoding" in head.headers:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self.access.cors(head)
         if cors:
             route = replace(route, headers=cors, rejects_early=False)
-        return replace(route, epoch=epoch if route.unready is None else -1)
+        return replace(route, epoch=-1 if route.unready else epoch)
 
     def _limit_of(self, route: _Route) -> int:
         if route.max_body_bytes is not None:
@@ -184,8 +193,7 @@ class Routes:
 
     def _decompress(self, route: _Route, request: Request, answer: Answer) -> Cancel | None:
         # The same limit as for the compressed body.
-        request.body = decompress(request.body, request.head.headers["content-encoding"], self._limit_of(route))
-        return route.handle(request, answer)
+        return self._large.unpack(route.handle, self._limit_of(route), route.served, request, answer)
 
     def _find(self, head: Head, owner: str) -> _Route:
         path = head.path
@@ -200,7 +208,7 @@ class Routes:
         if path.startswith(plain.PATH):
             served = self.models.named(path.removeprefix(plain.PATH))
             _need(head, "POST")
-            return _inference(served, served.application.max_body_bytes, _call_of(served, head))
+            return self._inference(served, head, served.application.max_body_bytes, _call_of(served, head))
         if path == "/v2" or path.startswith("/v2/"):
             return self._version_two(head, owner)
         if path == MODELS or path.startswith(f"{MODELS}/"):
@@ -233,7 +241,8 @@ class Routes:
         if verb != "predict":
             raise UnknownRoute(f"A model has :predict; {head.path!r} is not served.")
         _need(head, "POST")
-        return _inference(served, served.application.max_body_bytes, partial(plain_batch.PredictCall, served, head))
+        limit = served.application.max_body_bytes
+        return self._inference(served, head, limit, partial(plain_batch.PredictCall, served, head))
 
     def _version_two(self, head: Head, owner: str) -> _Route:
         match head.path.rstrip("/").split("/")[2:]:
@@ -267,7 +276,7 @@ class Routes:
             _need(head, "POST")
             # A body of the protocol has a head of its own.
             limit = served.application.max_body_bytes + MAX_HEAD_BYTES
-            return _inference(served, limit, partial(oip_http.OipCall, served, head, owner, self.regions))
+            return self._inference(served, head, limit, partial(oip_http.OipCall, served, head, owner, self.regions))
         _need(head, "GET, HEAD")
         match rest:
             case []:
@@ -300,7 +309,7 @@ class Routes:
             oip_http.reject_overrides(request.body)
             self._changes.start(apply(answer))
 
-        return _Route(handle=handle)
+        return _Route(handle=handle, max_body_bytes=MAX_HEAD_BYTES)
 
     def _shared_memory(self, head: Head, rest: list[str], owner: str) -> _Route:
         """Triton's extension of system shared memory."""
@@ -325,6 +334,18 @@ class Routes:
             answer(Response(200, body))
 
         return _Route(handle=handle, max_body_bytes=MAX_HEAD_BYTES)
+
+    def _inference(self, served: Served, head: Head, max_body_bytes: int, call_of: Callable[[], _Call]) -> _Route:
+        max_body_bytes = min(max_body_bytes, json_limit(served, head))
+        try:
+            call = call_of()
+        except RequestError as error:
+            return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
+        rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
+        handle = call.handle
+        if not isinstance(call, recording.RecordingCall) and max_body_bytes > LARGE_BYTES and is_json(head):
+            handle = partial(self._large.call, served, call)
+        return _Route(handle=handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
 
     def _readiness(self) -> dict[str, Any]:
         self.models.reject_unready()
@@ -368,22 +389,21 @@ def _call_of(served: Served, head: Head) -> Callable[[], _Call]:
     return partial(plain.PlainCall if served.streams is None else recording.RecordingCall, served, head)
 
 
-def _inference(
-    served: Served,
-    max_body_bytes: int,
-    call_of: Callable[[], _Call],
-) -> _Route:
-    try:
-        call = call_of()
-    except RequestError as error:
-        return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
-    rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
-    return _Route(handle=call.handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
-
-
 @lru_cache(64)
 def _rejection_bytes(error: RequestError) -> bytes:
     return serialize(rejected(error), None, close=False)
+
+
+def _is_read_for_nothing(head: Head, refused: RequestError, limit: int) -> bool:
+    """True if the body of a request that is rejected should not be awaited: the connection ends instead."""
+    length = head.headers.get("content-length", "")
+    size = int(length) if length.isdigit() else 0
+    if isinstance(refused, Overloaded):
+        return size > limit
+    unknown = "transfer-encoding" in head.headers or "expect" in head.headers
+    if isinstance(refused, Unauthorized | Forbidden):
+        return unknown or size > 0
+    return unknown or size > MAX_HEAD_BYTES
 
 
 def _rejecting(error: RequestError) -> Handler:

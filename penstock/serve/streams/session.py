@@ -18,7 +18,7 @@ import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
-from penstock.core.errors import ComputeFailed, InvalidInput, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, TooLarge, UnsupportedContent
 from penstock.core.live import is_sound
 from penstock.core.segments import SegmentFinder
 from penstock.core.sound import (
@@ -38,6 +38,8 @@ from penstock.serve.streams.events import EventEncoder
 MAX_MESSAGE_S = 1.0
 MAX_BUDGET_MS = 600_000
 MAX_START_BYTES = 4_096
+# Of a text message after the start, whatever binary messages may have.
+MAX_TEXT_BYTES = 16_384
 NUMBER_BYTES = 4
 _FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms"}
 
@@ -353,6 +355,8 @@ _LAST_TEXT = b'{"type":"result","seq":%d,"event":%b,"last":true}'
 
 
 def _json(message: bytes) -> Any:
+    if len(message) > MAX_TEXT_BYTES:
+        raise TooLarge(f"A text message has {len(message):,} bytes; at most {MAX_TEXT_BYTES:,} are taken.")
     try:
         return orjson.loads(message)
     except orjson.JSONDecodeError:

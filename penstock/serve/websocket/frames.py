@@ -28,6 +28,8 @@ MAX_REASON_BYTES = MAX_CONTROL_BYTES - 2
 _SMALL, _MEDIUM, _LARGE = Struct("!BB"), Struct("!BBH"), Struct("!BBQ")
 
 Message = tuple[int, bytes]
+# In place of a message: a part of one.
+FRAGMENT: Message = (CONTINUATION, b"")
 
 
 @final
@@ -54,6 +56,8 @@ class FrameReader:
         size, body = data[1] - _MASKED, 6
         if size == 126:
             size, body = data[2] << 8 | data[3], 8
+            if size < 126:
+                return None
         # Frames with a 64-bit length are left to `next`, and so are those that it rejects.
         if body + size != there or size > self.max_bytes or data[1] == 0xFF:
             return None
@@ -68,41 +72,50 @@ class FrameReader:
             self._data, self._at = bytearray(memoryview(self._data)[self._at :]), 0
         self._data += data
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of messages that are partly read, or not taken yet."""
+        return len(self._data) - self._at + len(self._parts)
+
     def next(self) -> Message | None:
         """Take the next whole message or control frame, its opcode and payload; None until more bytes come.
+
+        A fragment that does not end its message gives `FRAGMENT`: each call takes one frame, so that a caller can bound
+        the frames that it takes in one iteration of the event loop.
 
         Raises:
             InvalidInput: The bytes are no WebSocket frame of a client.
             TooLarge: A message is longer than `max_bytes`.
         """
-        while True:
-            data, at = self._data, self._at
-            there = len(data)
-            if there < at + 2:
-                return None
-            first, second = data[at], data[at + 1]
-            size, body = second & 0x7F, at + 6
-            if size == 126:
-                size, body = int.from_bytes(data[at + 2 : at + 4], "big"), at + 8
-            elif size == 127:
-                size, body = int.from_bytes(data[at + 2 : at + 10], "big"), at + 14
-            if first != _WHOLE_BINARY or second < _MASKED or self._kind:
-                self._check(first, second)
-            if there < body:
-                return None
-            end = body + size
-            if size + len(self._parts) > self.max_bytes and first & 0xF < CLOSE:
-                raise TooLarge(
-                    f"A message has {size + len(self._parts):,} bytes; at most {self.max_bytes:,} are taken."
-                )
-            if there < end:
-                return None
-            self._at = end
-            payload = apply_mask(data[body:end], data[body - 4 : body])
-            if first == _WHOLE_BINARY:
-                return BINARY, payload
-            if (message := self._assembled(first, payload)) is not None:
-                return message
+        data, at = self._data, self._at
+        there = len(data)
+        if there < at + 2:
+            return None
+        first, second = data[at], data[at + 1]
+        size, body = second & 0x7F, at + 6
+        # A length that is cut off here is checked once it is whole.
+        if size == 126:
+            size, body = int.from_bytes(data[at + 2 : at + 4], "big"), at + 8
+            if there >= body and size < 126:
+                raise _too_wide(size)
+        elif size == 127:
+            size, body = int.from_bytes(data[at + 2 : at + 10], "big"), at + 14
+            if there >= body and size < 1 << 16:
+                raise _too_wide(size)
+        if first != _WHOLE_BINARY or second < _MASKED or self._kind:
+            self._check(first, second)
+        if there < body:
+            return None
+        end = body + size
+        if size + len(self._parts) > self.max_bytes and first & 0xF < CLOSE:
+            raise TooLarge(f"A message has {size + len(self._parts):,} bytes; at most {self.max_bytes:,} are taken.")
+        if there < end:
+            return None
+        self._at = end
+        payload = apply_mask(data[body:end], data[body - 4 : body])
+        if first == _WHOLE_BINARY:
+            return BINARY, payload
+        return self._assembled(first, payload)
 
     def _check(self, first: int, second: int) -> None:
         opcode = first & 0xF
@@ -116,7 +129,7 @@ class FrameReader:
         elif (opcode == CONTINUATION) != bool(self._kind):
             raise InvalidInput("A fragment continues no message, or a message begins within another one.")
 
-    def _assembled(self, first: int, payload: bytes) -> Message | None:
+    def _assembled(self, first: int, payload: bytes) -> Message:
         opcode = first & 0xF
         if opcode >= CLOSE:
             return opcode, payload
@@ -126,10 +139,14 @@ class FrameReader:
             self._kind = opcode
         self._parts += payload
         if not first & FIN:
-            return None
+            return FRAGMENT
         message = self._kind, bytes(self._parts)
         self._kind, self._parts = 0, bytearray()
         return message
+
+
+def _too_wide(size: int) -> InvalidInput:
+    return InvalidInput(f"A length of {size:,} is not written in the fewest bytes (RFC 6455, section 5.2).")
 
 
 def frame(opcode: int, payload: bytes) -> bytes:

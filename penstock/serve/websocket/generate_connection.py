@@ -9,7 +9,8 @@ from websockets.frames import CloseCode
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError
 from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
-from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
+from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
+from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.registry.generated import REPLY_FAILED, GeneratedMessages
 from penstock.serve.registry.served_model import ServedModel
@@ -31,24 +32,33 @@ class GenerateConnection(asyncio.Protocol):
         chunk_of: Makes a chunk of the request's message.
         batch_loop: Knows when what is read now can have arrived.
         clock_s: A monotonic clock in seconds.
+        bounds: Bounds of requests that have not come whole.
     """
 
     def __init__(
-        self, served: ServedModel, chunk_of: ChunkOf, batch_loop: BatchLoop, clock_s: Callable[[], float]
+        self,
+        served: ServedModel,
+        chunk_of: ChunkOf,
+        batch_loop: BatchLoop,
+        clock_s: Callable[[], float],
+        bounds: RequestBounds,
     ) -> None:
         self._served, self._chunk_of, self._batch_loop = served, chunk_of, batch_loop
-        self._clock_s, self._active_s = clock_s, clock_s()
+        self._clock_s, self._active_s, self._bounds = clock_s, clock_s(), bounds
+        self._begun_s, self._held_bytes = self._active_s, 0
         self._reader = frames.FrameReader(served.application.max_body_bytes)
         self._transport: asyncio.Transport | None = None
         self._peers: set[Peer] = set()
         self._handle: SlotHandle | None = None
         self._messages = GeneratedMessages(served)
         self._closing = False
+        self._yielded = False  # frames wait until other connections were served
 
     def take_over(self, transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
         """Go on with a connection that was upgraded from HTTP, see `StreamConnection.take_over`."""
         self._transport, self._peers = transport, peers
         peers.add(self)
+        self._hold(CONNECTION_BYTES)
         transport.set_protocol(self)
         if transport.is_closing():
             self.connection_lost(None)
@@ -57,18 +67,64 @@ class GenerateConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
-        self._active_s = self._clock_s()
+        if not self._closing:
+            self._active_s = self._clock_s()
         self._reader.feed(data)
+        if not self._yielded:
+            self._pull()
+
+    def _pull(self) -> None:
+        was_paused, self._yielded = self._yielded, False
         try:
-            while self._transport is not None and (message := self._reader.next()) is not None:
-                self._take(*message)
+            for _ in range(PIPELINED):
+                if self._transport is None or (message := self._reader.next()) is None:
+                    break
+                if message is not frames.FRAGMENT:
+                    self._take(*message)
+            else:
+                self._yielded = True
+                asyncio.get_running_loop().call_soon(self._pull)
+            self._bound()
         except RequestError as error:
-            self._fail(error)
+            self.reject(error)
+        transport = self._transport
+        if transport is None or transport.is_closing() or was_paused == self._yielded:
+            return
+        if self._yielded:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def reject(self, error: RequestError) -> None:
+        """End the connection with a rejection, see `Unfinished`."""
+        if self._closing:
+            self.abort()
+        self._fail(error)
+
+    def _bound(self) -> None:
+        """Count the bytes that wait here, and reject a request for which there is no room."""
+        if self._transport is None:
+            return
+        held = CONNECTION_BYTES + self._reader.held_bytes
+        if held > CONNECTION_BYTES:
+            now_ns = int(self._active_s * 1e9)
+            self._bounds.begin(self, now_ns)
+            rejection = self._bounds.make_room(held - self._held_bytes, self, now_ns)
+            if rejection is not None:
+                raise rejection
+        self._hold(held)
+
+    def _hold(self, count: int) -> None:
+        if count <= CONNECTION_BYTES:
+            self._bounds.end(self)
+        self._bounds.held_bytes += count - self._held_bytes
+        self._held_bytes = count
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the answer."""
         self._peers.discard(self)
         self._transport = None
+        self._hold(0)
         if self._handle is not None:
             self._handle.writer.cancel(self._handle)
             self._handle = None
@@ -81,6 +137,8 @@ class GenerateConnection(asyncio.Protocol):
                 self.abort()
         elif self._handle is None and silent_s > request_timeout_s:
             self._end(IDLE, f"No request came for {silent_s:.0f} s.")
+        elif self._handle is None and (slow := self._bounds.reject_slow(now_s - self._begun_s, in_body=True)):
+            self._fail(slow)
 
     def close_after_next(self) -> None:
         """Do nothing: there is one answer."""

@@ -257,7 +257,7 @@ class StreamConnection(asyncio.Protocol):
         opcode, payload = message
         if opcode >= frames.CLOSE:
             self._control(opcode, payload)
-        elif not self._closing:
+        elif message is not frames.FRAGMENT and not self._closing:
             try:
                 if opcode == BINARY:
                     self._execute(self._receive_binary(payload))

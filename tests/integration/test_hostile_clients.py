@@ -1,0 +1,224 @@
+"""Clients that take more than their share of connections, time or memory, and the others beside them."""
+
+import gzip
+import http.client
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.process_usage import read_usage
+from tests.support.serving import RunningServer, write_doubler
+
+ASK = "/v1/apps/doubler"
+JSON = {"Content-Type": "application/json"}
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+ONE = POST + b"Content-Length: 12\r\n\r\n[1, 2, 3, 4]"
+KEY = "0123456789abcdef"
+CONNECTIONS, HEAD_S, BODY_S, MIB = 40, 2.0, 4.0, 16
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_doubler(tmp_path_factory.mktemp("doubler"))
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[RunningServer]:
+    with RunningServer(bundle) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def narrow(bundle: Path) -> Iterator[RunningServer]:
+    """Few connections, short deadlines, little memory."""
+    options = [
+        *("--max-connections", str(CONNECTIONS), "--max-unfinished-mib", str(MIB)),
+        *("--head-timeout-s", str(HEAD_S), "--body-timeout-s", str(BODY_S)),
+    ]
+    with RunningServer(bundle, *options) as server:
+        yield server
+
+
+def connected(server: RunningServer) -> socket.socket:
+    return socket.create_connection((server.host, server.port), timeout=20)
+
+
+def read_to_end(client: socket.socket) -> bytes:
+    received = b""
+    with suppress(ConnectionError):
+        while part := client.recv(65_536):
+            received += part
+    return received
+
+
+def median_latency_s(server: RunningServer, seconds: float) -> float:
+    """Median latency of one client that sends one request after the other on one connection."""
+    latencies_s: list[float] = []
+    client = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        start_s = time.monotonic()
+        client.request("POST", ASK, b"[1, 2, 3, 4]", JSON)
+        assert client.getresponse().read() == b'{"doubled":[2.0,4.0,6.0,8.0]}'
+        latencies_s.append(time.monotonic() - start_s)
+    client.close()
+    return statistics.median(latencies_s)
+
+
+@contextmanager
+def attackers(server: RunningServer, count: int, attack: Callable[[socket.socket], None]) -> Generator[None]:
+    """Connections of as many threads, each of which attacks again and again."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            with suppress(OSError), connected(server) as client:
+                client.settimeout(5)
+                attack(client)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_chunks_of_one_byte_do_not_delay_others(server: RunningServer) -> None:
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunks = b"1\r\n \r\n" * 170_000 + b"0\r\n\r\n"
+
+    def attack(client: socket.socket) -> None:
+        client.sendall(head + chunks)
+        client.recv(1 << 20)
+
+    quiet_s = median_latency_s(server, 1)
+    with attackers(server, 24, attack):
+        attacked_s = median_latency_s(server, 4)
+    assert attacked_s < 0.25 + 10 * quiet_s
+
+
+def test_connections_that_dribble_are_closed_in_time_and_probes_are_answered_meanwhile(narrow: RunningServer) -> None:
+    with ExitStack() as held:
+        slow = [held.enter_context(connected(narrow)) for _ in range(CONNECTIONS)]
+        start_s = time.monotonic()
+        for client in slow:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n")
+        # All connections are taken; more of them than are reserved come and stay.
+        waits = [held.enter_context(connected(narrow)) for _ in range(100)]
+        for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 200), ("/v2/models/doubler/ready", 200)):
+            found, headers, _ = narrow.ask("GET", path)
+            assert (found, headers["connection"]) == (status, "close")
+        found, headers, content = narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
+        assert (found, headers["retry-after"]) == (503, "1")
+        assert f"all of its {CONNECTIONS} connections" in content["error"]
+        assert time.monotonic() - start_s < HEAD_S, "the machine is too slow for this test"
+        dribbling = True
+        while dribbling and time.monotonic() - start_s < 30:
+            time.sleep(0.2)
+            for client in slow:
+                # Who is rejected may send on for a while.
+                with suppress(ConnectionError):
+                    client.sendall(b"X: 1\r\n")
+            with suppress(ConnectionError, http.client.HTTPException):
+                dribbling = narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[0] != 200
+        assert not dribbling
+        assert time.monotonic() - start_s < HEAD_S + 4
+        assert all(b"HTTP/1.1 408 " in read_to_end(client) for client in slow[:3])
+        waits[0].settimeout(10)
+        assert waits[0].recv(100) == b""
+
+
+@pytest.mark.parametrize(
+    ("begun", "more", "limit_s"),
+    [
+        (b"GET / HTTP/1.1\r\n", b"X: 1\r\n", HEAD_S),
+        (POST + b"Content-Length: 1000\r\n\r\n", b" ", BODY_S),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", BODY_S),
+    ],
+)
+def test_a_deadline_holds_for_all_of_a_head_and_all_of_a_body(
+    narrow: RunningServer, begun: bytes, more: bytes, limit_s: float
+) -> None:
+    with connected(narrow) as client:
+        client.sendall(begun)
+        start_s, answer = time.monotonic(), b""
+        client.settimeout(0.1)
+        while not answer and time.monotonic() - start_s < 20:
+            client.sendall(more)
+            with suppress(TimeoutError):
+                answer = client.recv(4_096)
+        late_s = time.monotonic() - start_s - limit_s
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert 0 <= late_s < 1.5
+
+
+def test_unfinished_bodies_stay_within_their_budget(narrow: RunningServer) -> None:
+    def memory_bytes() -> int:
+        usage = read_usage(narrow.process.pid)
+        assert usage is not None
+        return usage.memory_bytes
+
+    narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
+    before = memory_bytes()
+    begun = POST + b"Content-Length: 1000000\r\n\r\n" + b" " * 900_000
+    with ExitStack() as held:
+        rejected = 0
+        clients = [held.enter_context(connected(narrow)) for _ in range(CONNECTIONS - 4)]
+        for client in clients:
+            with suppress(ConnectionError):
+                client.sendall(begun)
+        # Others find room, also where the head comes before the body: who is slow makes it.
+        time.sleep(1.2)
+        assert narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[0] == 200
+        grown = memory_bytes() - before
+        for client in clients:
+            client.settimeout(0.01)
+            with suppress(TimeoutError, ConnectionError):
+                answer = client.recv(4_096)
+                assert answer.startswith(b"HTTP/1.1 503 "), answer
+                assert b"come back later" in answer
+                rejected += 1
+    assert rejected >= (len(clients) * 900_000 >> 20) - MIB
+    assert grown < (MIB + 8) << 20
+
+
+def test_who_has_no_key_is_rejected_before_a_body_is_sent(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"anna {KEY}\n")
+    with RunningServer(bundle, "--api-keys", str(tmp_path / "keys")) as server:
+        waits = POST + b"Content-Length: 900000\r\nExpect: 100-continue\r\n"
+        with connected(server) as client:
+            client.sendall(waits + b"\r\n")
+            assert read_to_end(client).startswith(b"HTTP/1.1 401 ")
+        with connected(server) as client:
+            client.sendall(waits + f"Authorization: Bearer {KEY}\r\n\r\n".encode())
+            assert client.recv(4_096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_lists_that_unfold_from_a_few_bytes_are_not_parsed(server: RunningServer) -> None:
+    bomb = gzip.compress(b"[" + b"[]," * 340_000 + b"[]]", mtime=0)
+    assert len(bomb) < 5_000
+    packed = {**JSON, "Content-Encoding": "gzip"}
+    status, _, content = server.ask("POST", ASK, bomb, packed)
+    assert status in (400, 413), content
+    quiet_s = median_latency_s(server, 1)
+    head = POST + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+
+    def attack(client: socket.socket) -> None:
+        client.sendall((head + bomb) * 50)
+        while client.recv(1 << 20):
+            pass
+
+    with attackers(server, 4, attack):
+        assert median_latency_s(server, 3) < 0.1 + 10 * quiet_s
