@@ -41,7 +41,7 @@ class _Failure:
 
 
 @final
-class Trials:
+class BundleTrials:
     """Tries bundles for a server.
 
     Args:
