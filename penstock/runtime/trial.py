@@ -11,47 +11,17 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, final
 
 from penstock.core.bundle import BundleFiles, read_golden, read_manifest, read_prepare
 from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.core.find_application import FoundApplication
 from penstock.runtime.exporter_process import end_with_parent
+from penstock.runtime.trial_order import MAX_VERDICT, TrialOrder
 
-# Longest verdict in characters, and its bytes at most: an empty pipe takes them in one write.
-MAX_VERDICT, MAX_VERDICT_BYTES = 4096, 64 << 10
-
+# Models that are served go first.
 NICE = 10
-
-
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialOrder:
-    """What to try.
-
-    Args:
-        bundle: The bundle's folder.
-        app: The application, if it moved.
-        accept_changed: Accept an application whose sources changed.
-        network: Whether the engine makes the network itself, so that it is made here too.
-    """
-
-    bundle: str
-    app: str | None
-    accept_changed: bool
-    network: bool
-
-    def to_json(self) -> str:
-        """Encode for the process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Decode what `to_json` wrote."""
-        return cls(**json.loads(text))
 
 
 def try_bundle(order: TrialOrder) -> None:
@@ -89,7 +59,6 @@ def main() -> None:
     The verdict is a text in JSON, empty if the bundle passed.
     """
     order = TrialOrder.from_json(sys.argv[1])
-    # Models that are served go first.
     os.nice(NICE)
     # What the application prints is no verdict.
     output = os.dup(1)

@@ -86,7 +86,7 @@ class ModelRepository:
     Args:
         models: Bundles and model directory.
         processes: They load models and serve them.
-        trial: Tries a bundle before an engine loads it, see `Trials.check`; None tries none.
+        trial: Tries a bundle before an engine loads it, see `BundleTrials.check`; None tries none.
     """
 
     def __init__(self, models: ModelSettings, processes: ServerProcesses, trial: Trial | None = None) -> None:

@@ -6,13 +6,13 @@ import time
 from typing import final
 
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
-from penstock.serve.control.trials import Trials
 from penstock.serve.engine.model_loader import ModelLoader
 from penstock.serve.messages import ChainLoaded, EngineUse, LoadModel, ModelLoaded, ModelState
 from penstock.serve.settings import Settings
@@ -42,7 +42,7 @@ class _SingleProcess:
         self._loader = ModelLoader(settings, self._report, shared=False)
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
-        self._repository = ModelRepository(settings.models, self, Trials(settings).check)
+        self._repository = ModelRepository(settings.models, self, BundleTrials(settings).check)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._front = FrontEnd(
             settings,

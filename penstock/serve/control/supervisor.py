@@ -20,12 +20,12 @@ from typing import Any, final
 from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
+from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.lifecycle import announce, on_stop_signal
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository
 from penstock.serve.control.server_processes import TableMemory
-from penstock.serve.control.trials import Trials
 from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import shared_memory
@@ -60,7 +60,7 @@ class _Supervisor:
         devices = settings.execution.devices
         # Made here, so that an eventfd outlives the process that it wakes.
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
-        self._repository = ModelRepository(settings.models, self, Trials(settings).check)
+        self._repository = ModelRepository(settings.models, self, BundleTrials(settings).check)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._stop = asyncio.Event()
         self._start_error: ServeError | None = None

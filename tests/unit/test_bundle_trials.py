@@ -12,8 +12,8 @@ from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.loading_steps import EXPORTING
+from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.load_deadlines import LoadDeadlines
-from penstock.serve.control.trials import Trials
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
 from tests.support.processes import exists
 from tests.support.small import APP_PY, examples, write_app
@@ -38,8 +38,8 @@ def made(folder: Path, line: str, *, before: str = "", app: str = APP_PY) -> Pat
     return Bundle.write(found, found.model(), examples(), to=folder / "bundle").folder
 
 
-def trials(folder: Path, timeout_s: float = 60.0, executor: str = "auto") -> Trials:
-    return Trials(
+def trials(folder: Path, timeout_s: float = 60.0, executor: str = "auto") -> BundleTrials:
+    return BundleTrials(
         Settings(
             models=ModelSettings(bundles=(folder,)),
             limits=LimitSettings(load_timeout_s=timeout_s),
@@ -48,7 +48,7 @@ def trials(folder: Path, timeout_s: float = 60.0, executor: str = "auto") -> Tri
     )
 
 
-def refused(check: Callable[[], Trials], bundle: Path) -> str:
+def refused(check: Callable[[], BundleTrials], bundle: Path) -> str:
     with pytest.raises(PenstockError) as refusal:
         asyncio.run(check().check(bundle))
     return str(refusal.value)
@@ -57,7 +57,7 @@ def refused(check: Callable[[], Trials], bundle: Path) -> str:
 def test_what_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = made(tmp_path, "pass")
     asyncio.run(trials(tmp_path).check(bundle))
-    monkeypatch.setattr(Trials, "_run", lambda *given: pytest.fail("tried again"))
+    monkeypatch.setattr(BundleTrials, "_run", lambda *given: pytest.fail("tried again"))
     asyncio.run(trials(tmp_path).check(bundle))
     # With another executor the engine does more with it.
     with pytest.raises(pytest.fail.Exception):
@@ -68,7 +68,7 @@ def test_an_application_of_penstock_needs_no_trial(tmp_path: Path, monkeypatch: 
     found = find_application("digits")
     raw = found.application.input
     made = Bundle.write(found, found.model(), np.zeros((2, *raw.shape), raw.numpy_dtype), to=tmp_path / "bundle")
-    monkeypatch.setattr(Trials, "_run", lambda *given: pytest.fail("tried"))
+    monkeypatch.setattr(BundleTrials, "_run", lambda *given: pytest.fail("tried"))
     asyncio.run(trials(tmp_path).check(made.folder))
 
 
@@ -103,13 +103,13 @@ def test_an_application_that_never_ends_is_killed_with_all_that_it_started(tmp_p
 def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = made(tmp_path, "os._exit(3)")
     runs: list[object] = []
-    run = Trials._run
+    run = BundleTrials._run
 
-    async def counted(self: Trials, order: object) -> tuple[int, bytes]:
+    async def counted(self: BundleTrials, order: object) -> tuple[int, bytes]:
         runs.append(order)
         return await run(self, order)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(Trials, "_run", counted)
+    monkeypatch.setattr(BundleTrials, "_run", counted)
 
     async def scene() -> None:
         tried = trials(tmp_path)
@@ -143,7 +143,7 @@ def test_changed_sources_are_tried_only_where_they_are_accepted(tmp_path: Path) 
         models=ModelSettings(bundles=(bundle,), accept_changed_app=True),
         execution=ExecutionSettings(cache=tmp_path / "cache", device="cpu"),
     )
-    assert "SystemExit: changed" in refused(lambda: Trials(settings), bundle)
+    assert "SystemExit: changed" in refused(lambda: BundleTrials(settings), bundle)
     # Without, the engine refuses them before they run.
     asyncio.run(trials(tmp_path).check(bundle))
 

@@ -22,7 +22,7 @@ from penstock.core.bundle import Manifest, read_manifest
 from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ServeError
 from penstock.core.find_application import application_names
-from penstock.runtime.trial import MAX_VERDICT_BYTES, TrialOrder
+from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
 from penstock.serve.settings import Settings
 
 # Trials at a time; further ones wait.
@@ -41,7 +41,7 @@ class _Failure:
 
 
 @final
-class Trials:
+class BundleTrials:
     """Tries bundles for a server.
 
     Args:
