@@ -16,7 +16,16 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
+from penstock.serve.exchange.response import (
+    Answer,
+    Cancel,
+    Handler,
+    Response,
+    Switched,
+    internal_error,
+    rejected,
+    with_headers,
+)
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.http.example_calls import ExampleCalls
@@ -113,7 +122,7 @@ class Routes:
             if route is None or route.epoch != self.models.epoch:
                 route = request.head.route = self._route(request.head)
             if route.headers:
-                answer = _adding(route.headers, answer)
+                answer = with_headers(route.headers, answer)
             return route.handle(request, answer)
         except RequestError as error:
             if route is not None and route.served is not None:
@@ -174,7 +183,7 @@ class Routes:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self.access.cors(head)
         if cors:
-            route = replace(route, headers=cors, rejects_early=False)
+            route = replace(route, headers=(*route.headers, *cors), rejects_early=False)
         return replace(route, epoch=epoch if route.unready is None else -1)
 
     def _limit_of(self, route: _Route) -> int:
@@ -377,8 +386,15 @@ def _inference(
         call = call_of()
     except RequestError as error:
         return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
-    rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
-    return _Route(handle=call.handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
+    is_plain = isinstance(call, plain.PlainCall)
+    return _Route(
+        handle=call.handle,
+        served=served,
+        rejects_early=is_plain and call.budget_ns is None,
+        # A plain call adds it to its results itself, at no cost.
+        headers=() if is_plain or isinstance(served, ServedChain) else served.version_headers,
+        max_body_bytes=max_body_bytes,
+    )
 
 
 @lru_cache(64)
@@ -401,10 +417,6 @@ def _reply(response: Response) -> Handler:
 def _json(head: Head, value: Callable[[], Any], methods: str = "GET, HEAD") -> _Route:
     _need(head, methods)
     return _Route(handle=lambda request, answer: answer(Response(200, orjson.dumps(value()))))
-
-
-def _adding(headers: tuple[tuple[str, str], ...], answer: Answer) -> Answer:
-    return lambda response: answer(_add_to(headers, response))
 
 
 def _add_to(headers: tuple[tuple[str, str], ...], response: Response) -> Response:
