@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.core.errors import ApplicationError
+from penstock.core.pinned_sources import is_source, read_source
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -53,7 +54,7 @@ def check_loaded_modules(modules: dict[str, Path]) -> None:
 
 def _imports(file: Path, name: str) -> Iterator[str]:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(read_source(file))
     except (SyntaxError, ValueError):
         return
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
@@ -77,4 +78,4 @@ def _with_parents(name: str) -> Iterator[str]:
 def _file(folder: Path, name: str) -> Path | None:
     path = folder.joinpath(*name.split("."))
     candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-    return next((file.resolve() for file in candidates if name and file.is_file()), None)
+    return next((file.resolve() for file in candidates if name and is_source(file.resolve())), None)

@@ -15,6 +15,7 @@ from penstock.core.application import Application
 from penstock.core.chain import Chain
 from penstock.core.errors import ApplicationError
 from penstock.core.extras import missing_package
+from penstock.core.pinned_sources import is_source, read_source
 from penstock.core.subword_text import SubwordReply, SubwordText
 from penstock.core.subwords import read_subwords
 
@@ -60,7 +61,7 @@ class FoundApplication:
             read = {text.vocabulary.resolve() for text in texts}
             for source in sorted({home, *modules.values(), *read}):
                 if source.is_relative_to(home.parent):
-                    sources[source.relative_to(home.parent).as_posix()] = source.read_bytes()
+                    sources[source.relative_to(home.parent).as_posix()] = read_source(source)
         object.__setattr__(self, "_modules", modules)
         object.__setattr__(self, "_sources", sources)
 
@@ -232,6 +233,25 @@ def refuse_downloaded(reference: str, folder: Path) -> None:
         )
 
 
+def file_reference(reference: str, bundle: Path | None = None) -> tuple[Path, str] | None:
+    """Find the file that a reference names, without importing it.
+
+    Args:
+        reference: As for `find_application`.
+        bundle: A bundle's folder, beside which the file may lie by now.
+
+    Returns:
+        The resolved file, and the reference with its place; None for an import path, and where there is no file.
+    """
+    path, attribute = reference_parts(reference)
+    if not (path.endswith(".py") or "/" in path):
+        return None
+    file = Path(path).expanduser().resolve()
+    if not file.is_file() and bundle is not None:
+        file = bundle.absolute().parent / file.name
+    return (file.resolve(), f"{file.resolve()}:{attribute or 'app'}") if file.is_file() else None
+
+
 def reference_parts(reference: str) -> tuple[str, str]:
     """Split a reference into a module or a file, and the name of the record."""
     path, colon, attribute = reference.rpartition(":")
@@ -270,10 +290,10 @@ def _module_from_name(name: str) -> ModuleType:
 
 def _module_from_file(file: Path) -> ModuleType:
     file = file.resolve()
-    if not file.is_file():
+    if not is_source(file):
         raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
     # Named by its content too, so that a file that was edited is a new module.
-    source = file.read_bytes()
+    source = read_source(file)
     digest = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
     name = f"penstock_user_{file.stem}_{digest[:12]}"
     if name in sys.modules:

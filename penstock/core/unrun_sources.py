@@ -16,6 +16,7 @@ from typing import Any, final
 from penstock.core.app_sources import local_modules
 from penstock.core.errors import ApplicationError
 from penstock.core.find_application import application_names, reference_parts
+from penstock.core.pinned_sources import is_source, pinned_source
 from penstock.core.regular_file import MAX_TEXT_BYTES, read_regular
 
 
@@ -45,7 +46,7 @@ class UnrunSources:
         path, _ = reference_parts(reference)
         if path.endswith(".py") or "/" in path:
             file = Path(path).expanduser().resolve()
-            if not file.is_file():
+            if not is_source(file):
                 raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
             return cls(file, "")
         dotted = f"penstock.apps.{path}.app" if path in application_names() else path
@@ -103,14 +104,19 @@ def _relative(file: Path, folder: Path) -> str:
 def _digest(file: Path) -> str:
     """Hash a file; empty if it is not there, or is no file of source text."""
     try:
-        return hashlib.sha256(read_regular(file, MAX_TEXT_BYTES)).hexdigest()
+        return hashlib.sha256(_read(file)).hexdigest()
     except OSError:
         return ""
 
 
+def _read(file: Path) -> bytes:
+    pinned = pinned_source(file)
+    return read_regular(file, MAX_TEXT_BYTES) if pinned is None else pinned
+
+
 def _imports_penstock(file: Path) -> bool:
     try:
-        tree = ast.parse(read_regular(file, MAX_TEXT_BYTES))
+        tree = ast.parse(_read(file))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     names: list[str] = []

@@ -65,6 +65,8 @@ class LoadModel(Message):
         version: Its number in the model directory.
         bundle: The bundle folder.
         several: Whether more versions of the model may be served.
+        pinned: Folder of the copies that are read instead of the bundle and the application's files, see
+            `PinnedContent`; empty if those are read.
     """
 
     key: int
@@ -73,6 +75,7 @@ class LoadModel(Message):
     version: str
     bundle: str
     several: bool = False
+    pinned: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,14 +2,23 @@
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from penstock.serve.control.child import EARLY_DEATH_S, MAX_BACKOFF_S, Backoff, ChildProcess
+from penstock.serve.control.child import (
+    EARLY_DEATH_S,
+    MAX_BACKOFF_S,
+    START_TIMEOUT_S,
+    Backoff,
+    ChildProcess,
+    cpu_s,
+    is_hung,
+)
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.supervisor import _Supervisor
-from penstock.serve.messages import Heartbeat
+from penstock.serve.messages import FrontendReady, Heartbeat, Message, ReleaseListener, TakeOverListener
 from penstock.serve.settings import ExecutionSettings, ModelSettings, Settings
 
 LONG_LIFE_S = 10 * EARLY_DEATH_S
@@ -28,6 +37,49 @@ def test_a_process_that_dies_early_each_time_is_restarted_with_growing_pauses() 
 def test_a_process_that_dies_before_it_is_ready_is_restarted_with_growing_pauses() -> None:
     backoff = Backoff()
     assert [backoff.pause_s(LONG_LIFE_S, ready=False) for _ in range(12)][-1] == MAX_BACKOFF_S
+
+
+def test_a_process_that_starts_is_judged_by_its_cpu_time() -> None:
+    # It waited for a loaded machine.
+    assert not is_hung(60.0, 1.0, serving=False, watchdog_s=3.0)
+    assert is_hung(60.0, 1.0, serving=True, watchdog_s=3.0)
+    assert is_hung(4.0, 3.5, serving=False, watchdog_s=3.0)
+    # One that waits for ever uses no CPU time.
+    assert is_hung(START_TIMEOUT_S + 1, 0.0, serving=False, watchdog_s=3.0)
+
+
+def test_cpu_time_of_a_process() -> None:
+    before_s = cpu_s(os.getpid())
+    while cpu_s(os.getpid()) < before_s + 0.05:
+        pass
+    assert cpu_s(1 << 30) == 0.0
+
+
+def test_a_listener_is_handed_back_only_to_a_front_end_that_has_attached_every_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[str, Message]] = []
+    monkeypatch.setattr(ChildProcess, "send", lambda child, message, _=(): sent.append((child.name, message)))
+
+    async def scene() -> None:
+        sockets = [socket.socket() for _ in range(2)]
+        supervisor = _Supervisor(Settings(models=ModelSettings(bundles=(Path("bundle"),))), sockets)
+        first, second = supervisor._frontends
+        supervisor._started, first.serving, second.serving = True, False, True
+        supervisor._arrange_takeovers()
+        assert sent == [("front-end 1", TakeOverListener(index=0))]
+        sent.clear()
+        # Its event loop runs, and it still imports applications.
+        supervisor._receive(first, Heartbeat(), [])
+        assert sent == []
+        supervisor._receive(first, FrontendReady(), [])
+        assert sent == [("front-end 1", ReleaseListener(index=0))]
+        for each in sockets:
+            each.close()
+        for wake in {descriptor for child in supervisor._engines for descriptor in child.descriptors}:
+            os.close(wake)
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
 
 
 def test_a_restarted_engine_loads_models_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:

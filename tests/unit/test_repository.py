@@ -231,7 +231,7 @@ def test_a_trial_delays_no_other_load_and_its_failure_is_the_load_s(models: Path
                 await slow.wait()
                 raise ServeError("it never ends")
 
-        repository = ModelRepository(ModelSettings(directory=models), sides, trial)
+        repository = ModelRepository(ModelSettings(directory=models), sides, trial=trial)
         await repository.load_all()
         started.append(True)
         slow_load = asyncio.create_task(repository.load("first"))

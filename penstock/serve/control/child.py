@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
 from penstock.serve.channel import Channel, channel_pair
@@ -17,7 +18,7 @@ from penstock.serve.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Time for a start, up to the first heartbeat.
+# Time for a start, until the process serves.
 START_TIMEOUT_S = 300.0
 WATCH_INTERVAL_S = 1.0
 # A batch blocks the engine's loop, and the first run of a batch size may take the whole budget.
@@ -46,6 +47,32 @@ class Backoff:
         return min(0.1 * 2**self._early_deaths, MAX_BACKOFF_S) if self._early_deaths > 1 else 0.0
 
 
+def is_hung(silent_s: float, silent_cpu_s: float, *, serving: bool, watchdog_s: float) -> bool:
+    """Tell whether a process without heartbeats is to be killed.
+
+    A process that starts reads and imports much at once. On a loaded machine that takes long while the process gets
+    little CPU time, so until it serves its CPU time counts.
+
+    Args:
+        silent_s: Time since its last heartbeat.
+        silent_cpu_s: CPU time that it used since.
+        serving: Whether its start is over.
+        watchdog_s: Limit of the time without a heartbeat.
+    """
+    if serving:
+        return silent_s > watchdog_s
+    return silent_cpu_s > watchdog_s or silent_s > START_TIMEOUT_S
+
+
+def cpu_s(process: int) -> float:
+    """CPU time that a process has used, in seconds; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @final
 @dataclass(eq=False)
 class ChildProcess:
@@ -64,6 +91,7 @@ class ChildProcess:
         keep_running: Restart the process when it dies.
         starts: Number of processes started so far.
         ready: The current process has sent a heartbeat.
+        serving: The start of the current process is over: for a front-end, it has attached every table.
         start_error: The process's own reason why it could not start; empty otherwise.
     """
 
@@ -77,11 +105,13 @@ class ChildProcess:
     keep_running: bool = field(init=False, default=True)
     starts: int = field(init=False, default=0)
     ready: bool = field(init=False, default=False)
+    serving: bool = field(init=False, default=False)
     start_error: str = field(init=False, default="")
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _channel: Channel | None = field(init=False, default=None)
     _started_s: float = field(init=False, default=0.0)
     _heartbeat_s: float = field(init=False, default=0.0)
+    _heartbeat_cpu_s: float = field(init=False, default=0.0)
     _watched_s: float = field(init=False, default=0.0)
     _backoff: Backoff = field(init=False, default_factory=Backoff)
     _gone: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -117,8 +147,8 @@ class ChildProcess:
         self._gone.clear()
         self.starts += 1
         self.start_error = ""
-        self._started_s = self._watched_s = time.monotonic()
-        self._heartbeat_s = self._started_s + START_TIMEOUT_S - self._watchdog_s
+        self._started_s = self._watched_s = self._heartbeat_s = time.monotonic()
+        self._heartbeat_cpu_s = 0.0
         loop = asyncio.get_running_loop()
         self._channel = Channel(
             ours, lambda message, descriptors: self.on_message(self, message, descriptors), lambda: None
@@ -137,6 +167,8 @@ class ChildProcess:
         """Restart the watchdog."""
         self.ready = True
         self._heartbeat_s = time.monotonic()
+        if not self.serving and self._process is not None:
+            self._heartbeat_cpu_s = cpu_s(self._process.pid)
 
     def close(self) -> None:
         """Close the channel, after which the process ends itself."""
@@ -169,6 +201,7 @@ class ChildProcess:
                 self._channel.drain()
         finally:
             self.close()
+            self.serving = False
             self._gone.set()
             try:
                 self.on_exit(self)
@@ -203,7 +236,10 @@ class ChildProcess:
         self._heartbeat_s += max(0.0, now_s - self._watched_s - 2 * WATCH_INTERVAL_S)
         self._watched_s = now_s
         silent_s = now_s - self._heartbeat_s
-        if silent_s > self._watchdog_s:
+        silent_cpu_s = 0.0 if self.serving else cpu_s(process.pid) - self._heartbeat_cpu_s
+        # Nothing tells the time that a process takes to import what it needs before its first heartbeat.
+        limit_s = self._watchdog_s if self.ready else START_TIMEOUT_S
+        if is_hung(silent_s, silent_cpu_s, serving=self.serving, watchdog_s=limit_s):
             log.error("%s (process %d) sent no heartbeat for %.0f s; killing it", self.name, process.pid, silent_s)
             process.kill()
         asyncio.get_running_loop().call_later(WATCH_INTERVAL_S, self._watch, process)

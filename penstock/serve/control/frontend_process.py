@@ -5,6 +5,8 @@ import itertools
 import logging
 import os
 import socket
+from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import final
 
@@ -15,10 +17,20 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.messages import Message
+from penstock.serve.registry.attachments import import_application
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
 
 log = logging.getLogger(__name__)
+
+# Messages that wait while an application is imported; the others, such as the loss of an engine, do not.
+_IN_ORDER = (
+    messages.ModelLoaded,
+    messages.LoadChain,
+    messages.RetireTable,
+    messages.StartListening,
+    messages.ServerStarted,
+)
 
 
 @final
@@ -57,6 +69,11 @@ class FrontendProcess:
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks = BackgroundTasks()
+        # The model whose application is imported beside the event loop, and the messages that must come after it.
+        self._importing: messages.ModelLoaded | None = None
+        self._waiting: deque[tuple[Message, list[int]]] = deque()
+        # Keys of tables that were lost with their engine before they were attached.
+        self._lost: set[int] = set()
         self._drained = asyncio.Event()
         self._channel = Channel(end, self._receive, self._drained.set)
         loop.add_reader(own, self._woken)
@@ -95,15 +112,25 @@ class FrontendProcess:
         return woken + self._front.attachments.collect()
 
     def _receive(self, message: Message, descriptors: list[int]) -> None:
+        if self._importing is not None and isinstance(message, _IN_ORDER):
+            self._waiting.append((message, descriptors))
+            return
         front = self._front
         match message:
             case messages.ModelLoaded():
-                self._attach(message, descriptors[0])
+                if front.attachments.has_imported(message.command):
+                    self._attach(message, descriptors[0])
+                else:
+                    self._importing = message
+                    self._tasks.start(self._import(message, descriptors[0]))
             case messages.LoadChain():
                 self._load_chain(message, descriptors[0])
             case messages.RetireTable(key=key):
                 self._tasks.start(self._retire(key))
             case messages.DropEngine(engine=engine):
+                pending = [self._importing, *(each for each, _ in self._waiting)]
+                lost = (each for each in pending if isinstance(each, messages.ModelLoaded) and each.engine == engine)
+                self._lost |= {each.command.key for each in lost}
                 front.lose_engine(engine)
             case messages.ModelState():
                 front.models.set_state(message)
@@ -124,10 +151,22 @@ class FrontendProcess:
             case _:
                 raise AssertionError(message)
 
+    async def _import(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
+        # What cannot be imported fails again when it is attached, where that is reported.
+        with suppress(Exception):
+            await asyncio.to_thread(import_application, loaded)
+        self._importing = None
+        self._attach(loaded, descriptor)
+        while self._waiting and self._importing is None:
+            self._receive(*self._waiting.popleft())
+
     def _attach(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
         key = loaded.command.key
         try:
-            self._front.attach(loaded, descriptor)
+            if key in self._lost:
+                self._lost.remove(key)
+            else:
+                self._front.attach(loaded, descriptor)
         except (Exception, SystemExit) as error:
             # Attaching imports the application, which may raise anything; the other models go on.
             if not isinstance(error, PenstockError):

@@ -42,6 +42,7 @@ from penstock.serve.messages import (
     ModelLoaded,
     ModelState,
 )
+from penstock.serve.pinned_content import PinnedModels
 from penstock.serve.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class _LoadedModel:
         replicas: By engine.
         keys: Keys of its tables; of the last ones where no engine is left.
         loaded_ns: Monotonic time at which it was loaded.
+        pinned: Folder of its copies, see `LoadModel.pinned`.
     """
 
     folder: ModelFolder
@@ -77,6 +79,7 @@ class _LoadedModel:
     replicas: Replicas
     keys: list[int]
     loaded_ns: int
+    pinned: str
 
 
 @final
@@ -86,10 +89,19 @@ class ModelRepository:
     Args:
         models: Bundles and model directory.
         processes: They load models and serve them.
+        pins: Copies of what is loaded, for processes that are restarted; None where none is.
         trial: Tries a bundle before an engine loads it, see `BundleTrials.check`; None tries none.
     """
 
-    def __init__(self, models: ModelSettings, processes: ServerProcesses, trial: Trial | None = None) -> None:
+    def __init__(
+        self,
+        models: ModelSettings,
+        processes: ServerProcesses,
+        *,
+        pins: PinnedModels | None = None,
+        trial: Trial | None = None,
+    ) -> None:
+        self._pins = pins
         self._bundles = models.bundles
         self._chain_references = models.chains
         self._directory = model_directory(models)
@@ -229,7 +241,7 @@ class ModelRepository:
             if model is None or engine in model.replicas:
                 return None
             with self._reporting(model, engine):
-                replicas = await self._load_replicas(model.folder, model.number, (engine,))
+                replicas = await self._load_replicas(model.folder, model.number, (engine,), model.pinned)
                 if model.replicas:
                     return model, replicas
                 await self._join(model, replicas)
@@ -331,7 +343,7 @@ class ModelRepository:
             del self._models[model.folder.key]
             self._states.set(model.folder.key, "UNLOADING", reason, on_demand_ns=on_demand_ns)
         for model in models:
-            await self._retire(model.keys)
+            await self._retire(model.keys, model.pinned)
             # A request may wait for it to be loaded again.
             if on_demand_ns is None or self._on_demand is None:
                 self._states.set(model.folder.key, "UNAVAILABLE", reason)
@@ -400,7 +412,7 @@ class ModelRepository:
         """Let a version go that its policy does not ask for any more."""
         del self._models[model.folder.key]
         self._withdraw(model.folder.key)
-        self._retiring.start(self._retire(model.keys))
+        self._retiring.start(self._retire(model.keys, model.pinned))
 
     def _withdraw(self, key: Key) -> None:
         """Withdraw the state of a version that is no more, or was loaded under another name, see `--app`."""
@@ -412,8 +424,16 @@ class ModelRepository:
         if not engines:
             raise EngineLost(f"{RESTARTING}.")
         await self._try(folder)
+        pinned = "" if self._pins is None else str(await asyncio.to_thread(self._pins.pin, folder.bundle))
+        try:
+            await self._load_pinned(folder, engines, pinned)
+        except BaseException:
+            await self._release(pinned)
+            raise
+
+    async def _load_pinned(self, folder: ModelFolder, engines: tuple[int, ...], pinned: str) -> None:
         number = next(self._numbers)
-        replicas = await self._load_replicas(folder, number, engines)
+        replicas = await self._load_replicas(folder, number, engines, pinned)
         name = next(loaded.command.name for loaded, _ in replicas.values())
         if not folder.name and self._versions_of(name):
             await self._unload_tables(_keys_of(replicas))
@@ -423,12 +443,13 @@ class ModelRepository:
         folder = replace(folder, name=name)
         before = self._models.get(folder.key)
         replicas = await self._attach(replicas, before)
-        self._models[folder.key] = _LoadedModel(folder, number, replicas, _keys_of(replicas), time.monotonic_ns())
+        loaded_ns = time.monotonic_ns()
+        self._models[folder.key] = _LoadedModel(folder, number, replicas, _keys_of(replicas), loaded_ns, pinned)
         self._states.set(folder.key, "READY")
-        if before is not None and before.replicas:
-            self._retiring.start(self._retire(_keys_of(before.replicas)))
+        if before is not None:
+            self._retiring.start(self._retire(_keys_of(before.replicas), before.pinned))
 
-    async def _load_replicas(self, folder: ModelFolder, number: int, engines: tuple[int, ...]) -> Replicas:
+    async def _load_replicas(self, folder: ModelFolder, number: int, engines: tuple[int, ...], pinned: str) -> Replicas:
         """Load a model into engines; engines that die meanwhile get it when they are restarted."""
         command = LoadModel(
             key=0,
@@ -437,6 +458,7 @@ class ModelRepository:
             version=folder.version,
             several=folder.several,
             bundle=str(folder.bundle),
+            pinned=pinned,
         )
         commands = [replace(command, key=key) for key in itertools.islice(self._keys, len(engines))]
         loads = (self._processes.load(command, engine) for command, engine in zip(commands, engines, strict=True))
@@ -476,9 +498,14 @@ class ModelRepository:
             raise
         return dict(self._attaching)
 
-    async def _retire(self, keys: list[int]) -> None:
+    async def _retire(self, keys: list[int], pinned: str = "") -> None:
         await asyncio.gather(*(self._processes.retire(key) for key in keys))
         await self._unload_tables(keys)
+        await self._release(pinned)
+
+    async def _release(self, pinned: str) -> None:
+        if self._pins is not None and pinned:
+            await asyncio.to_thread(self._pins.release, Path(pinned))
 
     async def _unload_tables(self, keys: list[int]) -> None:
         for key in keys:

@@ -27,6 +27,7 @@ from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository
 from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.messages import Message, ModelLoaded
+from penstock.serve.pinned_content import PinnedModels, pinned_models
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import shared_memory
 
@@ -45,22 +46,24 @@ async def supervise(settings: Settings, sockets: list[socket.socket]) -> None:
     Raises:
         PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
     """
-    supervisor = _Supervisor(settings, sockets)
-    try:
-        await supervisor.run()
-    finally:
-        supervisor.kill()
+    with pinned_models(settings.models.app) as pins:
+        supervisor = _Supervisor(settings, sockets, pins)
+        try:
+            await supervisor.run()
+        finally:
+            supervisor.kill()
 
 
 @final
 class _Supervisor:
-    def __init__(self, settings: Settings, sockets: list[socket.socket]) -> None:
+    def __init__(self, settings: Settings, sockets: list[socket.socket], pins: PinnedModels | None = None) -> None:
         self._settings = settings
         self._sockets = sockets
         devices = settings.execution.devices
         # Made here, so that an eventfd outlives the process that it wakes.
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
-        self._repository = ModelRepository(settings.models, self, BundleTrials(settings).check)
+        trial = BundleTrials(settings).check
+        self._repository = ModelRepository(settings.models, self, pins=pins, trial=trial)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._stop = asyncio.Event()
         self._start_error: ServeError | None = None
@@ -221,9 +224,10 @@ class _Supervisor:
             case messages.Heartbeat():
                 first_after_restart = not child.ready and child.starts > 1
                 child.record_heartbeat()
-                self._arrange_takeovers()
-                if first_after_restart and child in self._engines:
-                    self._tasks.start(self._repository.restore(child.index))
+                if child in self._engines:
+                    child.serving = True
+                    if first_after_restart:
+                        self._tasks.start(self._repository.restore(child.index))
             case ModelLoaded(command=command):
                 self._resolve(child, messages.LoadModel, command.key, message, descriptors)
             case messages.LoadProgress(key=key, activity=activity):
@@ -244,6 +248,9 @@ class _Supervisor:
             case messages.ChangeModel():
                 self._tasks.start(self._change(child, message))
             case messages.FrontendReady():
+                # It has attached every table: the messages of a channel keep their order.
+                child.serving = True
+                self._arrange_takeovers()
                 self._resolve(child, messages.ServerStarted, 0, message, [])
             case messages.StartFailed(error=error):
                 child.start_error = error
@@ -319,17 +326,17 @@ class _Supervisor:
             self._stop.set()
 
     def _arrange_takeovers(self) -> None:
-        ready = [child for child in self._frontends if child.ready]
-        if not self._started or self._stop.is_set() or not ready:
+        serving = [child for child in self._frontends if child.serving]
+        if not self._started or self._stop.is_set() or not serving:
             return
         for index, child in enumerate(self._frontends):
             acting = self._takeovers.get(index)
-            if child.ready and acting is not None:
+            if child.serving and acting is not None:
                 acting.send(messages.ReleaseListener(index=index))
                 del self._takeovers[index]
-            elif not child.ready and acting is None:
-                ready[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
-                self._takeovers[index] = ready[0]
+            elif not child.serving and acting is None:
+                serving[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
+                self._takeovers[index] = serving[0]
 
     def _frontend_restarted(self, child: ChildProcess) -> None:
         # Sent at once, before any later event: a child must receive messages in the order of events.

@@ -14,6 +14,7 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.engine.model_loader import ModelLoader
 from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel
+from penstock.serve.pinned_content import pinned_bundle
 from penstock.serve.settings import Settings
 from penstock.serve.table.slots import SlotTable
 
@@ -88,7 +89,9 @@ class EngineProcess:
         try:
             loaded, table, descriptor = await self._loader.load(command)
         except PenstockError as error:
-            self._channel.send(CommandFailed(key=command.key, error=str(error)))
+            # Who reads it knows the bundle, and not its copy.
+            copy = str(pinned_bundle(command.pinned, command.bundle))
+            self._channel.send(CommandFailed(key=command.key, error=str(error).replace(copy, command.bundle)))
             return
         self._tables[command.key] = table
         # Loaded models are long-lived: take them out of the garbage collector's reach.

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import final
 
 from penstock.core.application import Application
@@ -26,6 +25,7 @@ from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.engine.scheduler import BatchSchedule
 from penstock.serve.messages import EngineUse, LoadModel, ModelLoaded
+from penstock.serve.pinned_content import pinned_bundle, pinned_reference
 from penstock.serve.settings import Settings
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.lengths import LengthGrid
@@ -253,13 +253,14 @@ class ModelLoader:
 
     def _runnable(self, command: LoadModel, progress: LoadingSteps) -> Runnable:
         models, execution = self._settings.models, self._settings.execution
+        pinned = pinned_reference(command.pinned)
         return make_runnable(
-            Path(command.bundle),
+            pinned_bundle(command.pinned, command.bundle),
             Execution(
                 cache=execution.cache,
                 cores=max(1, len(os.sched_getaffinity(0)) // self._sharing),
                 sharing=self._sharing,
-                app=models.app,
+                app=pinned or models.app,
                 accept_changed=models.accept_changed_app,
                 choice=execution.executor,
                 device=self._device,

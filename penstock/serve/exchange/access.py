@@ -198,7 +198,8 @@ def is_probe(path: str) -> bool:
 
 
 _VARY = (("Vary", "Origin"),)
-_EXPOSED = (("Access-Control-Expose-Headers", "Retry-After, Inference-Header-Content-Length, Server-Timing"),)
+_EXPOSED_NAMES = "Retry-After, Inference-Header-Content-Length, Server-Timing, Penstock-Version"
+_EXPOSED = (("Access-Control-Expose-Headers", _EXPOSED_NAMES),)
 
 
 def _given(head: Head) -> str | None:

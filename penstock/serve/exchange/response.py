@@ -1,7 +1,7 @@
 """Responses, rejections, and the functions that answer requests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import orjson
@@ -84,6 +84,11 @@ class Streamed(Response):
     """
 
     opened: Callable[[Body], None]
+
+
+def with_headers(headers: tuple[tuple[str, str], ...], answer: Answer) -> Answer:
+    """Return a function that answers with further headers."""
+    return lambda response: answer(replace(response, headers=response.headers + headers))
 
 
 def internal_error() -> ComputeFailed:

@@ -6,7 +6,7 @@ from typing import final
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
+from penstock.serve.exchange.response import Answer, Cancel, Response, rejected, with_headers
 from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
 from penstock.serve.frontend.table_writer import Done, SlotHandle
@@ -37,6 +37,7 @@ class PlainCall:
         self.budget_ns, self.low_priority = terms.budget_ns, terms.low_priority
         spec = served.application.input
         self._generates = served.application.generate is not None
+        self._headers = served.version_headers
         self._timed = terms.timed and not self._generates
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if terms.content_type == RAW and spec.takes_any_bytes else -1
@@ -65,7 +66,7 @@ class PlainCall:
         """Submit what was read, see `handle`."""
         served = self.served
         if isinstance(chunk, PlainBatch):
-            return submit_batch(served, chunk, self._terms, request, answer)
+            return submit_batch(served, chunk, self._terms, request, with_headers(self._headers, answer))
         if self._timed:
             handle = self._submit_timed(chunk, request.arrival_ns, answer)
         else:
@@ -74,7 +75,8 @@ class PlainCall:
 
     def _done(self, answer: Answer, raw_shape: tuple[int, ...] = ()) -> Done:
         if self._generates:
-            return generated_answer.answering(self.served, answer, self.budget_ns, events=self._terms.events)
+            versioned = with_headers(self._headers, answer)
+            return generated_answer.answering(self.served, versioned, self.budget_ns, events=self._terms.events)
         # `partial` is the cheapest callback.
         return partial(self.finish, answer, raw_shape=raw_shape) if raw_shape else partial(self.finish, answer)
 
@@ -101,7 +103,7 @@ class PlainCall:
             answer(rejected(error))
         elif self._terms.raw_reply:
             served.counts[ANSWERED] += 1
-            answer(Response(200, output.tobytes(), RAW))
+            answer(Response(200, output.tobytes(), RAW, self._headers))
         else:
             answer(self._reply(output, raw_shape))
 
@@ -113,7 +115,7 @@ class PlainCall:
             counts[BROKEN] += 1
             return rejected(error)
         counts[ANSWERED] += 1
-        return Response(200, body)
+        return Response(200, body, headers=self._headers)
 
     def _prepare(self, pool: DecodePool, body: bytes, content_type: str, arrival_ns: int, answer: Answer) -> Cancel:
         """Have the body decoded and prepared in a thread, and submit its chunk then."""

@@ -16,7 +16,16 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
-from penstock.serve.exchange.response import Answer, Cancel, Handler, Response, Switched, internal_error, rejected
+from penstock.serve.exchange.response import (
+    Answer,
+    Cancel,
+    Handler,
+    Response,
+    Switched,
+    internal_error,
+    rejected,
+    with_headers,
+)
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
 from penstock.serve.http.encoding import serialize
 from penstock.serve.http.example_calls import ExampleCalls
@@ -120,7 +129,7 @@ class Routes:
             if route is None or route.epoch != self.models.epoch:
                 route = request.head.route = self._route(request.head)
             if route.headers:
-                answer = _adding(route.headers, answer)
+                answer = with_headers(route.headers, answer)
             return route.handle(request, answer)
         except RequestError as error:
             if route is not None and route.served is not None:
@@ -183,7 +192,7 @@ class Routes:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
         cors = self.access.cors(head)
         if cors:
-            route = replace(route, headers=cors, rejects_early=False)
+            route = replace(route, headers=(*route.headers, *cors), rejects_early=False)
         return replace(route, epoch=-1 if route.unready else epoch)
 
     def _limit_of(self, route: _Route) -> int:
@@ -345,7 +354,15 @@ class Routes:
         handle = call.handle
         if not isinstance(call, recording.RecordingCall) and max_body_bytes > LARGE_BYTES and is_json(head):
             handle = partial(self._large.call, served, call)
-        return _Route(handle=handle, served=served, rejects_early=rejects_early, max_body_bytes=max_body_bytes)
+        # A plain call adds them to its results itself, at no cost.
+        adds_itself = isinstance(call, plain.PlainCall) or isinstance(served, ServedChain)
+        return _Route(
+            handle=handle,
+            served=served,
+            rejects_early=rejects_early,
+            headers=() if adds_itself else served.version_headers,
+            max_body_bytes=max_body_bytes,
+        )
 
     def _readiness(self) -> dict[str, Any]:
         self.models.reject_unready()
@@ -421,10 +438,6 @@ def _reply(response: Response) -> Handler:
 def _json(head: Head, value: Callable[[], Any], methods: str = "GET, HEAD") -> _Route:
     _need(head, methods)
     return _Route(handle=lambda request, answer: answer(Response(200, orjson.dumps(value()))))
-
-
-def _adding(headers: tuple[tuple[str, str], ...], answer: Answer) -> Answer:
-    return lambda response: answer(_add_to(headers, response))
 
 
 def _add_to(headers: tuple[tuple[str, str], ...], response: Response) -> Response:

@@ -1,6 +1,9 @@
 """The tables of a front-end: attached when a model is ready, detached when its last request is answered."""
 
 import asyncio
+import hashlib
+import importlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,18 +14,21 @@ from websockets.frames import CloseCode
 from penstock.core.application import Application
 from penstock.core.bundle import Manifest, read_manifest, read_prepare
 from penstock.core.errors import BundleError
-from penstock.core.find_application import find_application
+from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.decode_pool import DecodePool, is_small_picture
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.messages import LoadModel, ModelLoaded
+from penstock.serve.pinned_content import pinned_bundle, pinned_reference
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import Replica, ServedModel, status_error
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
 
+# Response header with `version_hash`.
+VERSION_HEADER = "Penstock-Version"
 # Poll interval while the last requests of a retired model are answered.
 POLL_S = 0.005
 
@@ -86,7 +92,7 @@ class Attachments:
             self.models.put(self._attached[command.key][0])
             return
         served = self._served.get(command.model)
-        manifest = read_manifest(Path(command.bundle)) if served is None else served.manifest
+        manifest = read_manifest(_bundle_of(command)) if served is None else served.manifest
         if manifest.content_hash != loaded.bundle_hash:
             if served is None:
                 raise BundleError(f"{command.bundle} was replaced while it was loaded; load it again.")
@@ -94,14 +100,19 @@ class Attachments:
                 f"{command.bundle} holds another bundle now than the one that is served; load the model again, or "
                 "restart the server."
             )
-        application = find_application(loaded.application).application if served is None else served.application
-        replica = self._replica(loaded, application, memory)
         if served is None:
-            served = self._served[command.model] = self._named(command, manifest, application, replica)
+            found = find_application(pinned_reference(command.pinned) or loaded.application)
+            replica = self._replica(loaded, found.application, memory)
+            served = self._served[command.model] = self._named(command, manifest, found, replica)
         else:
+            replica = self._replica(loaded, served.application, memory)
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
+
+    def has_imported(self, command: LoadModel) -> bool:
+        """Tell whether the application of a model is imported: another engine's table of it is attached."""
+        return command.model in self._served
 
     async def retire(self, key: int) -> None:
         """Submit nothing more to a table; return when its last request is answered."""
@@ -164,20 +175,22 @@ class Attachments:
                 count += taken
         return count
 
-    def _named(self, command: LoadModel, manifest: Manifest, application: Application, replica: Replica) -> ServedModel:
+    def _named(self, command: LoadModel, manifest: Manifest, found: FoundApplication, replica: Replica) -> ServedModel:
+        application = found.application
         served = ServedModel(
             name=command.name,
             version=command.version,
             label=f"{command.name}/{command.version}" if command.several else command.name,
             application=application,
             manifest=manifest,
-            bundle=Path(command.bundle),
+            bundle=_bundle_of(command),
             replica=replica,
             several=len(self.wakes) > 1,
             budget_ns=self._budget_ns(application),
             idle_ns=self.idle_ns,
             now_ns=self.now_ns,
             decode_pool=self._decode_pool(command, manifest, application),
+            version_headers=((VERSION_HEADER, version_hash(manifest, found)),),
         )
         mine = command.name, command.version
         self._lost = {key: lost for key, lost in self._lost.items() if (lost.name, lost.version) != mine}
@@ -201,7 +214,7 @@ class Attachments:
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
         from penstock.runtime.prepare_session import PrepareSession
 
-        prepared = PrepareSession(read_prepare(Path(command.bundle), manifest), manifest.raw, manifest.inputs[0])
+        prepared = PrepareSession(read_prepare(_bundle_of(command), manifest), manifest.raw, manifest.inputs[0])
         return DecodePool(command.name, decode, prepared, self.now_ns)
 
     def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
@@ -252,3 +265,27 @@ class Attachments:
     def _list_writers(self) -> None:
         # A new list each time: the old one may be in use by an iteration.
         self._writers = [replica.writer for _, replica in self._attached.values()]
+
+
+def import_application(loaded: ModelLoaded) -> None:
+    """Import what `Attachments.attach` needs, which may take seconds; in a thread, so that others are answered.
+
+    Raises:
+        ApplicationError: It does not import.
+    """
+    application = find_application(pinned_reference(loaded.command.pinned) or loaded.application).application
+    if application.prepare is not None:
+        importlib.import_module("penstock.runtime.prepare_session")
+
+
+def version_hash(manifest: Manifest, found: FoundApplication) -> str:
+    """Hash of the weights and of the sources that answer, as 16 hexadecimal digits.
+
+    Sources are those that were imported, which with `--accept-changed-app` are not those of the manifest.
+    """
+    content = json.dumps([manifest.content_hash, found.source_sha256()], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _bundle_of(command: LoadModel) -> Path:
+    return pinned_bundle(command.pinned, command.bundle)

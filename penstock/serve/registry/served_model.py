@@ -72,6 +72,7 @@ class ServedModel:
         several: Whether there are more engines.
         budget_ns: Latency budget of a request that names none.
         idle_ns: Time without a request after which a sequence ends.
+        version_headers: The response header with the hash of the weights and sources that answer; may be empty.
         now_ns: The clock of deadlines.
         decode_pool: Makes chunks from bodies if the application prepares its inputs or decodes large pictures; None
             otherwise.
@@ -98,6 +99,7 @@ class ServedModel:
     idle_ns: InitVar[int]
     now_ns: Callable[[], int]
     decode_pool: DecodePool | None = None
+    version_headers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
         self.reply: Reply = reply_of(self.application)

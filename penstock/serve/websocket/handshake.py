@@ -58,12 +58,14 @@ def upgrade_to_stream(
         raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
     served.reject_lost()
     if isinstance(served, ServedModel) and generating is not None and streams is None:
-        answer(Switched(status=101, headers=_headers(head, key), take=generating(served).take_over))
+        headers = (*_headers(head, key), *served.version_headers)
+        answer(Switched(status=101, headers=headers, take=generating(served).take_over))
         return
     assert streams is not None
     chain = served if isinstance(served, ServedChain) else None
     connection = streams.admit_stream(lambda one: StreamConnection(one, time.monotonic, chain), streams.budget_ns)
-    answer(Switched(status=101, headers=_headers(head, key), take=connection.take_over))
+    version = () if isinstance(served, ServedChain) else served.version_headers
+    answer(Switched(status=101, headers=(*_headers(head, key), *version), take=connection.take_over))
 
 
 def reject_page(error: RequestError, request: Request, *, access: Access) -> Switched | None:

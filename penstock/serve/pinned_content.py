@@ -1,0 +1,146 @@
+"""Private copies of a bundle and of its application's sources, made when a model is loaded.
+
+Engines and front-ends that are restarted read the copies, so that all processes run the same content even after the
+files on disk were edited, replaced or removed.
+
+    ROOT/lock                held by the server; a folder whose lock is free was left by one that was killed
+    ROOT/0/bundle/...        the files of the bundle
+    ROOT/0/sources.json      the reference of the application, and the places of its sources
+    ROOT/0/sources/0, 1 ...  their content
+"""
+
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import final
+
+from penstock.core.app_sources import local_modules
+from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, Manifest, read_manifest
+from penstock.core.bundle_application import compare_sources
+from penstock.core.errors import BundleCorrupt, ServeError
+from penstock.core.find_application import file_reference
+from penstock.core.pinned_sources import pin_sources
+
+PREFIX = "penstock-models-"
+BUNDLE, SOURCES, SOURCES_JSON = "bundle", "sources", "sources.json"
+
+
+@final
+class PinnedModels:
+    """Copies of the models that a server has loaded.
+
+    Args:
+        root: An empty folder.
+        app: Reference of the application, if it moved.
+    """
+
+    def __init__(self, root: Path, app: str | None) -> None:
+        self._root, self._app = root, app
+        self._numbers = itertools.count()
+
+    def pin(self, bundle: Path) -> Path:
+        """Copy a bundle and the sources of its application; returns the folder of the copies.
+
+        Raises:
+            BundleError: There is no bundle, or a file of it is no regular file.
+            ApplicationError: The bundle names a file of its own as its application.
+            ServeError: The copies cannot be written.
+        """
+        manifest = read_manifest(bundle)
+        folder = self._root / str(next(self._numbers))
+        try:
+            (folder / BUNDLE).mkdir(parents=True)
+            (folder / SOURCES).mkdir()
+            for name in (MANIFEST, WEIGHTS, GOLDEN, PREPARE):
+                _copy(bundle / name, folder / BUNDLE / name)
+            self._pin_sources(bundle, manifest, folder)
+        except OSError as error:
+            self.release(folder)
+            raise ServeError(
+                f"{bundle} cannot be copied to {folder} ({error.strerror or error}); make room there, or set TMPDIR to "
+                f"a folder with room."
+            ) from None
+        except BaseException:
+            self.release(folder)
+            raise
+        return folder
+
+    def release(self, folder: Path) -> None:
+        """Remove the copies of a model that is unloaded."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _pin_sources(self, bundle: Path, manifest: Manifest, folder: Path) -> None:
+        reference = self._app or (compare_sources(bundle, manifest)[0] if manifest.reference else "")
+        place = None if not reference else file_reference(reference, None if self._app else bundle)
+        # Modules of installed packages are not copied: whoever installs others restarts the server.
+        found, files = "", {}
+        if place is not None:
+            home, found = place
+            sources = {home, *local_modules(home, "", ()).values()}
+            sources |= {(home.parent / name).resolve() for name in manifest.sources}
+            for number, source in enumerate(sorted(sources)):
+                if source.is_relative_to(home.parent) and _copy(source, folder / SOURCES / str(number)):
+                    files[str(source)] = str(number)
+        (folder / SOURCES_JSON).write_text(json.dumps({"reference": found, "files": files}))
+
+
+def _copy(source: Path, target: Path) -> bool:
+    """Copy a regular file; returns whether there is one."""
+    try:
+        # Without waiting for the writer of a FIFO.
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BundleCorrupt(f"{source} is no regular file; copy the bundle again.")
+        with target.open("wb") as copy:
+            shutil.copyfileobj(opened, copy, 1 << 20)
+    return True
+
+
+@contextmanager
+def pinned_models(app: str | None) -> Generator[PinnedModels]:
+    """Make the folder of the copies for the life of a server, and remove what killed servers left.
+
+    Args:
+        app: Reference of the application, if it moved.
+    """
+    _remove_left(Path(tempfile.gettempdir()))
+    with ExitStack() as held:
+        root = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)))
+        fcntl.flock(held.enter_context((root / "lock").open("w")), fcntl.LOCK_EX)
+        yield PinnedModels(root, app)
+
+
+def _remove_left(parent: Path) -> None:
+    for root in parent.glob(f"{PREFIX}*"):
+        try:
+            with (root / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(root, ignore_errors=True)
+        except OSError:
+            # Of a server that runs or that starts at this moment, or of another user.
+            continue
+
+
+def pinned_bundle(pinned: str, bundle: str) -> Path:
+    """Return the folder of the bundle that is read: the copy, where there is one."""
+    return Path(pinned) / BUNDLE if pinned else Path(bundle)
+
+
+def pinned_reference(pinned: str) -> str:
+    """Import the copied sources in this process from now on; returns the application's reference, empty without any."""
+    if not pinned:
+        return ""
+    folder = Path(pinned)
+    about = json.loads((folder / SOURCES_JSON).read_text())
+    pin_sources({Path(file): (folder / SOURCES / name).read_bytes() for file, name in about["files"].items()})
+    return about["reference"]

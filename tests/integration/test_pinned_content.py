@@ -1,0 +1,159 @@
+"""Killed processes of a server whose files were edited, replaced and removed: the next ones run what was loaded."""
+
+import http.client
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.bench.process_usage import worker_pids
+from tests.support.processes import eventually, kill, owner
+from tests.support.serving import RunningServer, write_doubler
+
+ASK = "/v1/apps/doubler"
+JSON = {"Content-Type": "application/json"}
+RIGHT = (200, {"doubled": [2.0, 4.0, 6.0, 8.0]})
+# An import that neither waits nor computes in one piece, as that of a large package.
+SLOW_IMPORT = """
+import time
+_end_s = time.monotonic() + {import_s}
+while time.monotonic() < _end_s:
+    sum(range(1000))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_doubler(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[RunningServer]:
+    with RunningServer(folder / "bundle", "--frontends", "2") as server:
+        yield server
+
+
+def answers_of(server: RunningServer, role: str, count: int = 6) -> tuple[set[str], list[tuple[int, object]]]:
+    """Ask on new connections until one process has answered some times; returns the versions and the answers of all."""
+    versions: set[str] = set()
+    answers: list[tuple[int, object]] = []
+    left, end_s = count, time.monotonic() + 60
+    while left:
+        assert time.monotonic() < end_s, (role, answers)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+        connection.request("POST", ASK, b"[1, 2, 3, 4]", JSON)
+        left -= owner(server, connection.sock.getsockname()[1]) == role
+        answer = connection.getresponse()
+        answers.append((answer.status, json.loads(answer.read())))
+        versions.add(answer.headers["Penstock-Version"])
+        connection.close()
+    return versions, answers
+
+
+def replaced(server: RunningServer, role: str) -> None:
+    """Kill a process and wait for the next one."""
+    before = worker_pids(server.process.pid)[role]
+    kill(server, role)
+    eventually(lambda: worker_pids(server.process.pid).get(role, before) != before, within_s=30)
+
+
+def edit(folder: Path) -> None:
+    text = (folder / "app.py").read_text()
+    (folder / "app.py").write_text(text.replace('"doubled"', '"edited"'))
+
+
+def retrain(folder: Path) -> None:
+    edit(folder)
+    from penstock import Bundle
+    from penstock.core.find_application import find_application
+
+    found = find_application(str(folder / "app.py"))
+    Bundle.write(found, found.model(), np.ones((3, 4), np.float32), to=folder / "bundle")
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder / "bundle")
+    (folder / "app.py").unlink()
+
+
+def test_replaced_processes_run_what_was_loaded(server: RunningServer, folder: Path) -> None:
+    versions, answers = answers_of(server, "front-end 0", count=2)
+    assert len(versions) == 1
+    assert versions != {None}
+    for change in (edit, retrain, remove):
+        change(folder)
+        replaced(server, "front-end 0")
+        later, more = answers_of(server, "front-end 0")
+        assert set(map(repr, answers + more)) == {repr(RIGHT)}
+        assert later == versions
+    replaced(server, "engine")
+    eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=90)
+    later, answers = answers_of(server, "front-end 0", count=2)
+    assert set(map(repr, answers)) == {repr(RIGHT)}
+    assert later == versions
+
+
+def test_other_content_has_another_version(tmp_path: Path) -> None:
+    write_doubler(tmp_path)
+    models = tmp_path / "models"
+    models.mkdir()
+    (tmp_path / "bundle").rename(models / "doubler")
+    with RunningServer(None, "--models", str(models), "--frontends", "1") as server:
+        before = server.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
+        edit(tmp_path)
+        from penstock import Bundle
+        from penstock.core.find_application import find_application
+
+        found = find_application(str(tmp_path / "app.py"))
+        Bundle.write(found, found.model(), np.ones((3, 4), np.float32), to=models / "doubler")
+        assert server.ask("POST", "/v2/repository/models/doubler/load")[0] == 200
+        after = server.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
+    assert (before[2], after[2]) == ({"doubled": [2.0, 4.0, 6.0, 8.0]}, {"edited": [2.0, 4.0, 6.0, 8.0]})
+    assert before[1]["penstock-version"] != after[1]["penstock-version"]
+
+
+def test_others_are_answered_while_a_front_end_imports(tmp_path: Path) -> None:
+    import_s = 4.0
+    models = tmp_path / "models"
+    models.mkdir()
+    for name, head in (("quick", ""), ("slow", SLOW_IMPORT.format(import_s=0.0))):
+        (tmp_path / name).mkdir()
+        write_doubler(tmp_path / name)
+        if head:
+            text = (tmp_path / name / "app.py").read_text() + head
+            (tmp_path / name / "app.py").write_text(text)
+            from penstock import Bundle
+            from penstock.core.find_application import find_application
+
+            found = find_application(str(tmp_path / name / "app.py"))
+            Bundle.write(found, found.model(), np.ones((2, 4), np.float32), to=tmp_path / name / "bundle")
+            (tmp_path / name / "app.py").write_text(text.replace("+ 0.0", f"+ {import_s}"))
+    (tmp_path / "quick" / "bundle").rename(models / "quick")
+    options = ("--models", str(models), "--frontends", "1", "--accept-changed-app", "--watchdog-s", "3")
+    with RunningServer(None, *options) as server:
+        shutil.move(tmp_path / "slow" / "bundle", models / "slow")
+        loading = threading.Thread(target=lambda: loaded.append(load(server)))
+        loaded: list[int] = []
+        loading.start()
+        waited_s: list[float] = []
+        while loading.is_alive():
+            start_s = time.monotonic()
+            assert server.ask("POST", "/v1/apps/quick", b"[1, 2, 3, 4]", JSON)[0] == 200
+            waited_s.append(time.monotonic() - start_s)
+        assert loaded == [200]
+        assert server.ask("POST", "/v1/apps/slow", b"[1, 2, 3, 4]", JSON)[0] == 200
+        assert max(waited_s) < import_s / 2
+
+
+def load(server: RunningServer) -> int:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+    connection.request("POST", "/v2/repository/models/slow/load")
+    status = connection.getresponse().status
+    connection.close()
+    return status
