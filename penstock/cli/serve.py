@@ -43,6 +43,8 @@ def serve(
     cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN")] = None,
     examples: bool = True,
     shared_memory: Annotated[int, typer.Option(metavar="MIB")] = 0,
+    max_streams_per_key: Annotated[int | None, typer.Option(rich_help_panel=LIMITS)] = None,
+    max_streams_per_address: Annotated[int | None, typer.Option(rich_help_panel=LIMITS)] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
@@ -89,6 +91,8 @@ def serve(
         cors: A site whose pages may send requests, or *; may be repeated.
         examples: Offer golden examples, which are validation data, to the page and other clients.
         shared_memory: Let local clients register this much of /dev/shm for tensors, as Triton does; 0: none.
+        max_streams_per_key: Live streams that one API key's owner may hold at once. Default: any number.
+        max_streams_per_address: Live streams of one client address; behind a proxy all share one. Default: any number.
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
         max_connections: Connections of one front-end.
@@ -114,6 +118,7 @@ def serve(
     chains = [each for each in named if is_chain(each)]
     folders = [bundle_at(each, cache.expanduser()) for each in named if not is_chain(each)]
     options = locals() | {"cache": cache.expanduser(), "bundles": folders or None, "chains": chains, "regions": None}
+    options["client_counts"] = None
     options |= {"cache_limit_bytes": cache_limit_bytes()}
     if exact:
         # Set before torch is loaded, here or in a child: matrix products must not depend on memory alignment.

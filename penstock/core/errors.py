@@ -31,6 +31,7 @@ PenstockError                 states what is wrong, the value received, and the 
     ├── TooLarge              413
     ├── UnsupportedContent    415
     ├── WrongVersion          426
+    ├── QuotaExceeded         429
     ├── ComputeFailed         500  the application's own code failed on this request
     ├── UnsupportedCoding     501
     ├── Overloaded            503  load shedding; retry after `retry_after_s`
@@ -201,6 +202,12 @@ class WrongVersion(RequestError):
     def __init__(self, message: str, supported: str) -> None:
         super().__init__(message)
         self.supported = supported
+
+
+class QuotaExceeded(RequestError):
+    """The client holds as many live streams as it may; one of them must end first."""
+
+    status = 429
 
 
 class ComputeFailed(RequestError):

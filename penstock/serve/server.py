@@ -13,6 +13,7 @@ import uvloop
 from penstock.serve.control.front_end import access_of, check_telemetry
 from penstock.serve.http.listener import BACKLOG, free_grpc_port, listeners, tls_of
 from penstock.serve.settings import Settings
+from penstock.serve.table.client_counts import write_counts
 
 
 def serve(settings: Settings) -> None:
@@ -33,7 +34,11 @@ def serve(settings: Settings) -> None:
     for listener in sockets:
         # Before anything is loaded: connections wait in the backlog until they are accepted.
         listener.listen(BACKLOG)
-    with _regions(settings) as settings, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        _regions(settings) as settings,
+        _client_counts(settings) as settings,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         if processes == 0:
             # Imported here: it loads torch, which a supervisor does not need.
             from penstock.serve.control.single_process import serve_single
@@ -53,6 +58,18 @@ def _regions(settings: Settings) -> Generator[Settings]:
         return
     with TemporaryDirectory(prefix="penstock-regions-") as folder:
         yield replace(settings, access=replace(settings.access, regions=Path(folder)))
+
+
+@contextmanager
+def _client_counts(settings: Settings) -> Generator[Settings]:
+    """Make the file of the counts of live streams by client, which all front-ends map."""
+    if settings.frontend_processes < 2 or not settings.has_stream_quotas:
+        yield settings
+        return
+    with TemporaryDirectory(prefix="penstock-clients-") as folder:
+        file = Path(folder) / "counts"
+        write_counts(file, settings.frontend_processes)
+        yield replace(settings, access=replace(settings.access, client_counts=file))
 
 
 def _raise_descriptor_limit() -> None:

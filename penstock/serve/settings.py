@@ -151,6 +151,9 @@ class AccessSettings:
         examples: Whether clients get golden examples, which come from the validation data.
         shared_memory: MiB of system shared memory that local clients may register; 0 refuses it.
         regions: The folder of registered regions, made by `serve`; None where shared memory is refused.
+        max_streams_per_key: Live streams of one API key's owner, over all front-ends; None for any number.
+        max_streams_per_address: Live streams of one client address, over all front-ends; None for any number.
+        client_counts: The file of the counts of both, made by `serve`; None where a single front-end counts.
     """
 
     api_keys: Path | None = None
@@ -158,6 +161,9 @@ class AccessSettings:
     examples: bool = True
     shared_memory: int = 0
     regions: Path | None = None
+    max_streams_per_key: int | None = None
+    max_streams_per_address: int | None = None
+    client_counts: Path | None = None
 
     def __post_init__(self) -> None:
         invalid = ", ".join(repr(site) for site in self.cors if site != "*" and not _ORIGIN.fullmatch(site))
@@ -169,6 +175,14 @@ class AccessSettings:
             (
                 0 <= self.shared_memory <= MAX_SHARED_MIB,
                 f"--shared-memory is {self.shared_memory}; it must be from 0 to {MAX_SHARED_MIB:,} MiB.",
+            ),
+            *(
+                (limit is None or limit >= 1, f"--max-streams-per-{what} is {limit}; it must be at least 1.")
+                for what, limit in (("key", self.max_streams_per_key), ("address", self.max_streams_per_address))
+            ),
+            (
+                self.max_streams_per_key is None or self.api_keys,
+                "--max-streams-per-key counts by API key; give --api-keys, or take --max-streams-per-address.",
             ),
         )
 
@@ -374,6 +388,12 @@ class Settings:
                 f"least 1, or leave it out.",
             ),
         )
+
+    @property
+    def has_stream_quotas(self) -> bool:
+        """True if the streams of one client are limited."""
+        access = self.access
+        return access.max_streams_per_key is not None or access.max_streams_per_address is not None
 
     @property
     def frontend_processes(self) -> int:

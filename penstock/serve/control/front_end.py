@@ -29,7 +29,9 @@ from penstock.serve.registry.chains import Chains
 from penstock.serve.registry.model_registry import Change, Demand, ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
+from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.table.chain_counts import ChainCounts
+from penstock.serve.table.client_counts import ClientCounts
 from penstock.serve.table.slots import SlotTable
 from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
@@ -76,6 +78,7 @@ class FrontEnd:
         self._settings = settings
         self.models = ModelRegistry(change, loading=settings.models.directory is not None, demand=demand)
         self.models.starting = True
+        self._quotas = quotas_of(settings, index)
         self.attachments = Attachments(
             models=self.models,
             budget_ns=settings.batching.budget_ns,
@@ -86,6 +89,7 @@ class FrontEnd:
             wakes=wakes,
             batch_loop=batch_loop,
             now_ns=time.monotonic_ns,
+            quotas=self._quotas,
         )
         self.chains = Chains(
             models=self.models, budget_ns=settings.batching.budget_ns, index=index, now_ns=time.monotonic_ns
@@ -206,6 +210,7 @@ class FrontEnd:
                 max_message_bytes=limit + MAX_HEAD_BYTES,
                 authorise=self._access.check_key,
                 regions=self._regions,
+                quotas=self._quotas,
                 tls=tls,
                 home=home,
             )
@@ -245,6 +250,18 @@ class FrontEnd:
             await asyncio.sleep(SWEEP_S)
             self.attachments.sweep()
             await self.http.sweep()
+
+
+def quotas_of(settings: Settings, index: int) -> StreamQuotas:
+    """Make the quotas of live streams for the front-end of this index."""
+    access = settings.access
+    if not settings.has_stream_quotas:
+        return StreamQuotas()
+    if access.client_counts is None:
+        counts = ClientCounts.private()
+    else:
+        counts = ClientCounts.attached(settings.frontend_processes, index, access.client_counts)
+    return StreamQuotas(access.max_streams_per_key, access.max_streams_per_address, counts)
 
 
 def check_telemetry(telemetry: TelemetrySettings) -> None:

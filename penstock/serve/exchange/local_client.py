@@ -74,6 +74,12 @@ class Connected:
         return None
 
 
+def address_of(transport: Any) -> str:
+    """Return the client's address of a connection; empty if it is not known."""
+    peer = transport and transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     ip = ipaddress.ip_address(text.partition("%")[0])
     return getattr(ip, "ipv4_mapped", None) or ip

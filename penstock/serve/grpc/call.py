@@ -33,6 +33,7 @@ def submit_call(
     done: Done,
     stepped: Stepped | None = None,
     lookup: Lookup = no_regions,
+    address: str = "",
 ) -> Callable[[], None] | None:
     """Submit an inference request.
 
@@ -46,6 +47,7 @@ def submit_call(
         stepped: Called with the response of each step but the last, where the answer takes steps; None for one response
             with all steps.
         lookup: Finds tensors in shared memory.
+        address: The client's address; empty if it is not known.
 
     Returns:
         A function that cancels the request; None if it was rejected.
@@ -75,7 +77,8 @@ def submit_call(
             done(response)
 
         arrival_ns = batch_loop.arrival_ns(now_ns)
-        return submit(served, infer, finished, arrival_ns=arrival_ns, owner=owner, budget_ns=infer.budget_ns)
+        budget_ns = infer.budget_ns
+        return submit(served, infer, finished, arrival_ns=arrival_ns, owner=owner, address=address, budget_ns=budget_ns)
     except RequestError as error:
         served.count_rejection(error)
         done(error)

@@ -26,6 +26,7 @@ STATUS: dict[type[RequestError], StatusCode] = {
     errors.Unauthorized: StatusCode.UNAUTHENTICATED,
     errors.Forbidden: StatusCode.PERMISSION_DENIED,
     errors.UnknownRoute: StatusCode.NOT_FOUND,
+    errors.QuotaExceeded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     errors.TooLate: StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlineImpossible: StatusCode.DEADLINE_EXCEEDED,

@@ -27,6 +27,7 @@ from penstock.serve.observe.metrics import statistics_of
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.oip.shared_memory import Lookup, Regions, extensions, no_regions
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.streams.quotas import GRPC_STREAMS, StreamClient, StreamQuotas
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class GrpcServer:
         regions: The regions of shared memory.
         tls: The private key and the certificate chain, PEM; None for no TLS.
         home: The loop of the models; the running one by default.
+        quotas: Limits the sequences and the streams of one client.
 
     Raises:
         ServeError: The port is taken.
@@ -76,6 +78,7 @@ class GrpcServer:
     regions: Regions
     tls: tuple[bytes, bytes] | None = None
     home: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    quotas: StreamQuotas = field(default_factory=StreamQuotas)
 
     def __post_init__(self) -> None:
         self._reading: set[asyncio.Task[None]] = set()
@@ -153,8 +156,8 @@ class GrpcServer:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
                 if isinstance(request, pb.ModelInferRequest):
-                    lookup = self._lookup(context, owner)
-                    return await self._infer(request, context.time_remaining(), owner, lookup)
+                    client, lookup = self._client(context, owner), self._lookup(context, owner)
+                    return await self._infer(request, context.time_remaining(), client, lookup)
                 changed = self._shared_memory(request, self._connected(context), owner)
                 return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(changed, self.home))
             except RequestError as error:
@@ -235,6 +238,12 @@ class GrpcServer:
         metadata = {str(name): value for name, value in context.invocation_metadata() or ()}
         return Connected.over_grpc(context.peer(), self.port, metadata)
 
+    def _client(self, context: Context, owner: str) -> StreamClient:
+        if self.quotas.per_address is None:
+            return StreamClient(owner)
+        connected = Connected.over_grpc(context.peer(), self.port, {})
+        return StreamClient(owner, "" if connected is None else connected.address)
+
     def _lookup(self, context: Context, owner: str) -> Lookup:
         return self.regions.lookup(self._connected(context), owner) if self.regions.enabled else no_regions
 
@@ -254,7 +263,7 @@ class GrpcServer:
         self,
         request: pb.ModelInferRequest,
         left_s: float | None,
-        owner: str,
+        client: StreamClient,
         lookup: Lookup,
         steps: asyncio.Queue[pb.ModelInferResponse | None] | None = None,
     ) -> pb.ModelInferResponse:
@@ -273,7 +282,9 @@ class GrpcServer:
             nonlocal cancel_rows
             done = partial(loop.call_soon_threadsafe, resolve)
             stepped = None if steps is None else partial(loop.call_soon_threadsafe, steps.put_nowait)
-            cancel_rows = submit_call(self.models, self.batch_loop, request, left_s, owner, done, stepped, lookup)
+            cancel_rows = submit_call(
+                self.models, self.batch_loop, request, left_s, client.key, done, stepped, lookup, client.address
+            )
 
         def cancel() -> None:
             if cancel_rows is not None:
@@ -292,26 +303,30 @@ class GrpcServer:
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         try:
-            owner = self._check_key(context)
+            client = self._client(context, self._check_key(context))
+            self.quotas.admit(client, GRPC_STREAMS)
         except RequestError as error:
             await _reject(context, error)
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(requests, context, group, owner))
-            self._reading.add(reading)
-            reading.add_done_callback(self._reading.discard)
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read(requests, context, group, client))
+                self._reading.add(reading)
+                reading.add_done_callback(self._reading.discard)
+        finally:
+            self.quotas.leave(client, GRPC_STREAMS)
         if reading.cancelled():
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one."
             )
 
     async def _read(
-        self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, owner: str
+        self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, client: StreamClient
     ) -> None:
         room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
-        lookup = self._lookup(context, owner)
+        lookup = self._lookup(context, client.key)
 
         async def answer(raw: bytes) -> None:
-            async for response in self._stream_answers(raw, owner, lookup):
+            async for response in self._stream_answers(raw, client, lookup):
                 async with writing:
                     await context.write(response)
             room.release()
@@ -321,7 +336,7 @@ class GrpcServer:
             group.create_task(answer(raw))
 
     async def _stream_answers(
-        self, raw: bytes, owner: str, lookup: Lookup
+        self, raw: bytes, client: StreamClient, lookup: Lookup
     ) -> AsyncGenerator[pb.ModelStreamInferResponse]:
         """Yield the response to a request, or that of each step of its answer."""
         request = pb.ModelInferRequest()
@@ -331,7 +346,7 @@ class GrpcServer:
         try:
             request = _parsed(pb.ModelInferRequest, raw)
             # The deadline of the RPC belongs to the whole stream, not to this request.
-            answering = asyncio.create_task(self._infer(request, None, owner, lookup, steps))
+            answering = asyncio.create_task(self._infer(request, None, client, lookup, steps))
             answering.add_done_callback(lambda _: steps.put_nowait(None))
             while (step := await steps.get()) is not None:
                 yield pb.ModelStreamInferResponse(infer_response=step)

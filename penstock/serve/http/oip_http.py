@@ -17,7 +17,7 @@ from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.json_bound import check_json
-from penstock.serve.exchange.local_client import Connected
+from penstock.serve.exchange.local_client import Connected, address_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
@@ -89,6 +89,7 @@ class OipCall:
             finished,
             arrival_ns=request.arrival_ns,
             owner=self._owner,
+            address="" if infer.place is None or not infer.place.start else address_of(request.transport),
             budget_ns=infer.budget_ns or self._budget_ns,
             low_priority=self._low_priority,
             observe=request.observe_step,

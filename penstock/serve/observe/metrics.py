@@ -26,7 +26,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STREAM_COUNTS = {
     "open": (slots.STREAMS_OPEN, "Live streams that are open."),
     "opened": (slots.STREAMS, "Live streams that were admitted."),
-    "refused": (slots.STREAMS_REFUSED, "Live streams refused by admission control."),
+    "refused": (slots.STREAMS_REFUSED, "Live streams refused by admission control or a quota."),
     "aborted": (slots.STREAMS_ABORTED, "Live streams that were aborted."),
     "chunks": (slots.CHUNKS, "Input chunks of live streams."),
     "results": (slots.RESULTS, "Results of live streams."),

@@ -92,6 +92,7 @@ def submit(
     *,
     arrival_ns: int,
     owner: str,
+    address: str = "",
     budget_ns: int | None,
     low_priority: bool = False,
     observe: Observe | None = None,
@@ -105,6 +106,7 @@ def submit(
         finished: Called once with the outputs `[n, ...]` or the error.
         arrival_ns: Arrival time of the request.
         owner: Name of the client, by its API key.
+        address: The client's address, of a request that starts a sequence.
         budget_ns: Its latency budget, or None for the server's.
         low_priority: Whether it runs after the others, whatever its priority.
         observe: Called after each step of a chain.
@@ -140,7 +142,14 @@ def submit(
         )
     served.reject_lost()
     return served.sequences.put(
-        infer.place, infer.chunks, counted, arrival_ns, owner=owner, budget_ns=budget_ns, low_priority=low_priority
+        infer.place,
+        infer.chunks,
+        counted,
+        arrival_ns,
+        owner=owner,
+        address=address,
+        budget_ns=budget_ns,
+        low_priority=low_priority,
     )
 
 

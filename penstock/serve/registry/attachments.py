@@ -23,6 +23,7 @@ from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.pinned_content import pinned_bundle, pinned_reference
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import Replica, ServedModel, status_error
+from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
@@ -47,6 +48,7 @@ class Attachments:
         wakes: For each engine, called when there is new work for it.
         batch_loop: Has the arrival time of the bytes read now.
         now_ns: The engines' clock.
+        quotas: Limits the live streams of one client.
     """
 
     models: ModelRegistry
@@ -57,6 +59,7 @@ class Attachments:
     wakes: Sequence[Callable[[], None]]
     batch_loop: BatchLoop
     now_ns: Callable[[], int]
+    quotas: StreamQuotas = field(default_factory=StreamQuotas)
     # By the key of the table; models by the number that their replicas share.
     _attached: dict[int, tuple[ServedModel, Replica]] = field(
         init=False, default_factory=dict[int, tuple[ServedModel, Replica]]
@@ -240,6 +243,7 @@ class Attachments:
                 batch_loop=self.batch_loop,
                 now_ns=self.now_ns,
                 error_of_status=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
+                quotas=self.quotas,
             )
         return Replica(
             engine=loaded.engine,

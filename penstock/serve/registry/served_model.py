@@ -349,6 +349,6 @@ def column_of(error: RequestError) -> int:
     """Return the counter column of a request without a result, by its error."""
     if isinstance(error, TooLate):
         return slots.TOO_LATE
-    if error.status in (503, 504):
+    if error.status in (429, 503, 504):
         return slots.REFUSED
     return slots.BROKEN if error.status >= 500 else slots.INVALID

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.core.errors import InvalidInput, Overloaded, RequestError
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.streams.actions import PushChunk
+from penstock.serve.streams.quotas import StreamClient
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
@@ -81,6 +82,7 @@ class Sequences:
         arrival_ns: int,
         *,
         owner: str = "",
+        address: str = "",
         budget_ns: int | None = None,
         low_priority: bool = False,
     ) -> Callable[[], None]:
@@ -92,6 +94,7 @@ class Sequences:
             finished: Called once with the output `[1, U, ...]` or the error.
             arrival_ns: Arrival time of the request.
             owner: Owner of the client's key.
+            address: The client's address, of a request that starts a sequence; empty if it is not known.
             budget_ns: The request's own latency budget.
             low_priority: Whether a sequence that it starts has low priority.
 
@@ -100,6 +103,7 @@ class Sequences:
 
         Raises:
             InvalidInput: No such sequence is open, or the chunk is empty.
+            QuotaExceeded: The client holds as many live streams as it may.
             Overloaded: The server cannot carry one more sequence, or too many requests of this one wait.
             DeadlineImpossible: The budget is shorter than the network's own time.
         """
@@ -108,7 +112,10 @@ class Sequences:
         if not len(chunk) and not place.end:
             raise InvalidInput(f"The chunk has no frames; send 1 to {self.max_frames:,}, or none with sequence_end.")
         streams.reject_impossible(budget_ns)
-        sequence = self._started(key, budget_ns, low_priority) if place.start else self._open_sequence(key)
+        if place.start:
+            sequence = self._started(key, budget_ns, low_priority, StreamClient(owner, address))
+        else:
+            sequence = self._open_sequence(key)
         if place.end:
             del self._open[key]
         return sequence.put(PushChunk(chunk.tobytes(), len(chunk), place.end), arrival_ns, budget_ns, finished)
@@ -123,7 +130,7 @@ class Sequences:
         """Reject new sequences: the server is draining."""
         self._closed = True
 
-    def _started(self, key: Key, budget_ns: int, low_priority: bool) -> "_OpenSequence":
+    def _started(self, key: Key, budget_ns: int, low_priority: bool, client: StreamClient) -> "_OpenSequence":
         if self._closed:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         streams, forget = self._streams, partial(self._forget, key)
@@ -132,10 +139,11 @@ class Sequences:
         # Its waiting clients get the error at once, and may start it again in that call.
         while (before := self._open.get(key)) is not None:
             # A rejected start keeps the open sequence.
+            streams.quotas.reject_excess(client, replaced=before.client)
             streams.reject_replacement(before, budget_ns, busy=before.waiting > 0)
             before.end(InvalidInput(f"{_label_of(key)} was started anew before this request was answered."))
         sequence = streams.admit_stream(
-            lambda taking: _OpenSequence(taking, forget, low_priority=low_priority), budget_ns
+            lambda taking: _OpenSequence(taking, forget, client, low_priority=low_priority), budget_ns, client
         )
         self._open[key] = sequence
         return sequence
@@ -163,6 +171,7 @@ class _OpenSequence:
     Args:
         streams: The live streams of its model.
         forget: Called with it when it is over.
+        client: The client that started it.
         low_priority: Whether it has low priority.
 
     Attributes:
@@ -172,8 +181,16 @@ class _OpenSequence:
         Overloaded: No slot is free.
     """
 
-    def __init__(self, streams: Streams, forget: Callable[["_OpenSequence"], None], *, low_priority: bool) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        forget: Callable[["_OpenSequence"], None],
+        client: StreamClient,
+        *,
+        low_priority: bool,
+    ) -> None:
         self.active_ns = 0
+        self.client = client
         self._streams = streams
         self._forget = forget
         self._frame = streams.application.output_tensor.shape[1:]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 from penstock.core.errors import Overloaded
+from penstock.serve.streams.quotas import UNKNOWN, StreamClient
 from penstock.serve.streams.streams import M, Member, Streams
 from penstock.serve.table.slots import STREAMS_REFUSED
 
@@ -47,11 +48,13 @@ class StreamBalancer:
         first = replicas[0]
         self.application = first.application
         self.budget_ns = first.budget_ns
+        self.quotas = first.quotas
 
-    def admit_stream(self, make: Callable[[Streams], M], budget_ns: int) -> M:
+    def admit_stream(self, make: Callable[[Streams], M], budget_ns: int, client: StreamClient = UNKNOWN) -> M:
         """Take a stream in where least is carried, see `Streams.admit_stream`.
 
         Raises:
+            QuotaExceeded: The client holds as many as it may.
             Overloaded: No replica can carry one more.
             DeadlineImpossible: Nobody can have that budget.
         """
@@ -59,7 +62,7 @@ class StreamBalancer:
         if taking is None:
             self._replicas[0].counts[STREAMS_REFUSED] += 1
             raise self._full(budget_ns)
-        return taking.admit_stream(make, budget_ns)
+        return taking.admit_stream(make, budget_ns, client)
 
     def reject_replacement(self, before: Member, budget_ns: int, *, busy: bool) -> None:
         """See whether a stream could be taken in in the place of another one, see `Streams.reject_replacement`."""

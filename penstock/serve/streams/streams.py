@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, final
 
 from penstock.core.application import Application
-from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
+from penstock.core.errors import DeadlineImpossible, Overloaded, QuotaExceeded, RequestError
 from penstock.core.segments import SegmentFinder
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.streams.quotas import UNKNOWN, StreamClient, StreamQuotas
 from penstock.serve.streams.session import Session
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
@@ -45,6 +46,7 @@ class Streams:
         batch_loop: Runs the batches, and has the arrival time of the bytes read now.
         now_ns: That clock.
         error_of_status: Makes the error of a result's status.
+        quotas: Limits the streams of one client, over all models.
     """
 
     name: str
@@ -55,7 +57,8 @@ class Streams:
     batch_loop: BatchLoop
     now_ns: Callable[[], int]
     error_of_status: Callable[[int, int | None], RequestError]
-    _open: set[Member] = field(default_factory=set[Member], init=False)
+    quotas: StreamQuotas = field(default_factory=StreamQuotas)
+    _open: dict[Member, StreamClient] = field(default_factory=dict[Member, StreamClient], init=False)
     _ended_ns: int = field(default=0, init=False)
     _interval_s: float | None = field(default=None, init=False)
 
@@ -100,24 +103,34 @@ class Streams:
             find_segments=find_segments,
         )
 
-    def admit_stream(self, make: "Callable[[Streams], M]", budget_ns: int) -> M:
+    def admit_stream(self, make: "Callable[[Streams], M]", budget_ns: int, client: StreamClient = UNKNOWN) -> M:
         """Admit a stream; it holds a slot until it leaves.
 
         Args:
             make: Makes the stream once it is admitted; raises `Overloaded` if no slot is free.
             budget_ns: Its latency budget.
+            client: The client whose stream it is.
 
         Raises:
+            QuotaExceeded: The client holds as many as it may.
             Overloaded: The measured costs do not allow one more, or no slot is free.
             DeadlineImpossible: The budget is shorter than the network's own time.
         """
         try:
+            self.quotas.admit(client)
+        except QuotaExceeded:
+            self.counts[slots.STREAMS_REFUSED] += 1
+            raise
+        try:
             self.admit(budget_ns, newcomers=1)
             stream = make(self)
-        except Overloaded as error:
+        except RequestError as error:
+            self.quotas.leave(client)
+            if not isinstance(error, Overloaded):
+                raise
             self.counts[slots.STREAMS_REFUSED] += 1
             raise Overloaded(str(error), self.retry_after_s) from None
-        self._open.add(stream)
+        self._open[stream] = client
         self.counts[slots.STREAMS] += 1
         self.counts[slots.STREAMS_OPEN] += 1
         return stream
@@ -184,7 +197,7 @@ class Streams:
         """Remove a stream that is over."""
         if stream not in self._open:
             return
-        self._open.discard(stream)
+        self.quotas.leave(self._open.pop(stream))
         self.counts[slots.STREAMS_OPEN] -= 1
         self.counts[slots.STREAMS_ABORTED] += aborted
         now_ns = self.now_ns()

@@ -11,12 +11,14 @@ from websockets.utils import accept_key
 
 from penstock.core.errors import InvalidInput, Overloaded, RequestError, WrongVersion
 from penstock.serve.exchange.access import SUBPROTOCOLS, Access
+from penstock.serve.exchange.local_client import address_of
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.streams.quotas import StreamClient
 from penstock.serve.websocket.closing import RejectedConnection
 from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.stream_connection import StreamConnection
@@ -63,7 +65,10 @@ def upgrade_to_stream(
         return
     assert streams is not None
     chain = served if isinstance(served, ServedChain) else None
-    connection = streams.admit_stream(lambda one: StreamConnection(one, time.monotonic, chain), streams.budget_ns)
+    client = StreamClient(access.client(head) or "", address_of(request.transport))
+    connection = streams.admit_stream(
+        lambda one: StreamConnection(one, time.monotonic, chain), streams.budget_ns, client
+    )
     version = () if isinstance(served, ServedChain) else served.version_headers
     answer(Switched(status=101, headers=(*_headers(head, key), *version), take=connection.take_over))
 
