@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.core.errors import TrainError
-from penstock.train.report.run_log import writing
 
 LOCK, ATTEMPTS = ".lock", ".attempts"
 # Limit of the wait for a lock whose owner is dead: the kernel frees its memory, and that of a GPU, before its files.
@@ -133,7 +132,7 @@ class Attempt:
             TrainError: It cannot be written.
         """
         token, number = secrets.token_hex(8), 0
-        with writing(folder):
+        with _writing(folder):
             place = folder / ATTEMPTS
             place.mkdir(exist_ok=True)
             while True:
@@ -195,7 +194,7 @@ def owned(folder: Path, parent: int | None = None) -> Generator[Attempt]:
     Raises:
         TrainError: Another command trains in it.
     """
-    with writing(folder):
+    with _writing(folder):
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     held = [descriptor]
     # The lock belongs to the open file, which a forked process has too, and that may outlive a killed owner.
@@ -204,7 +203,7 @@ def owned(folder: Path, parent: int | None = None) -> Generator[Attempt]:
         _take(descriptor, folder)
         owner = Owner.here(parent=parent)
         attempt = Attempt.claim(folder, owner)
-        with writing(folder):
+        with _writing(folder):
             _write_record(descriptor, json.dumps({**owner.fields(), "attempt": attempt.number}).encode())
         yield attempt
     finally:
@@ -243,6 +242,17 @@ def _take(descriptor: int, folder: Path) -> None:
             time.sleep(POLL_S)
         else:
             return
+
+
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TrainError(
+            f"{folder} cannot be written ({error.strerror or error}); free disk space or repair the folder, and give "
+            f"the same command again."
+        ) from None
 
 
 def _close(held: list[int]) -> None:

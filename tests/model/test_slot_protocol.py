@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.model.explorer import Explored, Violation, explore
-from tests.model.slot_protocol import Rules, State, check_end, successors
+from tests.model.slot_protocol import check_end, successors
+from tests.model.slot_state import Rules, State
 
 # Every transition is taken in one of them.
 SIZES = {

@@ -14,7 +14,7 @@ import pytest
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
 from penstock.serve.table.slots import EXPIRED, FIRST, LAST, OK, SOFT_DEADLINE, SlotTable
 from tests.model import slot_protocol as model
-from tests.model.slot_protocol import Rules, State
+from tests.model.slot_state import Rules, State
 from tests.property.test_engine import BUDGET_NS, MS, Server
 from tests.support.toys import Countdown, RunningSum
 
