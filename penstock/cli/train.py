@@ -325,7 +325,9 @@ def _upload_rest(place: "RunPlace") -> None:
 def _launch(place: "RunPlace", options: LaunchOptions) -> None:
     """Run the same command in the requested number of processes; this process does not import torch."""
     from penstock.train.parallel.launch import launch
+    from penstock.train.run_owner import refuse_owned
 
+    refuse_owned(place.folder)
     assert options.count is not None, options
     try:
         launch([sys.executable, "-m", "penstock", *sys.argv[1:]], options.count, os.environ)

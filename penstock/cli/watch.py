@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import print_left_out, print_rows
-from penstock.cli.remote_arguments import pack_at
+from penstock.cli.remote_arguments import cache_folder, pack_at
 from penstock.core.errors import PackError, SourceError
 
 if TYPE_CHECKING:
@@ -206,12 +206,17 @@ def pack_of(folder: Path, key: str | None) -> "Pack":
     """Read a pack, from a folder or a URL, verified, and signed by the key if one is given.
 
     Raises:
-        PackError: It is no pack, is altered, or is not signed by the key.
+        PackError: It is no pack, is altered, is not signed by the key, or is older than one of the key that was used
+            on this machine.
     """
     from penstock.core.pack import read_pack
+    from penstock.core.pack_age import refuse_older
     from penstock.core.signature import read_public_key
 
-    return read_pack(pack_at(folder), None if key is None else read_public_key(key))
+    pack = read_pack(pack_at(folder), None if key is None else read_public_key(key))
+    if key is not None:
+        refuse_older(pack, cache_folder() / "signed-packs")
+    return pack
 
 
 def _pump(run: "DeviceRun[Any, Any]", sinks: list[Sink], seconds: float | None) -> None:

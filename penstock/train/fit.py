@@ -34,7 +34,8 @@ from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Data, Loss, Recipe, StepExecution, accuracy
 from penstock.train.report.progress import Progress
-from penstock.train.run_folder import held, make_folder
+from penstock.train.run_folder import make_folder
+from penstock.train.run_owner import owned
 from penstock.train.run_place import RunPlace
 from penstock.train.run_uploads import RunUploads
 from penstock.train.trainer import Trainer
@@ -167,8 +168,10 @@ def _fit(
     total = recipe.total_steps(len(train))
     out = None if place is None else place.folder
     elsewhere = None if place is None or place.remote is None else place
+    if out is not None:
+        make_folder(out)
     with (
-        nullcontext() if elsewhere is None else held(elsewhere.folder),
+        nullcontext() if out is None else owned(out) as attempt,
         nullcontext() if elsewhere is None else RunUploads(elsewhere) as uploads,
         numerics(recipe),
         Watchdog(world) as watchdog,
@@ -176,7 +179,7 @@ def _fit(
         inputs = first_inputs(train, TRIED)
         trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
         watching = ready_callbacks(recipe.callbacks, has_folder=out is not None)
-        records = FitRecords(out, trainer, train, initial)
+        records = FitRecords(out, trainer, train, initial, attempt)
         loop = Loop(
             trainer,
             train,
@@ -184,6 +187,7 @@ def _fit(
             records.history,
             watchdog,
             checkpoints=None if out is None else out / "checkpoints",
+            attempt=attempt,
             callbacks=Callbacks(watching, required=[each for each in (records, uploads) if each is not None]),
             start_event=records.start_event,
             resume_hint="The weights are lost; out=FOLDER keeps them."
@@ -213,7 +217,6 @@ def _place(out: str | Path, cache: str | Path | None) -> RunPlace:
     if place.remote is not None:
         place.fetch()
         place.fetch_checkpoint()
-        make_folder(place.folder)
     return place
 
 

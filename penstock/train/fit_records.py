@@ -14,7 +14,8 @@ from penstock.train.history import History, resume
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import RUN_FILE
 from penstock.train.report.throughput import Rate
-from penstock.train.run_folder import RunFolder, described, finished_fields, make_folder, started
+from penstock.train.run_folder import RunFolder, described, finished_fields, started
+from penstock.train.run_owner import Attempt
 from penstock.train.same_data import check_data, fingerprints
 from penstock.train.trainer import Trainer
 
@@ -33,6 +34,7 @@ class FitRecords(Callback):
         trainer: The trainer; it is restored from the folder's newest checkpoint.
         train: The training set.
         initial: The weights that the training started from, for run.json.
+        attempt: This attempt of the run, if there is a folder.
 
     Attributes:
         lines: A record for each validation.
@@ -43,7 +45,14 @@ class FitRecords(Callback):
         TrainError: The folder holds another training.
     """
 
-    def __init__(self, out: Path | None, trainer: Trainer, train: Examples, initial: StartedFrom | None = None) -> None:
+    def __init__(
+        self,
+        out: Path | None,
+        trainer: Trainer,
+        train: Examples,
+        initial: StartedFrom | None = None,
+        attempt: Attempt | None = None,
+    ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.history = History()
         name = type(trainer.module).__name__
@@ -52,15 +61,15 @@ class FitRecords(Callback):
         self._folder: RunFolder | None = None
         if out is None:
             return
+        assert attempt is not None, out
         self._learned = _made_by_functions(trainer)
         self._data = fingerprints({"train": train}, trainer.world)
-        make_folder(out)
         if (out / RUN_FILE).exists():
             self._check(out)
         self.history = resume(out, trainer)
         began = None if initial is None else asdict(initial)
         identity = {"name": name, "learned": self._learned, "data": self._data, "initial": began}
-        self._folder = RunFolder(out, trainer, identity, self.history.step)
+        self._folder = RunFolder(out, trainer, identity, self.history.step, attempt)
         self.lines += self._folder.before
         self.start_event = started(trainer, self.history, name, out, self._folder.before)
 

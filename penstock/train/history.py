@@ -118,7 +118,7 @@ def restore_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> History:
 
 def resume(folder: Path, trainer: Trainer) -> History:
     """Restore a trainer from the newest checkpoint of a run, if there is one. Collective."""
-    checkpoint = newest_checkpoint(folder / "checkpoints", trainer.world)
+    checkpoint = newest_checkpoint(folder / "checkpoints", trainer.world, set_aside=True)
     return restore_checkpoint(checkpoint, trainer) if checkpoint else History()
 
 

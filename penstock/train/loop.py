@@ -28,6 +28,7 @@ from penstock.train.report.feed_report import FeedFigures, feed_figures, feed_se
 from penstock.train.report.progress import Progress
 from penstock.train.report.run_log import RUN_FILE
 from penstock.train.report.throughput import Pace, Rate, WarmSteps
+from penstock.train.run_owner import Attempt
 from penstock.train.step.host_sync import HostSync, SharedStatus
 from penstock.train.step.schedules import check_schedule
 from penstock.train.trainer import Trainer
@@ -54,6 +55,7 @@ class Loop:
         history: Progress of the training.
         watchdog: This process's watchdog.
         checkpoints: The folder of checkpoints; None for none.
+        attempt: This attempt of the run, in the first process: once a newer one has begun, no checkpoint is named.
         callbacks: Called with the events; those of other processes than the first have none.
         start_event: The start, for the callbacks.
         resume_hint: A sentence for a user who stops the training.
@@ -72,6 +74,7 @@ class Loop:
         watchdog: Watchdog,
         *,
         checkpoints: Path | None,
+        attempt: Attempt | None = None,
         callbacks: Callbacks,
         start_event: Started,
         resume_hint: str,
@@ -81,6 +84,7 @@ class Loop:
         self.trainer, self.history, self.watchdog = trainer, history, watchdog
         self.pace, self._warm = Pace(*trainer.mfu_of_one), WarmSteps()
         self._train, self._validation, self._checkpoints = train, validation, checkpoints
+        self._attempt = attempt
         self.callbacks, self._start_event = callbacks, start_event
         self._resume_hint, self._profile = resume_hint, profile
         # Set when all steps are taken.
@@ -108,7 +112,7 @@ class Loop:
             self.callbacks.start(self._start_event)
             started_s = time.monotonic()
             with (
-                nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world) as saver,
+                nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world, self._attempt) as saver,
                 trainer.feed(self._train, history.step, progress.notify) as feed,
             ):
                 feed.bad.update(history.bad_examples)

@@ -39,11 +39,11 @@ from penstock.train.run_folder import (
     check_streams,
     finished_fields,
     fitted_buffers,
-    held,
     make_folder,
     started,
     write_bundle,
 )
+from penstock.train.run_owner import Attempt, owned
 from penstock.train.run_place import RunPlace
 from penstock.train.run_uploads import RunUploads, check_shared
 from penstock.train.same_data import check_data, fingerprints
@@ -112,7 +112,9 @@ def train(
     world = world or World()
     make_folder(folder)
     place = place or RunPlace(folder=folder)
-    with held(folder) if world.is_rank_zero else nullcontext():
+    with owned(folder, parent) if world.is_rank_zero else nullcontext() as attempt:
+        # The first process clears what older attempts have not named before any process reads the folder.
+        world.sum_on_host(0.0)
         if place.remote is not None and world.size > 1:
             check_shared(folder, world)
         with RunUploads(place) if place.remote is not None and world.is_rank_zero else nullcontext() as uploads:
@@ -127,6 +129,7 @@ def train(
                 profiled_steps,
                 accept_changed_data,
                 uploads,
+                attempt,
             )
 
 
@@ -141,6 +144,7 @@ def _trained(
     profiled_steps: int | None,
     accept_changed_data: bool,
     uploads: RunUploads | None,
+    attempt: Attempt | None,
 ) -> RunResult:
     folder = place.folder
     check_raw_examples(found, recipe)
@@ -152,7 +156,7 @@ def _trained(
         check_streams(found, recipe, data)
     with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
-        checkpoint = newest_checkpoint(folder / "checkpoints", world)
+        checkpoint = newest_checkpoint(folder / "checkpoints", world, set_aside=True)
         parts = {"train": data.train, "validation": data.validation, "test": data.test}
         same = fingerprints(parts, world)
         if checkpoint is not None and not accept_changed_data:
@@ -172,7 +176,7 @@ def _trained(
             left = trainer.total_steps - history.step
             profile = Profile(world, profiled_steps, recipe.batch_size, folder, left=left)
         identity = _identity(found, overrides, initial) | {"data": same}
-        run = RunFolder(folder, trainer, identity, history.step) if world.is_rank_zero else None
+        run = None if attempt is None else RunFolder(folder, trainer, identity, history.step, attempt)
         records = [each for each in (run, uploads) if each is not None]
         loop = Loop(
             trainer,
@@ -181,6 +185,7 @@ def _trained(
             history,
             watchdog,
             checkpoints=folder / "checkpoints",
+            attempt=attempt,
             callbacks=Callbacks(watching if records else (), required=records),
             start_event=started(
                 trainer, history, found.application.name, folder, () if run is None else run.before, overrides

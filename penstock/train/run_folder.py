@@ -1,10 +1,8 @@
 """Run folders: run.json, metrics, curves, and the bundle at the end."""
 
-import fcntl
 import json
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from operator import attrgetter
@@ -31,6 +29,7 @@ from penstock.train.overrides import declared_settings
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, draw_runs, read_metrics, replace_text, writing
 from penstock.train.report.throughput import Rate
+from penstock.train.run_owner import Attempt
 from penstock.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -64,6 +63,7 @@ class RunFolder(Callback):
         trainer: The trainer.
         identity: The fields of run.json that identify the run.
         from_step: The step that the run starts or resumes at; metrics after it are dropped.
+        attempt: This attempt of the run: nothing is written once a newer one has begun.
 
     Attributes:
         before: Figures of the validations before that step.
@@ -72,7 +72,11 @@ class RunFolder(Callback):
         TrainError: A file cannot be written.
     """
 
-    def __init__(self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int) -> None:
+    def __init__(
+        self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int, attempt: Attempt
+    ) -> None:
+        self._attempt = attempt
+        attempt.check()
         self._folder, self._fields = folder, {**identity, **described(trainer), "total_steps": trainer.total_steps}
         kept = [line for line in read_metrics(folder) if line["step"] <= from_step]
         replace_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
@@ -82,11 +86,21 @@ class RunFolder(Callback):
         self.write({"state": "running"})
 
     def write(self, more: dict[str, Any]) -> None:
-        """Rewrite run.json."""
+        """Rewrite run.json.
+
+        Raises:
+            RunTakenOver: A newer attempt of the run has begun.
+        """
+        self._attempt.check()
         replace_text(self._folder / RUN_FILE, json.dumps(self._fields | more, indent=2) + "\n")
 
     def validation(self, event: Validated) -> None:
-        """Append the figures of a validation to the metrics, flushed at once."""
+        """Append the figures of a validation to the metrics, flushed at once.
+
+        Raises:
+            RunTakenOver: A newer attempt of the run has begun.
+        """
+        self._attempt.check()
         with writing(self._folder), (self._folder / METRICS_FILE).open("a") as sink:
             sink.write(json.dumps(event.figures) + "\n")
 
@@ -306,25 +320,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainError(f"{folder} cannot be made ({error.strerror}); choose another folder for the run.") from None
-
-
-@contextmanager
-def held(folder: Path) -> Generator[None]:
-    """Hold a run's folder while the context is open, so that no other command trains in it.
-
-    Raises:
-        TrainError: Another command does.
-    """
-    with writing(folder):
-        file = (folder / ".lock").open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainError(
-                f"another command trains in {folder} now; wait for its end, or give another --out."
-            ) from None
-        yield
 
 
 def fitted_buffers(trainer: Trainer, folder: Path, data: Data) -> dict[str, Tensor]:

@@ -4,9 +4,9 @@ CACHE/runs/HASH/NAME/   the local copy of the run URL/NAME; HASH is of the URL
 URL/NAME/owner.json     the run's id, and the token of the command that trains it now
 """
 
-import fcntl
 import hashlib
 import json
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ from penstock.train.checkpoint.remote_checkpoints import (
     newest_step,
 )
 from penstock.train.report.run_log import METRICS_FILE, RUN_FILE
+from penstock.train.run_owner import refuse_owned
+
+log = logging.getLogger(__name__)
 
 OWNER = "owner.json"
 BUNDLE = "bundle"
@@ -85,7 +88,7 @@ class RunPlace:
         with one_at_a_time(self.folder):
             if same and newest_step(self.folder) >= max(complete_steps(sizes), default=-1):
                 return
-            _refuse_trained(self.folder)
+            refuse_owned(self.folder)
             shutil.rmtree(self.folder, ignore_errors=True)
             if RUN_FILE not in sizes:
                 return
@@ -95,6 +98,8 @@ class RunPlace:
 
     def fetch_checkpoint(self, step: int | None = None) -> None:
         """Bring a checkpoint here, verified, unless a newer one is.
+
+        A damaged one is stepped over to the one before, with a warning, unless its step is given.
 
         Args:
             step: Its step; by default the newest.
@@ -112,19 +117,31 @@ class RunPlace:
             known = ", ".join(map(str, sorted(steps))) or "none yet"
             raise TrainError(f"{self} has no checkpoint of step {step:,}; its checkpoints: {known}.")
         with one_at_a_time(self.folder):
-            wanted = max(steps, default=-1) if step is None else step
-            if step is None and wanted <= newest_step(self.folder):
-                return
-            place = download_checkpoint(self.remote, wanted, self.folder)
-            # Imports torch, which the launcher of several processes does not need.
-            from penstock.train.checkpoint.format import read_checkpoint
+            damaged: TrainError | None = None
+            for wanted in sorted(steps, reverse=True) if step is None else [step]:
+                if step is None and wanted <= newest_step(self.folder):
+                    return
+                wrong = self._download_verified(wanted)
+                if wrong is None:
+                    return
+                damaged = damaged or wrong
+                log.warning("%s", wrong)
+            if damaged is not None:
+                raise damaged
 
-            try:
-                read_checkpoint(place)
-            except TrainError as error:
-                shutil.rmtree(place)
-                there = f"{self.remote}/{CHECKPOINTS}/{place.name}"
-                raise TrainError(str(error).replace(str(place), there)) from None
+    def _download_verified(self, step: int) -> TrainError | None:
+        assert self.remote is not None, self
+        place = download_checkpoint(self.remote, step, self.folder)
+        # Imports torch, which the launcher of several processes does not need.
+        from penstock.train.checkpoint.format import read_checkpoint
+
+        try:
+            read_checkpoint(place)
+        except TrainError as error:
+            shutil.rmtree(place)
+            there = f"{self.remote}/{CHECKPOINTS}/{place.name}"
+            return TrainError(str(error).replace(str(place), there))
+        return None
 
     def beside(self, cache: Path) -> "RunPlace":
         """Return the first of `run-2`, `run-3` and so on without a run.
@@ -174,15 +191,3 @@ def owner_of(data: bytes | None) -> dict[str, Any] | None:
 
 def _read(file: Path) -> bytes | None:
     return file.read_bytes() if file.is_file() else None
-
-
-def _refuse_trained(folder: Path) -> None:
-    if not (folder / ".lock").exists():
-        return
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainError(
-                f"another command trains in {folder} now; wait for its end, or give another --out."
-            ) from None

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 from penstock.core.bundle import MANIFEST
 from penstock.core.errors import StorageError, TrainError
@@ -17,6 +17,7 @@ from penstock.train.checkpoint.format import KEPT
 from penstock.train.checkpoint.remote_checkpoints import CHECKPOINTS, complete_steps, newest_step, upload_checkpoint
 from penstock.train.parallel.world import World
 from penstock.train.report.run_log import RUN_FILE
+from penstock.train.run_owner import Owner, RunTakenOver
 from penstock.train.run_place import BUNDLE, OWNER, RunPlace, owner_of
 
 log = logging.getLogger(__name__)
@@ -49,11 +50,14 @@ class RunUploads(Callback):
         self._folder, self._remote, self._final_s = place.folder, place.remote, final_s
         self._token = secrets.token_hex(8)
         self._uploaded: dict[str, tuple[int, int]] = {}
-        # The checkpoints of an earlier command, and those that were uploaded.
-        self._there = complete_steps(self._remote.sizes())
+        # The checkpoints of an earlier command, and those that were uploaded. Those after the step that this one goes
+        # on from are made again: they are damaged.
+        newest = newest_step(self._folder)
+        self._there = {step for step in complete_steps(self._remote.sizes()) if step <= newest}
         # Names at the URL of the newest checkpoint's files, by content.
         self._contents: dict[str, str] = {}
-        self._taken_over = False
+        # The command that has taken the run over.
+        self._taken_over: str | None = None
         self._ends = False
         self._wake = threading.Condition()
         self._pending = False
@@ -63,7 +67,9 @@ class RunUploads(Callback):
     def _claim(self) -> None:
         """Write the owner: what is not writable is refused before the training."""
         owner = owner_of(self._remote.read(OWNER)) or {"run": secrets.token_hex(8)}
-        data = json.dumps(owner | {"writer": self._token}).encode()
+        before = Owner.parse(owner)
+        number = 1 if before is None else before.attempt + 1
+        data = json.dumps({"run": owner["run"], "writer": self._token, **Owner.here(attempt=number).fields()}).encode()
         self._remote.write(OWNER, data)
         (self._folder / OWNER).write_bytes(data)
 
@@ -78,13 +84,15 @@ class RunUploads(Callback):
             self._ends = True
             self._wake.notify()
         self._thread.join(HANGS_S)
-        if self._taken_over:
+        if self._taken_over is not None:
             if kind is None:
                 self._refuse_taken_over()
             return
         hangs = f"{self._remote} does not answer; check the network."
         problem = hangs if self._thread.is_alive() else self._upload_the_rest()
-        if problem is None:
+        if self._taken_over is not None and kind is None:
+            self._refuse_taken_over()
+        if problem is None or self._taken_over is not None:
             return
         sentence = (
             f"{', '.join(self._left()) or 'a part of the run'} is not uploaded to {self._remote}, but kept in "
@@ -125,11 +133,24 @@ class RunUploads(Callback):
             self._wake.notify()
 
     def _refuse_taken_over(self) -> None:
-        if self._taken_over:
-            raise TrainError(
-                f"another command has taken over the run in {self._remote}, so this one has ended; let one command "
-                f"train in it, or give another --out."
+        if self._taken_over is not None:
+            raise RunTakenOver(
+                f"another command has taken over the run in {self._remote}, so this one has ended "
+                f"({self._taken_over}); let one command train in it, or give another --out."
             )
+
+    def _check_owner(self) -> dict[str, Any] | None:
+        """Return the owner at the URL, which is this command or none.
+
+        Raises:
+            RunTakenOver: Another command has taken the run over.
+        """
+        owner = owner_of(self._remote.read(OWNER))
+        if owner is not None and owner.get("writer") != self._token:
+            found = Owner.parse(owner)
+            self._taken_over = "of another version of Penstock" if found is None else str(found)
+            self._refuse_taken_over()
+        return owner
 
     def _upload_while_open(self) -> None:
         wait_s, failed = FIRST_WAIT_S, False
@@ -139,11 +160,14 @@ class RunUploads(Callback):
                 if failed and not self._ends:
                     # A new checkpoint does not shorten the wait.
                     self._wake.wait_for(lambda: self._ends, wait_s)
-                if self._ends or self._taken_over:
+                if self._ends:
                     return
                 self._pending = False
             try:
                 self._upload()
+            except RunTakenOver:
+                # Raised in the steps' thread by the next event.
+                return
             except (OSError, StorageError) as error:
                 if not failed:
                     log.warning("%s The training goes on, with its checkpoints in %s.", error, self._folder)
@@ -161,6 +185,8 @@ class RunUploads(Callback):
         while True:
             try:
                 self._upload(ended=True)
+            except RunTakenOver as error:
+                return str(error)
             except (OSError, StorageError) as error:
                 if time.monotonic() + wait_s > deadline_s:
                     return str(error)
@@ -171,11 +197,7 @@ class RunUploads(Callback):
 
     def _upload(self, *, ended: bool = False) -> None:
         """Upload the files that have changed and the newest checkpoint; at the end the bundle, and run.json last."""
-        owner = owner_of(self._remote.read(OWNER))
-        if owner is not None and owner.get("writer") != self._token:
-            self._taken_over = True
-            return
-        if owner is None:
+        if self._check_owner() is None:
             # The bucket was emptied, so that nothing of the run is there.
             self._uploaded.clear()
             self._there.clear()
@@ -187,7 +209,9 @@ class RunUploads(Callback):
         for name in self._changed(without=(CHECKPOINTS, BUNDLE, *last)):
             self._send(name)
         is_new = newest >= 0 and newest not in self._there
-        if is_new and upload_checkpoint(self._remote, newest, self._folder, KEPT, self._contents):
+        if is_new and upload_checkpoint(
+            self._remote, newest, self._folder, KEPT, self._contents, check_owner=self._check_owner
+        ):
             self._there.add(newest)
         if ended:
             for name in self._changed(without=(CHECKPOINTS,)):

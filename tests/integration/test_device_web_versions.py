@@ -260,3 +260,17 @@ def test_a_version_that_does_not_run_is_replaced_by_a_better_one(device: Device,
     page.reload()
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
     updated(device, host, "mended")
+
+
+def test_an_older_version_of_the_same_signer_is_refused(device: Device, host: CountingHost) -> None:
+    mine = Ed25519PrivateKey.generate()
+    write_pack(host.folder, name="two", made={"when": "2026-02-01T00:00:00+00:00"})
+    sign(host.folder, mine)
+    page = device.installed(host)
+    two = version_of(host.folder)
+    for when in ("2026-01-31T23:59:59+00:00", "never"):
+        write_pack(host.folder, name="one", made={"when": when})
+        sign(host.folder, mine)
+        page.reload()
+        expect(page.locator("#update")).to_contain_text("this version is older than the one before", timeout=20_000)
+        is_version(page, "two", two)

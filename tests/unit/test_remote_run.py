@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import socket
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -427,3 +429,47 @@ def test_a_run_at_a_url_runs_no_code_that_it_brings(tmp_path: Path, monkeypatch:
     assert isinstance(done.exception, ApplicationError)
     assert "names a file of its own, 'evil.py'" in str(done.exception)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_damaged_checkpoint_at_the_url_is_stepped_over_and_made_again(
+    tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RunUploads(begun(tmp_path / "a", 10, 20)) as uploads:
+        checkpoint_of(uploads, tmp_path / "a")
+    name = "checkpoints/step-00000020/state-00000.safetensors"
+    RemoteFolder(URL).write(name, b"damaged")
+    other = begun(tmp_path / "b")
+    assert step_here(other) == 10
+    assert f"the checkpoint {URL}/checkpoints/step-00000020 is not as it was written" in caplog.text
+    with RunUploads(other):
+        checkpoint(other.folder, 20)
+    assert RemoteFolder(URL).read(name) != b"damaged"
+    assert step_here(begun(tmp_path / "c")) == 20
+
+
+def checkpoint_of(uploads: RunUploads, cache: Path) -> None:
+    """Upload the checkpoint before the newest, which the command did when it was the newest."""
+    remote, run = RemoteFolder(URL), RunPlace.of(URL, cache).folder
+    upload_checkpoint(remote, 10, run, 2, {})
+
+
+def test_the_owner_at_the_url_is_named_and_an_older_attempt_completes_no_checkpoint(tmp_path: Path) -> None:
+    place = begun(tmp_path / "a", 10)
+    older = RunUploads(place)
+    owner = json.loads(RemoteFolder(URL).read(OWNER) or b"")
+    assert (owner["pid"], owner["host"], owner["attempt"]) == (os.getpid(), socket.gethostname(), 1)
+    plain = older._remote.upload
+
+    def take_over_then_send(file: Path, name: str) -> None:
+        # While the large file of the checkpoint is sent, another command begins.
+        if name.endswith("state-00000.safetensors"):
+            RunUploads(RunPlace.of(URL, tmp_path / "b"))
+        plain(file, name)
+
+    (tmp_path / "b" / place.folder.relative_to(tmp_path / "a")).mkdir(parents=True)
+    older._remote.upload = take_over_then_send  # type: ignore[method-assign]
+    with pytest.raises(TrainError, match=rf"taken over the run in {URL}.*process {os.getpid()} on "), older:
+        pass
+    assert "checkpoints/step-00000010/state-00000.safetensors" in names()
+    assert "checkpoints/step-00000010/state.json" not in names()
+    assert json.loads(RemoteFolder(URL).read(OWNER) or b"")["attempt"] == 2

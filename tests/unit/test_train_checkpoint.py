@@ -237,6 +237,56 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_out(tmp_path: Path, name: 
         read_checkpoint(place)
 
 
+@pytest.mark.parametrize("name", ["state-00000.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+def test_a_damaged_newest_checkpoint_is_stepped_over_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
+) -> None:
+    save(tmp_path, 1, STATE)
+    place = save(tmp_path, 2, STATE)
+    data = (place / name).read_bytes()
+    (place / name).unlink()
+    if damage == "truncated":
+        (place / name).write_bytes(data[:-7])
+    elif damage == "altered":
+        (place / name).write_bytes(data.replace(b'"step": 2', b'"step": 3')[:-1] + b" ")
+    for set_aside in (False, True):
+        caplog.clear()
+        found = newest_checkpoint(tmp_path, set_aside=set_aside)
+        assert found is not None
+        assert found.step == 1
+        assert same(read_tensors(found.state), STATE)
+        assert f"the checkpoint {place} is not as it was written: {name} " in caplog.text
+        assert "the run goes on from the one before, of step 1" in caplog.text
+        assert place.exists() is not set_aside
+    assert names(tmp_path) == [".damaged-step-00000002", "step-00000001"]
+    caplog.clear()
+    # Two whole ones are kept again, and the next damaged one replaces the last.
+    save(tmp_path, 2, STATE)
+    assert newest_checkpoint(tmp_path).step == 2  # pyright: ignore[reportOptionalMemberAccess]
+    assert not caplog.text
+    (place / name).unlink()
+    newest_checkpoint(tmp_path, set_aside=True)
+    assert names(tmp_path) == [".damaged-step-00000002", "step-00000001"]
+
+
+def test_where_all_checkpoints_are_damaged_the_run_does_not_begin_again_by_itself(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step, STATE) / "state.json").unlink()
+    with pytest.raises(TrainError, match=r"step-00000002 .*state.json is missing, and there is no whole one before it"):
+        newest_checkpoint(tmp_path, set_aside=True)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_one_that_cannot_be_read_now_is_not_stepped_over(tmp_path: Path) -> None:
+    save(tmp_path, 1, STATE)
+    values = save(tmp_path, 2, STATE) / "state.json"
+    values.unlink()
+    values.mkdir()
+    with pytest.raises(TrainError, match=r"state.json cannot be read \(Is a directory\); repair the folder"):
+        newest_checkpoint(tmp_path, set_aside=True)
+
+
 def test_one_of_another_format_is_named(tmp_path: Path) -> None:
     place = tmp_path / "step-00000007"
     place.mkdir()

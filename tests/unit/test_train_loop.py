@@ -33,7 +33,7 @@ from penstock.train.recipe import (
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import read_metrics
 from penstock.train.run import RunResult, train
-from penstock.train.run_folder import held
+from penstock.train.run_owner import owned
 from penstock.train.step.host_sync import HostSync
 from penstock.train.step.schedules import warm_up_cosine
 
@@ -126,7 +126,7 @@ def test_a_schedule_that_follows_from_its_own_rates_is_not_made_longer(found: Fo
 
 def test_a_folder_has_one_command_at_a_time(found: FoundApplication, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with held(tmp_path / "run"), pytest.raises(TrainError, match="another command trains in"):
+    with owned(tmp_path / "run"), pytest.raises(TrainError, match="another command trains in"):
         run(found, tmp_path / "run")
     assert run(found, tmp_path / "run", steps=3).best_step
 

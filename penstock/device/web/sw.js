@@ -66,6 +66,7 @@ async function install() {
     if ((await sha256(bytes)) !== VERSION) throw new Error("pack.json has changed meanwhile; try again.");
     const pack = await parsed(bytes);
     const signedBy = await checkSignature(bytes);
+    if (signedBy !== null) await checkAge(pack);
     await keep("pack.json", bytes, response, VERSION);
     await keepFiles(needed(pack), await request(PAGE));
     await pin(signedBy);
@@ -170,6 +171,16 @@ async function checkSignature(bytes) {
   if (pinned && pinned !== key) throw new Error("this version is signed with another key than the one before.");
   if (!(await isSignedBy(key, signature, bytes))) throw new Error("the signature in pack.sig is not of this pack.json.");
   return key;
+}
+
+/** Refuse a signed version that was made before one that is kept: a signature does not say that it is the newest. */
+async function checkAge(pack) {
+  for (const name of await caches.keys()) {
+    if (!name.startsWith(NAME) || name === KEPT || name === KEY) continue;
+    const kept = await (await caches.open(name)).match(`${ROOT}pack.json`);
+    const before = kept && Date.parse((await kept.json()).made.when);
+    if (before && !(Date.parse(pack.made.when) >= before)) throw new Error("this version is older than the one before.");
+  }
 }
 
 async function isSignedBy(key, signature, bytes) {

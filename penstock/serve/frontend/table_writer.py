@@ -76,6 +76,9 @@ class TableWriter:
         self._index = index
         self._first, self._each = index * layout.slots_each, layout.slots_each
         self._free: list[int] = []
+        # Where released slots go. After a take-over it is another list than the free one until no result for the
+        # earlier process is being published: its entry of the ring would be read as one of the slot's next stream.
+        self._released: list[int] = []
         self._handles: list[SlotHandle | None] = [None] * table.slots
         self._input_bytes = memoryview(cast(Any, table.input.reshape(-1).view(np.uint8)))
         self._input_nbytes = layout.input.nbytes
@@ -99,6 +102,7 @@ class TableWriter:
         self._grid = LengthGrid.of(layout.input)
         self._held_lengths = scalars(table.held_lengths[index])
         self._take_over()
+        self.collect()
         prediction = FinishPrediction(table, self._grid, budget_ns=budget_ns, margin_ns=margin_ns)
         self._prediction = prediction
         self.shortest_length, self.shortest_lengths = prediction.shortest_length, prediction.shortest_lengths
@@ -298,6 +302,8 @@ class TableWriter:
             elif self._is_last(handle, taken):
                 # The engine was publishing this result, which is dropped, while the slot was taken over.
                 self._release(handle)
+        if self._released is not self._free:
+            self._settle(until)
         return until - first
 
     def refresh(self, reading_share: float = 0.0) -> None:
@@ -335,13 +341,20 @@ class TableWriter:
             # The earlier process is gone, so its results are dropped.
             self._taken[slot] = self._produced[slot]
             if idle:
-                self._free.append(slot)
+                self._released.append(slot)
             else:
                 self._handles[slot] = SlotHandle(self, slot, None, True)
                 self._held[0] += 1
                 self._cancel_deadlines(slot)
                 # Its row may have waited for room for its result, which there is now.
                 self._wake()
+
+    def _settle(self, listed: int) -> None:
+        """Free the slots after a take-over, once every result was listed in the ring and read there."""
+        # `listed` was read first: were a result not listed then, the sum would be larger.
+        if sum(self._produced[self._first : self._first + self._each]) == listed:
+            self._free.extend(self._released)
+            self._released = self._free
 
     def _cancel_deadlines(self, slot: int) -> None:
         for entry in range(slot * self._chunks, (slot + 1) * self._chunks):
@@ -373,7 +386,7 @@ class TableWriter:
         self._held[handle.low_priority] -= 1
         if handle.length:
             self._count_length(handle, -1)
-        self._free.append(handle.slot)
+        self._released.append(handle.slot)
 
     def _hold_length(self, handle: SlotHandle, length: int) -> None:
         handle.length = length

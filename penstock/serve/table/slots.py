@@ -13,6 +13,10 @@ ahead, the current one included.
 An answer that takes steps has more results than chunks: its slot has a ring of R results, as many as there can be, so
 that a row never waits for a client that does not read.
 
+The next process of a front-end drops the results of the one before it, cancels its rows, and frees no slot before every
+result published is listed in the ring: an entry to come would be read as one of the slot's next stream.
+`tests/model/slot_protocol.py` states these rules as single stores, and is explored in every interleaving.
+
 Each of F front-ends owns N / F consecutive slots, and a ring in which the engine lists those that have results.
 """
 

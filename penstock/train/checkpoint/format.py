@@ -12,14 +12,15 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -30,11 +31,14 @@ from penstock.train.checkpoint.lazy_tensors import CheckpointFiles, StoredTensor
 from penstock.train.checkpoint.snapshot import SlicedTensor, writers_of
 from penstock.train.parallel.world import World
 
+log = logging.getLogger(__name__)
+
 KEPT = 2
 FORMAT = 2
 POLL_S = 0.02
 CHUNK_BYTES = 1 << 24
 _VALUES = "state.json"
+_UNREADABLE, _OTHER_FORMAT = "cannot be read", "is of format"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +52,20 @@ class Checkpoint:
 
     step: int
     state: dict[str, Any]
+
+
+@final
+class CheckpointDamaged(TrainError):
+    """A checkpoint is not as it was written.
+
+    Args:
+        place: Its folder.
+        reason: What is wrong with its files.
+    """
+
+    def __init__(self, place: Path, reason: str) -> None:
+        self.reason = f"the checkpoint {place} is not as it was written: {reason}"
+        super().__init__(f"{self.reason}; remove {place} to go on from the one before.")
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -131,7 +149,13 @@ def mark_written(beside: Path, rank: int, files: Mapping[str, Any]) -> None:
     (beside / f".{name}").rename(beside / name)
 
 
-def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: threading.Event) -> bool:
+def publish(
+    beside: Path,
+    place: Path,
+    manifest: Mapping[str, Any],
+    given_up: threading.Event,
+    check_owner: Callable[[], object] = lambda: None,
+) -> bool:
     """Wait for the files of all processes, rename the checkpoint, and remove all but the newest two.
 
     Args:
@@ -139,6 +163,7 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
         place: The folder to rename it to.
         manifest: The result of `manifest_of`.
         given_up: Set when files are missing for good.
+        check_owner: Called before the rename; raises if the checkpoint may not be named, see `run_owner`.
 
     Returns:
         True if it was renamed.
@@ -156,6 +181,7 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
     fields = {**manifest, "files": files}
     write_through(beside / _VALUES, json.dumps({**fields, "seal": _seal(fields)}).encode())
     sync(beside)
+    check_owner()
     _drop(place)
     beside.rename(place)
     sync(place.parent)
@@ -164,19 +190,18 @@ def publish(beside: Path, place: Path, manifest: Mapping[str, Any], given_up: th
     return True
 
 
-def clear(folder: Path) -> None:
-    """Remove incomplete checkpoints of killed processes."""
-    for left in folder.glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def newest_checkpoint(folder: Path, world: World | None = None) -> Checkpoint | None:
+def newest_checkpoint(folder: Path, world: World | None = None, *, set_aside: bool = False) -> Checkpoint | None:
     """Read and verify the newest checkpoint of a run; None if there is none. A collective call.
 
-    Each process verifies some of the files.
+    Each process verifies some of the files. A damaged checkpoint is stepped over to the one before, with a warning.
+
+    Args:
+        folder: The folder of the checkpoints.
+        world: The processes.
+        set_aside: Rename damaged ones, as the owner of the run may, so that they do not count as kept.
 
     Raises:
-        TrainError: It is damaged, or the processes see different checkpoints.
+        TrainError: All are damaged, one cannot be read, or the processes see different checkpoints.
     """
     world = world or World()
     places = checkpoint_places(folder)
@@ -186,14 +211,30 @@ def newest_checkpoint(folder: Path, world: World | None = None) -> Checkpoint | 
         raise TrainError(
             "the processes see different checkpoints; put the run's folder on a file system that all of them share."
         )
-    return read_checkpoint(places[-1], world) if places else None
+    damaged: list[tuple[Path, CheckpointDamaged]] = []
+    for place in reversed(places):
+        try:
+            found = read_checkpoint(place, world)
+        except CheckpointDamaged as error:
+            damaged.append((place, error))
+            continue
+        for wrong, error in damaged if world.is_rank_zero else ():
+            log.warning("%s; the run goes on from the one before, of step %d", error.reason, found.step)
+            if set_aside:
+                _set_aside(wrong)
+        return found
+    if damaged:
+        error = damaged[0][1]
+        raise TrainError(f"{error.reason}, and there is no whole one before it; begin a new run with another --out.")
+    return None
 
 
 def read_checkpoint(place: Path, world: World | None = None) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Raises:
-        TrainError: A file is missing or altered.
+        CheckpointDamaged: A file is missing or altered.
+        TrainError: A file cannot be read, or is of another version.
     """
     world = world or World()
     fields, wrong = _manifest(place)
@@ -203,9 +244,11 @@ def read_checkpoint(place: Path, world: World | None = None) -> Checkpoint:
     # All processes must fail together.
     found = sorted(world.sum_counts(dict.fromkeys(wrong, 1)))
     if found or fields is None:
-        raise TrainError(
-            f"a checkpoint is not as it was written: {', '.join(found)}; remove {place} to go on from the one before."
-        )
+        reason = ", ".join(found)
+        # Only what will never be whole again is stepped over.
+        if any(_UNREADABLE in said or _OTHER_FORMAT in said for said in found):
+            raise TrainError(f"the checkpoint {place} cannot be used: {reason}; repair the folder, or remove it.")
+        raise CheckpointDamaged(place, reason)
     files = CheckpointFiles(place)
     tensors = {
         path: StoredTensor(
@@ -227,10 +270,12 @@ def _manifest(place: Path) -> tuple[dict[str, Any] | None, list[str]]:
         fields = json.loads((place / _VALUES).read_bytes())
         written_as = fields.get("format", 1)
         if written_as != FORMAT:
-            return None, [f"{_VALUES} is of format {written_as}, and this version of Penstock reads {FORMAT}"]
+            return None, [f"{_VALUES} {_OTHER_FORMAT} {written_as}, and this version of Penstock reads {FORMAT}"]
         whole = fields.pop("seal") == _seal(fields)
+    except FileNotFoundError:
+        return None, [f"{_VALUES} is missing"]
     except OSError as error:
-        return None, [f"{_VALUES} cannot be read ({error.strerror})"]
+        return None, [f"{_VALUES} {_UNREADABLE} ({error.strerror})"]
     except (ValueError, KeyError, AttributeError):
         whole, fields = False, None
     return (fields, []) if whole else (None, [f"{_VALUES} is altered"])
@@ -245,12 +290,19 @@ def _wrong_with(file: Path, fields: Mapping[str, Any]) -> str | None:
     except FileNotFoundError:
         return f"{file.name} is missing"
     except OSError as error:
-        return f"{file.name} cannot be read ({error.strerror})"
+        return f"{file.name} {_UNREADABLE} ({error.strerror})"
     return None if found == fields["sha256"] else f"{file.name} is altered"
 
 
 def _seal(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _set_aside(place: Path) -> None:
+    """Keep the last damaged checkpoint under a name that no reader takes for one."""
+    for old in place.parent.glob(".damaged-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    place.rename(place.with_name(f".damaged-{place.name}"))
 
 
 def _drop(place: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,7 +43,15 @@ def download_checkpoint(remote: RemoteFolder, step: int, run: Path) -> Path:
     return place
 
 
-def upload_checkpoint(remote: RemoteFolder, step: int, run: Path, kept: int, contents: dict[str, str]) -> bool:
+def upload_checkpoint(
+    remote: RemoteFolder,
+    step: int,
+    run: Path,
+    kept: int,
+    contents: dict[str, str],
+    *,
+    check_owner: Callable[[], object] = lambda: None,
+) -> bool:
     """Upload a checkpoint and remove old ones at the URL.
 
     What is in the checkpoint before it already, such as the best weights, is copied within the storage.
@@ -54,6 +62,7 @@ def upload_checkpoint(remote: RemoteFolder, step: int, run: Path, kept: int, con
         run: The local folder.
         kept: Number of checkpoints to keep at the URL.
         contents: Names at the URL of the files of the checkpoint before it, by their SHA-256; updated.
+        check_owner: Called before the file that completes the checkpoint; raises if another command owns the run now.
 
     Returns:
         False if a later checkpoint has replaced it here meanwhile.
@@ -67,6 +76,8 @@ def upload_checkpoint(remote: RemoteFolder, step: int, run: Path, kept: int, con
         files: dict[str, dict[str, str]] = json.loads((staged / VALUES).read_bytes())["files"]
         here: dict[str, str] = {}
         for file in sorted(staged.iterdir(), key=lambda file: (file.name == VALUES, file.name)):
+            if file.name == VALUES:
+                check_owner()
             name, digest = f"{CHECKPOINTS}/{_name_of(step)}/{file.name}", files.get(file.name, {}).get("sha256", "")
             if digest not in contents or not remote.copy(contents[digest], name):
                 remote.upload(file, name)

@@ -14,7 +14,6 @@ from typing import Any, final
 
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import (
-    clear,
     file_of,
     manifest_of,
     mark_written,
@@ -24,6 +23,7 @@ from penstock.train.checkpoint.format import (
 )
 from penstock.train.checkpoint.snapshot import HostCopy, SlicedTensor, split, writers_of
 from penstock.train.parallel.world import World
+from penstock.train.run_owner import Attempt, RunTakenOver, clear_unnamed
 
 STATE = "state"
 # Limit of the wait for a checkpoint in progress after an error that ends the run.
@@ -39,13 +39,14 @@ class Saver(AbstractContextManager["Saver"]):
     Args:
         folder: The folder of the checkpoints, shared by all processes.
         world: The processes; a collective call.
+        attempt: This attempt of the run, in the first process: once a newer one has begun, no checkpoint is named.
     """
 
-    def __init__(self, folder: Path, world: World) -> None:
-        self._folder, self._world = folder, world
+    def __init__(self, folder: Path, world: World, attempt: Attempt | None = None) -> None:
+        self._folder, self._world, self._attempt = folder, world, attempt
         folder.mkdir(parents=True, exist_ok=True)
         if world.is_rank_zero:
-            clear(folder)
+            clear_unnamed(folder)
         # Broadcast after the clean-up. The token separates files that a process of an earlier run may still write.
         (token,) = world.broadcast_on_host([float(secrets.randbits(32))])
         self._token = f"{int(token):08x}"
@@ -55,6 +56,7 @@ class Saver(AbstractContextManager["Saver"]):
         self._own_written = threading.Event()
         self._given_up = threading.Event()
         self._failure: str | None = None
+        self._taken_over: RunTakenOver | None = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -135,21 +137,30 @@ class Saver(AbstractContextManager["Saver"]):
             return
         self._given_up.set()
         reasons = self._world.sum_counts({self._failure: 1} if self._failure else {})
+        if self._taken_over is not None:
+            raise self._taken_over
         raise TrainError(
             f"a checkpoint cannot be written: {'; '.join(sorted(reasons))}. Make room or repair the folder, and "
             f"resume from the one before."
         )
+
+    def _check_owner(self) -> None:
+        if self._attempt is not None:
+            self._attempt.check()
 
     def _write(self, step: int, files: "list[_File]", manifest: dict[str, Any] | None) -> None:
         place = step_folder(self._folder, step)
         beside = place.with_name(f".{place.name}-{self._token}")
         try:
             beside.mkdir(exist_ok=True)
+            self._check_owner()
             written = {file.name: file.write(beside, self._place) for file in files}
             mark_written(beside, self._world.rank, written)
             self._own_written.set()
-            if manifest is None or publish(beside, place, manifest, self._given_up):
+            if manifest is None or publish(beside, place, manifest, self._given_up, self._check_owner):
                 self._place = place
+        except RunTakenOver as error:
+            self._taken_over, self._failure = error, "another command has taken over the run"
         except Exception as error:  # noqa: BLE001 - the top of this thread; the steps end with it
             self._failure = _reason(error, place)
         finally:
