@@ -10,8 +10,8 @@ from penstock.cli.documented import documented
 from penstock.cli.printing import Format, print_rows
 
 if TYPE_CHECKING:
-    from penstock.bench.chaos.run import ChaosResult
-    from penstock.bench.isolation.run import Beside, IsolationResult
+    from penstock.bench.chaos.chaos_run import ChaosResult
+    from penstock.bench.isolation.isolation_run import Beside, IsolationResult
 
 SHOWN = 10
 
@@ -43,7 +43,7 @@ def isolation(
         cpu: Cores of the clients that behave well.
         format: text or json.
     """
-    from penstock.bench.isolation.run import IsolationSettings, run_isolation
+    from penstock.bench.isolation.isolation_run import IsolationSettings, run_isolation
     from penstock.bench.load.generator import parse_cores
 
     settings = IsolationSettings(
@@ -95,8 +95,8 @@ def chaos(
         cpu: Cores of the clients.
         format: text or json.
     """
-    from penstock.bench.chaos.run import ChaosSettings, measured_rate, run_chaos
-    from penstock.bench.chaos.schedule import HITLESS, KINDS
+    from penstock.bench.chaos.chaos_run import ChaosSettings, measured_rate, run_chaos
+    from penstock.bench.chaos.fault_schedule import HITLESS, KINDS
     from penstock.bench.load.generator import parse_cores
 
     settings = ChaosSettings(

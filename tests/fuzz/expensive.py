@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.bench.isolation.inputs import FOUND
+from penstock.bench.isolation.expensive_inputs import FOUND
 from tests.fuzz.mutate import CORPUS, mutations, seeds_of
 from tests.fuzz.targets import TARGETS
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.bench.chaos.chaos_history import ChaosHistory, Event, Operation, Readiness, RequestEnd
 from penstock.bench.chaos.checker import (
     FALSE_READY,
     HUNG,
@@ -20,14 +21,13 @@ from penstock.bench.chaos.checker import (
     failures,
     recoveries,
 )
-from penstock.bench.chaos.history import Answer, Event, History, Operation, Readiness
-from penstock.bench.chaos.inputs import doubles_of
+from penstock.bench.chaos.numbered_input import doubles_of
 
-Change = Callable[[History], None]
+Change = Callable[[ChaosHistory], None]
 
 
-def answered(number: int, at_s: float, version: int = 1, status: int = 200, model: str = "m") -> Answer:
-    return Answer(
+def answered(number: int, at_s: float, version: int = 1, status: int = 200, model: str = "m") -> RequestEnd:
+    return RequestEnd(
         number=number,
         model=model,
         due_s=at_s,
@@ -46,9 +46,9 @@ def load(version: int, sent_s: float, ended_s: float, status: int = 200) -> Oper
     return Operation(model="m", kind="load", version=version, sent_s=sent_s, ended_s=ended_s, status=status)
 
 
-def good() -> History:
+def good() -> ChaosHistory:
     """Version 1 answers, is replaced by 2 between 5 s and 6 s, and a front-end is killed at 8 s."""
-    history = History(started={"m": 1}, began_s=0.0, over_s=10.0, load_s=0.5)
+    history = ChaosHistory(started={"m": 1}, began_s=0.0, over_s=10.0, load_s=0.5)
     history.answers = [answered(n, 0.1 + n * 0.1, 1 if n < 52 else 2) for n in range(100)]
     history.operations = [load(2, 5.0, 6.0)]
     history.events = [
@@ -59,76 +59,81 @@ def good() -> History:
     return history
 
 
-def change(history: History, number: int, **fields: object) -> None:
+def change(history: ChaosHistory, number: int, **fields: object) -> None:
     history.answers[number] = replace(history.answers[number], **fields)  # pyright: ignore[reportArgumentType]
 
 
-def mix(history: History) -> None:
+def mix(history: ChaosHistory) -> None:
     change(history, 70, source=1)
 
 
-def swap_results(history: History) -> None:
+def swap_results(history: ChaosHistory) -> None:
     change(history, 10, doubles=doubles_of(11))
 
 
-def answer_with_old(history: History) -> None:
+def answer_with_old(history: ChaosHistory) -> None:
     change(history, 70, weights=1, source=1)
 
 
-def answer_with_next(history: History) -> None:
+def answer_with_next(history: ChaosHistory) -> None:
     change(history, 40, weights=2, source=2)
 
 
-def answer_with_refused(history: History) -> None:
+def answer_with_refused(history: ChaosHistory) -> None:
     history.operations.append(load(3, 7.0, 7.1, status=400))
     change(history, 90, weights=3, source=3)
 
 
-def answer_unloaded(history: History) -> None:
+def answer_unloaded(history: ChaosHistory) -> None:
     history.operations.append(replace(load(0, 9.0, 9.1), kind="unload"))
 
 
-def lose(history: History) -> None:
+def lose(history: ChaosHistory) -> None:
     change(history, 20, end="reset", status=0)
 
 
-def lose_late(history: History) -> None:
+def lose_late(history: ChaosHistory) -> None:
     # The port was held by the killed front-end, but the connection ended long before.
     change(history, 79, end="reset", status=0, port=5080, ended_s=7.9)
 
 
-def lose_beside(history: History) -> None:
+def lose_beside(history: ChaosHistory) -> None:
     # While a front-end was killed, but on a connection of another one.
     change(history, 81, end="reset", status=0)
 
 
-def hang(history: History) -> None:
+def hang(history: ChaosHistory) -> None:
     change(history, 20, end="hung", status=0, ended_s=7.0)
 
 
-def answer_twice(history: History) -> None:
+def answer_twice(history: ChaosHistory) -> None:
     history.answers.append(replace(history.answers[30], ended_s=9.0))
 
 
-def say_more(history: History) -> None:
+def say_more(history: ChaosHistory) -> None:
     history.answers.append(replace(history.answers[30], end="unasked"))
 
 
-def forget(history: History) -> None:
+def forget(history: ChaosHistory) -> None:
     del history.answers[30]
 
 
-def stick(history: History) -> None:
+def stick(history: ChaosHistory) -> None:
     history.operations.append(load(3, 9.0, 24.0, status=0))
 
 
-def miss(history: History) -> None:
+def miss(history: ChaosHistory) -> None:
     change(history, 70, status=404)
 
 
-def stay_away(history: History) -> None:
+def stay_away(history: ChaosHistory) -> None:
     for number in range(90, 100):
         change(history, number, status=503)
+
+
+def go_away(history: ChaosHistory) -> None:
+    for number in range(90, 100):
+        change(history, number, end="unsent", status=0)
 
 
 PLANTED: list[tuple[Change, str]] = [
@@ -148,6 +153,7 @@ PLANTED: list[tuple[Change, str]] = [
     (stick, STUCK),
     (miss, FALSE_READY),
     (stay_away, NOT_BACK),
+    (go_away, NOT_BACK),
 ]
 
 

@@ -1,7 +1,7 @@
 """The faults of a seed."""
 
-from penstock.bench.chaos.inputs import doubles_of, input_of
-from penstock.bench.chaos.schedule import HITLESS, KINDS, LONGEST_STOP_S, schedule
+from penstock.bench.chaos.fault_schedule import HITLESS, KINDS, LONGEST_STOP_S, schedule
+from penstock.bench.chaos.numbered_input import doubles_of, input_of
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:

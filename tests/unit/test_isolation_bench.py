@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.bench.isolation.attacker import BURST_BYTES, Attack, RateLimit, attack
-from penstock.bench.isolation.inputs import ExpensiveInput, expensive_inputs, frame, post
-from penstock.bench.isolation.run import IsolationSettings, beside, chosen_inputs, windows
+from penstock.bench.isolation.expensive_inputs import ExpensiveInput, expensive_inputs, frame, post
+from penstock.bench.isolation.isolation_run import IsolationSettings, beside, chosen_inputs, windows
 from penstock.core.errors import BenchError
 
 FAMILIES = {"head", "json", "gzip", "multipart", "chunked", "infer", "raw", "websocket", "picture", "found"}

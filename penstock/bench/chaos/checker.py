@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.bench.chaos.history import Answer, Event, History, Operation, Readiness
-from penstock.bench.chaos.inputs import doubles_of
+from penstock.bench.chaos.chaos_history import ChaosHistory, Event, Operation, Readiness, RequestEnd
+from penstock.bench.chaos.numbered_input import doubles_of
 
 MIXED, WRONG, NOT_ADMITTED = "mixture", "wrong answer", "version not admitted"
 LOST, TWICE, HUNG, STUCK = "lost", "answered twice", "hung", "stuck operation"
@@ -37,7 +37,7 @@ class Violation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class VersionSpan:
     """The time in which a version may answer: from `begin_s`, and at the latest to `end_s`.
 
     It is sure, so that the model must not be missing, from `sure_s` to `unsure_s`.
@@ -50,7 +50,7 @@ class Span:
     unsure_s: float
 
 
-def check(history: History) -> list[Violation]:
+def check(history: ChaosHistory) -> list[Violation]:
     """Find every violation of a history, in the order of time."""
     spans = {model: spans_of(history, model) for model in _models(history)}
     found = [*_answers(history, spans), *_twice(history), *_lost(history), *_stuck(history)]
@@ -58,10 +58,10 @@ def check(history: History) -> list[Violation]:
     return sorted(found, key=lambda violation: violation.at_s)
 
 
-def spans_of(history: History, model: str) -> list[Span]:
+def spans_of(history: ChaosHistory, model: str) -> list[VersionSpan]:
     """Return the versions of a model and the time of each."""
-    open_spans: list[Span] = []
-    done: list[Span] = []
+    open_spans: list[VersionSpan] = []
+    done: list[VersionSpan] = []
     if model in history.started:
         open_spans = [_span(history.started[model], -math.inf, -math.inf)]
     for operation in sorted((one for one in history.operations if one.model == model), key=lambda one: one.sent_s):
@@ -78,7 +78,7 @@ def spans_of(history: History, model: str) -> list[Span]:
     return done + open_spans
 
 
-def recoveries(history: History) -> list[tuple[Event, float]]:
+def recoveries(history: ChaosHistory) -> list[tuple[Event, float]]:
     """Return for each fault the seconds from its end to the last request, before the next fault, that failed.
 
     Requests to a model that is not surely loaded do not count.
@@ -93,12 +93,12 @@ def recoveries(history: History) -> list[tuple[Event, float]]:
     return found
 
 
-def _span(version: int, begin_s: float, sure_s: float) -> Span:
-    return Span(version=version, begin_s=begin_s, sure_s=sure_s, end_s=math.inf, unsure_s=math.inf)
+def _span(version: int, begin_s: float, sure_s: float) -> VersionSpan:
+    return VersionSpan(version=version, begin_s=begin_s, sure_s=sure_s, end_s=math.inf, unsure_s=math.inf)
 
 
-def _ended(span: Span, end_s: float, unsure_s: float) -> Span:
-    return Span(
+def _ended(span: VersionSpan, end_s: float, unsure_s: float) -> VersionSpan:
+    return VersionSpan(
         version=span.version,
         begin_s=span.begin_s,
         sure_s=span.sure_s,
@@ -107,11 +107,11 @@ def _ended(span: Span, end_s: float, unsure_s: float) -> Span:
     )
 
 
-def _models(history: History) -> set[str]:
+def _models(history: ChaosHistory) -> set[str]:
     return {*history.started, *(one.model for one in history.operations), *(one.model for one in history.answers)}
 
 
-def _surely_loaded(spans: list[Span], begin_s: float, end_s: float) -> bool:
+def _surely_loaded(spans: list[VersionSpan], begin_s: float, end_s: float) -> bool:
     """True if the model must be there during the whole time, as one version or as one that replaces another."""
     at_s = begin_s
     for span in sorted(spans, key=lambda each: each.begin_s):
@@ -124,11 +124,11 @@ def _surely_loaded(spans: list[Span], begin_s: float, end_s: float) -> bool:
     return False
 
 
-def _is_replaced(span: Span, spans: list[Span]) -> bool:
+def _is_replaced(span: VersionSpan, spans: list[VersionSpan]) -> bool:
     return any(other.begin_s == span.unsure_s and other.sure_s == span.end_s for other in spans if other is not span)
 
 
-def _answers(history: History, spans: dict[str, list[Span]]) -> Iterator[Violation]:
+def _answers(history: ChaosHistory, spans: dict[str, list[VersionSpan]]) -> Iterator[Violation]:
     for answer in history.answers:
         if answer.end != "answer" or answer.status != 200:
             continue
@@ -147,7 +147,7 @@ def _answers(history: History, spans: dict[str, list[Span]]) -> Iterator[Violati
             yield Violation(kind=WRONG, at_s=answer.ended_s, text=text)
 
 
-def _twice(history: History) -> Iterator[Violation]:
+def _twice(history: ChaosHistory) -> Iterator[Violation]:
     ends: dict[int, int] = defaultdict(int)
     for answer in history.answers:
         if answer.end == "unasked":
@@ -163,7 +163,7 @@ def _twice(history: History) -> Iterator[Violation]:
         yield Violation(kind=UNACCOUNTED, at_s=history.over_s, text=text)
 
 
-def excused(answer: Answer, events: list[Event]) -> bool:
+def excused(answer: RequestEnd, events: list[Event]) -> bool:
     """True if a connection that ended was held by a front-end that was killed just before.
 
     Held: the front-end's own table of descriptors had the accepted connection when it was stopped for the kill. One
@@ -174,7 +174,7 @@ def excused(answer: Answer, events: list[Event]) -> bool:
     )
 
 
-def _lost(history: History) -> Iterator[Violation]:
+def _lost(history: ChaosHistory) -> Iterator[Violation]:
     for answer in history.answers:
         if answer.end == "reset" and not excused(answer, history.events):
             text = f"request {answer.number} to {answer.model}: port {answer.port} ended without an answer"
@@ -185,14 +185,14 @@ def _lost(history: History) -> Iterator[Violation]:
             yield Violation(kind=HUNG, at_s=answer.ended_s, text=text)
 
 
-def _stuck(history: History) -> Iterator[Violation]:
+def _stuck(history: ChaosHistory) -> Iterator[Violation]:
     for one in history.operations:
         if one.status == 0:
             text = f"{one.kind} of {one.model} was not answered in {one.ended_s - one.sent_s:.1f} s"
             yield Violation(kind=STUCK, at_s=one.ended_s, text=text)
 
 
-def _false_readiness(history: History, spans: dict[str, list[Span]]) -> Iterator[Violation]:
+def _false_readiness(history: ChaosHistory, spans: dict[str, list[VersionSpan]]) -> Iterator[Violation]:
     looks: dict[str, list[Readiness]] = defaultdict(list)
     for look in sorted(history.readiness, key=lambda each: each.ended_s):
         looks[look.model].append(look)
@@ -209,18 +209,18 @@ def _false_readiness(history: History, spans: dict[str, list[Span]]) -> Iterator
             yield Violation(kind=FALSE_READY, at_s=answer.ended_s, text=text)
 
 
-def _said_ready(looks: list[Readiness], answer: Answer) -> bool:
+def _said_ready(looks: list[Readiness], answer: RequestEnd) -> bool:
     """True if readiness was true while the request was under way, or at the last look before it."""
     during = [look for look in looks if look.ended_s >= answer.sent_s and look.sent_s <= answer.ended_s]
     before = [look for look in looks if look.ended_s < answer.sent_s]
     return any(look.ready for look in during) or bool(before and before[-1].ready and not during)
 
 
-def _unloaded(history: History, model: str) -> bool:
+def _unloaded(history: ChaosHistory, model: str) -> bool:
     return any(one.model == model and one.kind == "unload" for one in history.operations)
 
 
-def failures(history: History) -> list[Answer]:
+def failures(history: ChaosHistory) -> list[RequestEnd]:
     """Requests to a loaded model that were not answered with 200."""
     spans = {model: spans_of(history, model) for model in _models(history)}
     return [
@@ -232,9 +232,9 @@ def failures(history: History) -> list[Answer]:
     ]
 
 
-def _not_back(history: History) -> Iterator[Violation]:
+def _not_back(history: ChaosHistory) -> Iterator[Violation]:
     """The last requests of the history must be answered: else the server never came back from the last fault."""
-    last_s = max((answer.due_s for answer in history.answers if answer.end == "answer"), default=history.began_s)
+    last_s = max((answer.due_s for answer in history.answers), default=history.began_s)
     tail = [answer for answer in failures(history) if answer.due_s >= last_s - 0.2]
     good = [a for a in history.answers if a.end == "answer" and a.status == 200 and a.due_s >= last_s - 0.2]
     if tail and not good:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import final
 
-from penstock.bench.chaos.history import Answer, End
-from penstock.bench.chaos.inputs import input_of
+from penstock.bench.chaos.chaos_history import End, RequestEnd
+from penstock.bench.chaos.numbered_input import input_of
 from penstock.bench.socket_loop import PolledSocket, SocketLoop
 
 HANG_S = 5.0
@@ -25,7 +25,7 @@ RETRY_S = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientsJob:
-    """What the clients send.
+    """The load of the clients.
 
     Args:
         host: The server's address.
@@ -62,7 +62,7 @@ class Clients:
         theirs.close()
         self._ours.recv()
 
-    def stop(self) -> list[Answer]:
+    def stop(self) -> list[RequestEnd]:
         """Send nothing more, wait for the last answers, and return all of them."""
         self._ours.send("stop")
         answers = self._ours.recv()
@@ -81,7 +81,7 @@ class _Clients(SocketLoop):
     def __init__(self, job: ClientsJob) -> None:
         super().__init__(job.host, job.port, job.cpus)
         self.job = job
-        self.answers: list[Answer] = []
+        self.answers: list[RequestEnd] = []
         self.chance = random.Random(job.seed)
         self.queue: deque[tuple[float, int, str]] = deque()
         self.free: deque[_Client] = deque()
@@ -89,7 +89,7 @@ class _Clients(SocketLoop):
         self._next = 0
         self._retry_s = 0.0
 
-    def run(self, parent: Connection) -> list[Answer]:
+    def run(self, parent: Connection) -> list[RequestEnd]:
         due_s = time.monotonic()
         look_s = end_s = math.inf
         look_s = 0.0
@@ -142,7 +142,9 @@ class _Clients(SocketLoop):
 
     def _unsent(self, now_s: float) -> None:
         due_s, number, model = self.queue.popleft()
-        self.answers.append(Answer(number=number, model=model, due_s=due_s, sent_s=due_s, ended_s=now_s, end="hung"))
+        self.answers.append(
+            RequestEnd(number=number, model=model, due_s=due_s, sent_s=due_s, ended_s=now_s, end="unsent")
+        )
 
     def _finish(self) -> None:
         for client in self._clients():
@@ -188,7 +190,7 @@ class _Client(PolledSocket):
         self.request = None
         said = json.loads(content) if status == 200 else {}
         self._clients.answers.append(
-            Answer(
+            RequestEnd(
                 number=number,
                 model=model,
                 due_s=due_s,

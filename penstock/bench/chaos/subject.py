@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import final
 
-from penstock.bench.chaos.disk import Disk
-from penstock.bench.chaos.history import Operation, Readiness
-from penstock.bench.chaos.inputs import doubles_of, input_of
+from penstock.bench.chaos.chaos_history import Operation, Readiness
+from penstock.bench.chaos.numbered_input import doubles_of, input_of
+from penstock.bench.chaos.small_disk import Disk
 from penstock.bench.process_usage import worker_pids
 from penstock.bench.server_process import ServerProcess
 from penstock.bench.versioned_app import edit_source, remove, write_version

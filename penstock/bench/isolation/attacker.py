@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from penstock.bench.isolation.inputs import ExpensiveInput
+from penstock.bench.isolation.expensive_inputs import ExpensiveInput
 
 BYTES_A_SECOND = 1_000_000
 # What may be sent at once after a pause.

@@ -1,12 +1,12 @@
-"""What other clients see beside a hostile one, and how a server comes back from faults."""
+"""Figures of isolation from a hostile client, and of recovery from faults."""
 
 from dataclasses import replace
 from functools import cache
 
-from penstock.bench.chaos.run import ChaosResult, ChaosSettings, measured_rate, run_chaos
-from penstock.bench.chaos.schedule import HITLESS
-from penstock.bench.isolation.inputs import expensive_inputs
-from penstock.bench.isolation.run import IsolationResult, IsolationSettings, run_isolation
+from penstock.bench.chaos.chaos_run import ChaosResult, ChaosSettings, measured_rate, run_chaos
+from penstock.bench.chaos.fault_schedule import HITLESS
+from penstock.bench.isolation.expensive_inputs import expensive_inputs
+from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSettings, run_isolation
 
 INPUT_S = 3.0
 CONNECTIONS, LOAD = 200, 0.7

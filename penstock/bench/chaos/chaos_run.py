@@ -1,6 +1,8 @@
 """A run: a server, its clients, the faults of a seed one after another, and the check of every history."""
 
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -8,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock.bench.chaos.chaos_history import ChaosHistory, Event
 from penstock.bench.chaos.checker import Violation, check, failures, recoveries
 from penstock.bench.chaos.clients import Clients, ClientsJob
-from penstock.bench.chaos.control import Control
-from penstock.bench.chaos.disk import Disk, small_disk
-from penstock.bench.chaos.faults import Faults
-from penstock.bench.chaos.history import Event, History
-from penstock.bench.chaos.inputs import input_of
-from penstock.bench.chaos.schedule import KINDS, Planned, schedule
+from penstock.bench.chaos.control_process import Control
+from penstock.bench.chaos.fault_schedule import KINDS, Planned, schedule
+from penstock.bench.chaos.numbered_input import input_of
+from penstock.bench.chaos.planned_faults import Faults
+from penstock.bench.chaos.small_disk import Disk, small_disk
 from penstock.bench.chaos.subject import GUEST, STEADY, Models, Subject
-from penstock.bench.isolation.inputs import post
+from penstock.bench.isolation.expensive_inputs import post
 from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import running_server
@@ -32,7 +34,7 @@ LOADS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChaosSettings:
-    """What a run does.
+    """Settings of a run.
 
     Args:
         seed: Seed of the faults and the load.
@@ -84,7 +86,7 @@ class ChaosResult:
     """
 
     settings: ChaosSettings
-    histories: list[History] = field(default_factory=list[History])
+    histories: list[ChaosHistory] = field(default_factory=list[ChaosHistory])
     violations: list[Violation] = field(default_factory=list[Violation])
     recovery: list[tuple[Event, float]] = field(default_factory=list[tuple[Event, float]])
     restarts: int = 0
@@ -232,11 +234,19 @@ def _serve(
     return planned[done:]
 
 
-def _begin(subject: Subject, models: Models) -> History:
+def _begin(subject: Subject, models: Models) -> ChaosHistory:
     for _ in range(LOADS):
         subject.load(STEADY)
-    load_s = min(one.ended_s - one.sent_s for one in subject.operations)
-    return History(started=dict(models.on_disk), began_s=time.monotonic(), over_s=0.0, load_s=load_s)
+    load_s = min(one.ended_s - one.sent_s for one in subject.operations) + _import_seconds(models)
+    return ChaosHistory(started=dict(models.on_disk), began_s=time.monotonic(), over_s=0.0, load_s=load_s)
+
+
+def _import_seconds(models: Models) -> float:
+    """Return how long a new process takes to import the application, which a load in one includes."""
+    file = models.sources / f"v{models.on_disk[STEADY]}" / "app.py"
+    begin_s = time.monotonic()
+    subprocess.run([sys.executable, str(file)], check=True)
+    return time.monotonic() - begin_s
 
 
 def _bring_about(
@@ -245,7 +255,7 @@ def _bring_about(
     subject: Subject,
     planned: list[Planned],
     end_s: float,
-    history: History,
+    history: ChaosHistory,
     say: Callable[[str], None],
 ) -> int:
     """Return how many were done: all, or up to the one after which something is stuck."""
@@ -266,7 +276,7 @@ def _bring_about(
     return len(planned) if done < len(planned) else done
 
 
-def _take(result: ChaosResult, history: History, controls: list[Control]) -> None:
+def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -> None:
     result.histories.append(history)
     result.violations += check(history)
     result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history)]

@@ -1,4 +1,4 @@
-"""What each kind of fault does to the server."""
+"""Bringing planned faults about."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from contextlib import suppress
 from threading import Thread
 from typing import final
 
-from penstock.bench.chaos import schedule
-from penstock.bench.chaos.disk import Disk
-from penstock.bench.chaos.history import Event
-from penstock.bench.chaos.schedule import Planned
+from penstock.bench.chaos import fault_schedule as schedule
+from penstock.bench.chaos.chaos_history import Event
+from penstock.bench.chaos.fault_schedule import Planned
+from penstock.bench.chaos.small_disk import Disk
 from penstock.bench.chaos.subject import GUEST, HOSTILE, STEADY, Subject, make_hostile, make_oversized
 from penstock.bench.process_usage import client_ports
 from penstock.bench.versioned_app import remove
@@ -97,7 +97,7 @@ class Faults:
         if name.startswith("engine"):
             return frozenset()
         with suppress(OSError):
-            return client_ports(pid, self._subject.port)
+            return client_ports(pid, self._subject.port) - {0}
         return frozenset()
 
     def _kill(self, planned: Planned, role: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.bench.isolation.attacker import Attack, attack
-from penstock.bench.isolation.inputs import APP, ExpensiveInput, expensive_inputs, post
+from penstock.bench.isolation.expensive_inputs import APP, ExpensiveInput, expensive_inputs, post
 from penstock.bench.load.generator import CONNECT_S, STRAGGLERS_S, Floats, Load, measure, poisson
 from penstock.bench.load.sender import Sender, SenderJob, Target
 from penstock.bench.server_process import ServerProcess, running_server
@@ -33,7 +33,7 @@ AHEAD_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IsolationSettings:
-    """What a run does.
+    """Settings of a run.
 
     Args:
         seed: Seed of the arrivals and of the order of the inputs.
@@ -67,7 +67,7 @@ class IsolationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """What the others saw during one time.
+    """Requests of the others that were due during one time.
 
     Args:
         name: The input; `quiet` for none.

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # How a request ended, from the client's side.
-End = Literal["answer", "reset", "hung", "unasked"]
+End = Literal["answer", "reset", "hung", "unsent", "unasked"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class RequestEnd:
     """One request, and how it ended.
 
     Args:
@@ -18,6 +18,7 @@ class Answer:
         sent_s: When it was sent.
         ended_s: When it was answered or given up.
         end: `answer`; `reset`: the connection ended without a whole answer; `hung`: neither within the limit;
+            `unsent`: no connection was free or could be opened within the limit, so that the server never had it;
             `unasked`: bytes came on a connection without a request, such as a second answer.
         status: The status; 0 without an answer.
         port: The client's port.
@@ -96,14 +97,14 @@ class Readiness:
 
 
 @dataclass(kw_only=True, slots=True)
-class History:
+class ChaosHistory:
     """Everything that was seen of one server.
 
     Args:
         started: The versions that it served when it was first ready, by model.
         began_s: When that was.
         over_s: When the last request was due; the server was ended later.
-        load_s: How long a load takes when nothing is wrong.
+        load_s: How long a load takes in a new process when nothing is wrong.
         answers: All requests.
         operations: All loads and unloads.
         events: All faults.
@@ -114,7 +115,7 @@ class History:
     began_s: float
     over_s: float
     load_s: float
-    answers: list[Answer] = field(default_factory=list[Answer])
+    answers: list[RequestEnd] = field(default_factory=list[RequestEnd])
     operations: list[Operation] = field(default_factory=list[Operation])
     events: list[Event] = field(default_factory=list[Event])
     readiness: list[Readiness] = field(default_factory=list[Readiness])
