@@ -35,7 +35,8 @@ def _add_area(area: str, help: str) -> None:
 _add_area("foundation", "Measure the demo, the digits, imports, start-up, the engine tick and resuming.")
 _add_area(
     "server",
-    "Measure accepted requests that are lost when the server drains. Peers: `python -m benchmarks.peers.run`.",
+    "Measure requests lost by drains, isolation from a hostile client, and recovery from faults. "
+    "Peers: `python -m benchmarks.peers.run`.",
 )
 _add_area(
     "install",

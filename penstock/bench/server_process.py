@@ -132,7 +132,7 @@ class ServerProcess:
 
 @contextmanager
 def running_server(
-    bundle: Path,
+    bundle: Path | None,
     options: Sequence[str] = (),
     *,
     cpus: frozenset[int] | None = None,
@@ -142,7 +142,7 @@ def running_server(
     """Run `penstock serve` on a free port until the block ends; end every process of it then.
 
     Args:
-        bundle: The bundle's folder.
+        bundle: The bundle's folder; None where the options name the models.
         options: More options of `penstock serve`.
         cpus: The cores on which the server runs; None for any.
         grpc: Serve gRPC too, and use it for streams.
@@ -151,7 +151,8 @@ def running_server(
     Raises:
         BenchError: It did not start.
     """
-    command = [sys.executable, "-m", "penstock", "serve", str(bundle), "--port", "0", *options]
+    bundles = [] if bundle is None else [str(bundle)]
+    command = [sys.executable, "-m", "penstock", "serve", *bundles, "--port", "0", *options]
     if grpc:
         command += ["--grpc-port", "0"]
     with tempfile.TemporaryFile("w+") as log, _start(command, log, cpus, environment or {}) as process:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_faults import chaos, isolation
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 from penstock.cli.documented import documented
@@ -109,6 +110,8 @@ def _describe(load: "Load") -> str:
     return f"open loop, {load.rate:,.0f} requests/s offered, {load.connections} connections, {load.seconds:g} s"
 
 
-commands = typer.Typer(help="Measure a server, live streams, or the reading of examples.", no_args_is_help=True)
-for command in (serve, streams, feed, demo):
+commands = typer.Typer(
+    help="Measure a server, its isolation and recovery, live streams, or the reading of examples.", no_args_is_help=True
+)
+for command in (serve, streams, isolation, chaos, feed, demo):
     commands.command()(command)

@@ -1,0 +1,62 @@
+"""Figures of isolation from a hostile client, and of recovery from faults."""
+
+from dataclasses import replace
+from functools import cache
+
+from penstock.bench.chaos.chaos_run import ChaosResult, ChaosSettings, measured_rate, run_chaos
+from penstock.bench.chaos.fault_schedule import HITLESS
+from penstock.bench.isolation.expensive_inputs import expensive_inputs
+from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSettings, run_isolation
+
+INPUT_S = 3.0
+CONNECTIONS, LOAD = 200, 0.7
+SEEDS, CHAOS_S = 5, 300.0
+HITLESS_LOAD = 0.8
+
+
+def isolation_p99_ratio() -> list[float]:
+    """Return the p99 of others beside the worst input over the quiet one."""
+    return [_isolation().worst_ratio]
+
+
+def isolation_refused() -> list[float]:
+    """Return the requests of others that were refused over all inputs."""
+    return [float(_isolation().refused)]
+
+
+def chaos_recovery_s() -> list[float]:
+    """Return the longest recovery of each seed, beyond one load."""
+    return [result.worst[1] for result in _chaos() if result.worst is not None]
+
+
+def chaos_stuck() -> list[float]:
+    """Return the violations of each seed, and the servers that had to be started anew."""
+    return [float(len(result.violations) + result.restarts) for result in _chaos()]
+
+
+def hitless_avoidable_5xx() -> list[float]:
+    """Return the avoidable answers of 500 and more of each seed, and its resets."""
+    return [float(result.avoidable_5xx + result.resets) for result in _hitless()]
+
+
+def hitless_over_budget_ms() -> list[float]:
+    """Return the worst lateness of each seed past the budget, beyond the control processes."""
+    return [result.over_budget_ms for result in _hitless() if result.over_budget_ms is not None]
+
+
+@cache
+def _isolation() -> IsolationResult:
+    # A tenth more for the quiet time, and the pauses between the inputs.
+    seconds = INPUT_S * len(expensive_inputs()) * 1.6
+    return run_isolation(IsolationSettings(seconds=seconds, connections=CONNECTIONS, load=LOAD), print)
+
+
+@cache
+def _chaos() -> tuple[ChaosResult, ...]:
+    return tuple(run_chaos(ChaosSettings(seed=seed, seconds=CHAOS_S), print) for seed in range(SEEDS))
+
+
+@cache
+def _hitless() -> tuple[ChaosResult, ...]:
+    settings = measured_rate(ChaosSettings(kinds=HITLESS, seconds=CHAOS_S, measure_lateness=True), HITLESS_LOAD)
+    return tuple(run_chaos(replace(settings, seed=seed), print) for seed in range(SEEDS))

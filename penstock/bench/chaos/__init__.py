@@ -1,0 +1,1 @@
+"""Random faults under load, and a check of the whole history."""

@@ -1,0 +1,296 @@
+"""A run: a server, its clients, the faults of a seed one after another, and the check of every history."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from penstock.bench.chaos.chaos_history import ChaosHistory, Event
+from penstock.bench.chaos.checker import Violation, check, failures, recoveries
+from penstock.bench.chaos.clients import Clients, ClientsJob
+from penstock.bench.chaos.control_process import Control
+from penstock.bench.chaos.fault_schedule import KINDS, Planned, schedule
+from penstock.bench.chaos.numbered_input import input_of
+from penstock.bench.chaos.planned_faults import Faults
+from penstock.bench.chaos.small_disk import Disk, small_disk
+from penstock.bench.chaos.subject import GUEST, STEADY, Models, Subject
+from penstock.bench.isolation.expensive_inputs import post
+from penstock.bench.load.generator import Load, measure
+from penstock.bench.load.sender import Target
+from penstock.bench.server_process import running_server
+from penstock.core.errors import BenchError
+
+START_LIMIT_S = 120.0
+BACK_LIMIT_S = 30.0
+QUIET_S = 0.5
+CAPACITY_S = 2.0
+LOADS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChaosSettings:
+    """Settings of a run.
+
+    Args:
+        seed: Seed of the faults and the load.
+        events: Most faults.
+        seconds: No fault begins after this time.
+        rate: Requests a second.
+        connections: Most connections of the clients.
+        frontends: Front-end processes of the server.
+        latency_ms: Its latency budget.
+        watchdog_s: Its watchdog's time.
+        limit_s: An operation that is not answered in this time is stuck.
+        kinds: The kinds of faults.
+        server_cpus: Cores of the server; None for any.
+        client_cpus: Cores of the clients; None for any.
+        measure_lateness: Run a control process on the cores of the server and of the clients.
+    """
+
+    seed: int = 0
+    events: int = 1_000_000
+    seconds: float = 45.0
+    rate: float = 150.0
+    connections: int = 32
+    frontends: int = 2
+    latency_ms: float = 50.0
+    watchdog_s: float = 30.0
+    limit_s: float = 15.0
+    kinds: tuple[str, ...] = KINDS
+    server_cpus: frozenset[int] | None = None
+    client_cpus: frozenset[int] | None = None
+    measure_lateness: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("events", "seconds", "rate", "connections", "frontends", "latency_ms", "watchdog_s", "limit_s"):
+            if not getattr(self, name) > 0:
+                raise BenchError(f"{name} is {getattr(self, name)}; it must be above 0.")
+
+
+@dataclass(kw_only=True, slots=True)
+class ChaosResult:
+    """Outcome of a run.
+
+    Args:
+        settings: Its settings.
+        histories: The history of each server: a new one is started where one does not come back.
+        violations: All violations.
+        recovery: Each fault and the seconds until no request failed any more, beyond one load.
+        restarts: How often a new server had to be started.
+        over_budget_ms: The worst lateness past the budget, beyond the control processes; None if not measured.
+    """
+
+    settings: ChaosSettings
+    histories: list[ChaosHistory] = field(default_factory=list[ChaosHistory])
+    violations: list[Violation] = field(default_factory=list[Violation])
+    recovery: list[tuple[Event, float]] = field(default_factory=list[tuple[Event, float]])
+    restarts: int = 0
+    over_budget_ms: float | None = None
+
+    @property
+    def events(self) -> list[Event]:
+        """All faults that were brought about or skipped."""
+        return [event for history in self.histories for event in history.events]
+
+    @property
+    def worst(self) -> tuple[Event, float] | None:
+        """The fault with the longest recovery."""
+        return max(self.recovery, key=lambda pair: pair[1], default=None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of violations of each kind that occurred."""
+        return dict(Counter(violation.kind for violation in self.violations))
+
+    @property
+    def avoidable_5xx(self) -> int:
+        """Answers of 500 and more to requests for a model that was surely loaded."""
+        return sum(answer.status >= 500 for history in self.histories for answer in failures(history))
+
+    @property
+    def resets(self) -> int:
+        """Connections that ended without an answer, those of killed front-ends included."""
+        return sum(answer.end == "reset" for history in self.histories for answer in history.answers)
+
+    def events_before(self, violation: Violation) -> int:
+        """Return how many faults a schedule must have to reach the violation."""
+        return 1 + max((event.number for event in self.events if event.begun_s <= violation.at_s), default=0)
+
+
+def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResult:
+    """Bring faults about until the events or the seconds are over.
+
+    Args:
+        settings: What to do.
+        say: Called with a sentence for each fault.
+
+    Raises:
+        BenchError: The server did not start, or no fault began in the time.
+    """
+    result = ChaosResult(settings=settings)
+    planned = schedule(settings.seed, min(settings.events, int(settings.seconds * 50) + 1), settings.kinds)
+    left_s = settings.seconds
+    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder, small_disk(Path(folder) / "disk") as disk:
+        models = Models(disk)
+        left = planned
+        while left and left_s > 0:
+            left = _serve(settings, disk, models, left, left_s, result, say)
+            # The starts of servers do not count: each history begins when its server is ready.
+            left_s = settings.seconds - sum(history.over_s - history.began_s for history in result.histories)
+            if left and left_s > 0:
+                result.restarts += 1
+                models.mend()
+    if not result.recovery:
+        raise BenchError(f"not one fault began within {settings.seconds:g} s; give more --seconds.")
+    return result
+
+
+def measured_rate(settings: ChaosSettings, share: float) -> ChaosSettings:
+    """Return the settings with a rate that is a share of the most right answers a second.
+
+    Raises:
+        BenchError: The share is not between 0 and 1, or the server did not start.
+    """
+    if not 0 < share < 1:
+        raise BenchError(f"the load is {share:g}; give a share between 0 and 1.")
+    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder, small_disk(Path(folder) / "disk") as disk:
+        models = Models(disk)
+        options = _options(settings, disk, models)
+        with running_server(None, options, cpus=settings.server_cpus) as server:
+            subject = Subject(server, models, settings.limit_s, settings.frontends)
+            if not subject.wait_back(START_LIMIT_S):
+                raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
+            body = json.dumps(input_of(0)).encode()
+            target = Target(
+                host=subject.host,
+                port=subject.port,
+                requests=(post(f"/v1/apps/{STEADY}", body),),
+                answers=None,
+                tolerance=0.0,
+            )
+            load = Load(
+                rate=None,
+                connections=settings.connections,
+                seconds=CAPACITY_S,
+                cpus=settings.client_cpus,
+                warm_up_s=0.5,
+            )
+            return replace(settings, rate=share * measure(target, load).answered_a_second)
+
+
+def _options(settings: ChaosSettings, disk: Disk, models: Models) -> list[str]:
+    return [
+        *("--models", str(models.directory), "--frontends", str(settings.frontends), "--cache", str(disk.folder)),
+        *("--latency-ms", f"{settings.latency_ms:g}", "--watchdog-s", f"{settings.watchdog_s:g}"),
+        *("--executor", "torch", "--device", "cpu"),
+    ]
+
+
+def _serve(
+    settings: ChaosSettings,
+    disk: Disk,
+    models: Models,
+    planned: list[Planned],
+    left_s: float,
+    result: ChaosResult,
+    say: Callable[[str], None],
+) -> list[Planned]:
+    """Serve until a fault leaves something stuck; check the history; return what is left to be done."""
+    with (
+        running_server(None, _options(settings, disk, models), cpus=settings.server_cpus) as server,
+        Subject(server, models, settings.limit_s, settings.frontends) as subject,
+    ):
+        if not subject.wait_back(START_LIMIT_S):
+            raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
+        history = _begin(subject, models)
+        job = ClientsJob(
+            host=subject.host,
+            port=subject.port,
+            models={STEADY: 0.8, GUEST: 0.2},
+            rate=settings.rate,
+            connections=settings.connections,
+            seed=settings.seed,
+            cpus=settings.client_cpus,
+        )
+        cores = (settings.server_cpus, settings.client_cpus) if settings.measure_lateness else ()
+        controls = [Control(cpus) for cpus in cores]
+        clients = Clients(job)
+        time.sleep(QUIET_S)
+        end_s = history.began_s + left_s
+        done = _bring_about(settings, Faults(subject, disk, settings.watchdog_s), subject, planned, end_s, history, say)
+        time.sleep(QUIET_S)
+        history.over_s = time.monotonic()
+        history.answers = clients.stop()
+        for control in controls:
+            control.stop()
+    history.operations += subject.operations
+    history.readiness = subject.readiness
+    _take(result, history, controls)
+    return planned[done:]
+
+
+def _begin(subject: Subject, models: Models) -> ChaosHistory:
+    for _ in range(LOADS):
+        subject.load(STEADY)
+    load_s = min(one.ended_s - one.sent_s for one in subject.operations) + _import_seconds(models)
+    return ChaosHistory(started=dict(models.on_disk), began_s=time.monotonic(), over_s=0.0, load_s=load_s)
+
+
+def _import_seconds(models: Models) -> float:
+    """Return how long a new process takes to import the application, which a load in one includes."""
+    file = models.sources / f"v{models.on_disk[STEADY]}" / "app.py"
+    begin_s = time.monotonic()
+    subprocess.run([sys.executable, str(file)], check=True)
+    return time.monotonic() - begin_s
+
+
+def _bring_about(
+    settings: ChaosSettings,
+    faults: Faults,
+    subject: Subject,
+    planned: list[Planned],
+    end_s: float,
+    history: ChaosHistory,
+    say: Callable[[str], None],
+) -> int:
+    """Return how many were done: all, or up to the one after which something is stuck."""
+    done = 0
+    for each in planned:
+        time.sleep(each.pause_s)
+        if time.monotonic() >= end_s:
+            break
+        event = faults.bring_about(each, left_s=end_s - time.monotonic())
+        history.events.append(event)
+        done += 1
+        say(f"{event.number}: {event.kind}: {(event.skipped and f'skipped, {event.skipped}') or event.detail}")
+        is_stuck = any(one.status == 0 for one in subject.operations)
+        if is_stuck or not subject.wait_back(BACK_LIMIT_S):
+            say("The server is stuck; another one is started." if is_stuck else "The server did not come back.")
+            return done
+    # The seconds are over: nothing is left.
+    return len(planned) if done < len(planned) else done
+
+
+def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -> None:
+    result.histories.append(history)
+    result.violations += check(history)
+    result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history)]
+    if controls:
+        budget_s = result.settings.latency_ms / 1e3
+        over_s = max(
+            (
+                answer.ended_s
+                - answer.due_s
+                - budget_s
+                - sum(each.worst_s(answer.due_s, answer.ended_s) for each in controls)
+                for answer in history.answers
+                if answer.end == "answer" and answer.status == 200
+            ),
+            default=0.0,
+        )
+        result.over_budget_ms = max(result.over_budget_ms or 0.0, over_s * 1e3)

@@ -1,0 +1,1 @@
+"""One client that sends expensive inputs beside many that behave well."""

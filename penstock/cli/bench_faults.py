@@ -1,0 +1,211 @@
+"""`penstock bench isolation` and `penstock bench chaos`."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.documented import documented
+from penstock.cli.printing import Format, print_rows
+
+if TYPE_CHECKING:
+    from penstock.bench.chaos.chaos_run import ChaosResult
+    from penstock.bench.isolation.isolation_run import Beside, IsolationResult
+
+SHOWN = 10
+
+
+@documented
+def isolation(
+    seed: int = 0,
+    seconds: float = 45.0,
+    only: list[str] | None = None,
+    connections: int = 200,
+    load: float = 0.7,
+    frontends: int | None = None,
+    latency_ms: float = 500.0,
+    server_cpu: str | None = None,
+    cpu: str | None = None,
+    format: Annotated[Format, typer.Option()] = Format.TEXT,
+) -> None:
+    """Send expensive inputs from one client, at 1 MB/s at most, beside many that behave well; report what those see.
+
+    Args:
+        seed: Seed of the arrivals and of the order of the inputs.
+        seconds: Duration of the quiet time and all inputs together.
+        only: Only the inputs whose name begins so, as json or json/deep; may be given several times.
+        connections: Connections of the clients that behave well.
+        load: Their share of what the server can carry, which is measured first.
+        frontends: Front-end processes; the server's default if not given.
+        latency_ms: The server's latency budget.
+        server_cpu: Cores of the server, 0 or 0,1.
+        cpu: Cores of the clients that behave well.
+        format: text or json.
+    """
+    from penstock.bench.isolation.isolation_run import IsolationSettings, run_isolation
+    from penstock.bench.load.generator import parse_cores
+
+    settings = IsolationSettings(
+        seed=seed,
+        seconds=seconds,
+        connections=connections,
+        load=load,
+        only=tuple(only or ()),
+        frontends=frontends,
+        latency_ms=latency_ms,
+        server_cpus=parse_cores(server_cpu),
+        client_cpus=parse_cores(cpu),
+    )
+    result = run_isolation(settings, lambda sentence: typer.echo(sentence, err=True))
+    if format is Format.JSON:
+        typer.echo(json.dumps(isolation_record(result)))
+    else:
+        _show_isolation(result)
+
+
+@documented
+def chaos(
+    seed: int = 0,
+    seconds: float = 45.0,
+    events: int = 1_000_000,
+    hitless: bool = False,
+    rate: float = 150.0,
+    load: float | None = None,
+    frontends: int = 2,
+    latency_ms: float = 50.0,
+    limit_s: float = 15.0,
+    server_cpu: str | None = None,
+    cpu: str | None = None,
+    format: Annotated[Format, typer.Option()] = Format.TEXT,
+) -> None:
+    """Kill, stop, hang and misuse a server under load, as a seed says, and check the whole history of answers.
+
+    Args:
+        seed: Seed of the faults and of the load; the same seed brings about the same faults.
+        seconds: No fault begins after this time.
+        events: Most faults.
+        hitless: Only loads, unloads and kills of front-ends, with the lateness past the budget.
+        rate: Requests a second.
+        load: Instead of --rate: a share of what the server can carry, which is measured first.
+        frontends: Front-end processes.
+        latency_ms: The server's latency budget.
+        limit_s: A load or unload that is not answered in this time is stuck.
+        server_cpu: Cores of the server, 0 or 0,1.
+        cpu: Cores of the clients.
+        format: text or json.
+    """
+    from penstock.bench.chaos.chaos_run import ChaosSettings, measured_rate, run_chaos
+    from penstock.bench.chaos.fault_schedule import HITLESS, KINDS
+    from penstock.bench.load.generator import parse_cores
+
+    settings = ChaosSettings(
+        seed=seed,
+        seconds=seconds,
+        events=events,
+        kinds=HITLESS if hitless else KINDS,
+        rate=rate,
+        frontends=frontends,
+        latency_ms=latency_ms,
+        limit_s=limit_s,
+        server_cpus=parse_cores(server_cpu),
+        client_cpus=parse_cores(cpu),
+        measure_lateness=hitless,
+    )
+    if load is not None:
+        settings = measured_rate(settings, load)
+        typer.echo(f"{settings.rate:,.0f} requests/s are {load:.0%} of what the server carries.", err=True)
+    result = run_chaos(settings, lambda sentence: typer.echo(sentence, err=True))
+    if format is Format.JSON:
+        typer.echo(json.dumps(chaos_record(result)))
+    else:
+        _show_chaos(result)
+
+
+def isolation_record(result: "IsolationResult") -> dict[str, object]:
+    """Return a result for programs; a latency that is infinite, because 1% or more were refused, is null."""
+    return {
+        "seed": result.settings.seed,
+        "capacity_a_second": result.capacity,
+        "quiet_p99_ms": result.quiet.p99_ms,
+        "quiet_refused": result.quiet.refused,
+        "worst_p99_ratio": _finite(result.worst_ratio),
+        "refused": result.refused,
+        "inputs": [
+            {
+                "name": each.name,
+                "p99_ms": _finite(each.p99_ms),
+                "p99_ratio": _finite(result.ratio(each)),
+                "refused": each.refused,
+                "requests": each.requests,
+                "attacker_bytes": each.attacker_bytes,
+            }
+            for each in result.inputs
+        ],
+    }
+
+
+def chaos_record(result: "ChaosResult") -> dict[str, object]:
+    """Return a result for programs."""
+    return {
+        "seed": result.settings.seed,
+        "events": len([event for event in result.events if not event.skipped]),
+        "skipped": sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}),
+        "requests": sum(len(history.answers) for history in result.histories),
+        "restarts": result.restarts,
+        "load_s": [history.load_s for history in result.histories],
+        "worst_recovery_s": result.worst[1] if result.worst else None,
+        "worst_recovery": f"{result.worst[0].number}: {result.worst[0].kind}" if result.worst else None,
+        "over_budget_ms": result.over_budget_ms,
+        "avoidable_5xx": result.avoidable_5xx,
+        "violations": result.counts,
+        "first_violation": None if not result.violations else result.violations[0].text,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _show_isolation(result: "IsolationResult") -> None:
+    def cells(each: "Beside") -> str:
+        if not math.isfinite(each.p99_ms):
+            return f"1% or more of {each.requests:,} were refused or lost ({each.refused:,})"
+        refused = f"{each.refused:,} of {each.requests:,} refused"
+        return f"p99 {each.p99_ms:,.1f} ms, {result.ratio(each):.1f} times quiet; {refused}"
+
+    quiet, worst = result.quiet, result.inputs[0]
+    rows = {"quiet": f"p99 {quiet.p99_ms:,.1f} ms; {quiet.refused:,} of {quiet.requests:,} refused"}
+    rows |= {each.name: cells(each) for each in result.inputs[:SHOWN]}
+    rows["refused over all inputs"] = f"{result.refused:,} of {sum(each.requests for each in result.inputs):,}"
+    print_rows(rows, title=f"The {min(SHOWN, len(result.inputs))} worst of {len(result.inputs)} inputs")
+    again = f"penstock bench isolation --seed {result.settings.seed} --only {worst.name} --seconds 10"
+    typer.echo(f"Worst input: {worst.name}. To repeat it alone: {again}")
+
+
+def _show_chaos(result: "ChaosResult") -> None:
+    done = [event for event in result.events if not event.skipped]
+    rows = {
+        "faults": f"{len(done):,}; {len(result.events) - len(done):,} skipped",
+        "requests": f"{sum(len(history.answers) for history in result.histories):,}",
+        "servers started anew": f"{result.restarts:,}",
+        "avoidable 5xx": f"{result.avoidable_5xx:,}",
+    }
+    if result.worst is not None:
+        event, seconds = result.worst
+        rows["longest recovery"] = (
+            f"{seconds:.2f} s beyond one load, after {event.number}: {event.kind}: {event.detail}"
+        )
+    if result.over_budget_ms is not None:
+        rows["past the budget"] = f"{result.over_budget_ms:.1f} ms beyond the control processes"
+    rows |= {kind: f"{count:,}" for kind, count in result.counts.items()}
+    for reason in sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}):
+        rows[f"skipped {reason.partition(':')[0]}"] = reason.partition(": ")[2]
+    print_rows(rows, title=f"Chaos with seed {result.settings.seed}")
+    if result.violations:
+        first = result.violations[0]
+        settings = result.settings
+        again = f"penstock bench chaos --seed {settings.seed} --events {result.events_before(first)} --seconds 600"
+        typer.echo(f"First violation: {first.kind}: {first.text}.\nTo repeat it: {again}")
+    else:
+        typer.echo("No violation.")

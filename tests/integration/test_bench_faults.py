@@ -1,0 +1,37 @@
+"""`penstock bench isolation` and `penstock bench chaos`, each for some seconds against a real server."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# The figures depend on the machine and on the server; these tests look at the benches, not at the bars.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+def bench(*arguments: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "penstock", "bench", *arguments, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_isolation_names_the_worst_input() -> None:
+    said = bench("isolation", "--seconds", "6", "--only", "json/deep", "--only", "head/idle", "--load", "0.3")
+    inputs = said["inputs"]
+    assert isinstance(inputs, list)
+    assert {each["name"] for each in inputs} == {"json/deep", "json/deep-unclosed", "head/idle"}
+    assert all(each["requests"] >= 20 and each["attacker_bytes"] > 0 for each in inputs)
+    assert said["refused"] == sum(each["refused"] for each in inputs)
+
+
+def test_chaos_brings_faults_about_and_accounts_for_every_request() -> None:
+    said = bench("chaos", "--seconds", "8", "--events", "4", "--seed", "5", "--rate", "40")
+    assert isinstance(said["events"], int)
+    assert said["events"] >= 1
+    assert isinstance(said["requests"], int)
+    assert said["requests"] >= 40
+    violations = said["violations"]
+    assert isinstance(violations, dict)
+    assert not violations.keys() & {"answered twice", "not accounted for", "wrong answer"}
