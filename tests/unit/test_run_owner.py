@@ -116,8 +116,8 @@ def test_an_owner_that_lives_without_its_launcher_is_refused_in_the_end(
 
 def test_an_older_attempt_that_wakes_up_names_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SAVE, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as older:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as older:
         assert older.stdout is not None
         assert older.stdout.readline() == "saved\n"
         # As on another machine, where the lock does not reach.

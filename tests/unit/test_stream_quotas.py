@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import QuotaExceeded, ServeError
 from penstock.serve.settings import AccessSettings, ModelSettings, Settings
-from penstock.serve.streams.quotas import GRPC_STREAMS, UNKNOWN, StreamClient, StreamQuotas, network_of
+from penstock.serve.streams.quotas import GRPC_STREAMS, UNKNOWN, StreamClient, StreamQuotas, address_block
 from penstock.serve.table.client_counts import ClientCounts, write_counts
 
 MAP = StreamClient("map", "192.0.2.1")
@@ -103,7 +103,7 @@ def test_without_limits_nobody_is_counted() -> None:
     ],
 )
 def test_an_ipv6_network_is_one_client(address: str, counted: str) -> None:
-    assert network_of(address) == counted
+    assert address_block(address) == counted
 
 
 def test_the_counts_of_all_front_ends_are_one(tmp_path: Path) -> None:

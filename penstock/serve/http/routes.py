@@ -355,12 +355,13 @@ class Routes:
         if not isinstance(call, recording.RecordingCall) and max_body_bytes > LARGE_BYTES and is_json(head):
             handle = partial(self._large.call, served, call)
         # A plain call adds them to its results itself, at no cost.
-        adds_itself = isinstance(call, plain.PlainCall) or isinstance(served, ServedChain)
+        is_plain = isinstance(call, plain.PlainCall)
+        headers = () if is_plain or isinstance(served, ServedChain) else served.version_headers
         return _Route(
             handle=handle,
             served=served,
             rejects_early=rejects_early,
-            headers=() if adds_itself else served.version_headers,
+            headers=headers,
             max_body_bytes=max_body_bytes,
         )
 

@@ -102,10 +102,10 @@ class StreamQuotas:
         if self._per_key is not None and client.key:
             yield _Share(f"The key of {client.key!r}", self._per_key, "--max-streams-per-key")
         if self.per_address is not None and client.address:
-            yield _Share(f"Address {network_of(client.address)}", self.per_address, "--max-streams-per-address")
+            yield _Share(f"Address {address_block(client.address)}", self.per_address, "--max-streams-per-address")
 
 
-def network_of(address: str) -> str:
+def address_block(address: str) -> str:
     """The part of an address that is counted: an IPv4 address, or the /64 network of an IPv6 one."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     ip = getattr(ip, "ipv4_mapped", None) or ip
