@@ -141,7 +141,13 @@ def test_an_engine_killed_while_long_messages_are_under_way_is_restarted(server:
 
 
 def test_a_bundle_that_ends_its_process_is_refused_at_the_start(models: Path, tmp_path: Path) -> None:
-    for name, said in (("exits", "status 3"), ("leaves", "SystemExit: enough"), ("pipe", "no regular file")):
-        command = serve_command(models / name, "--cache", str(tmp_path), "--frontends", "0")
+    only = tmp_path / "only"
+    shutil.copytree(models / "exits", only / "exits")
+    for bundle, options, said in (
+        (None, ["--models", str(only)], "status 3"),
+        (models / "leaves", [], "SystemExit: enough"),
+        (models / "pipe", [], "no regular file"),
+    ):
+        command = serve_command(bundle, *options, "--cache", str(tmp_path), "--frontends", "0")
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr

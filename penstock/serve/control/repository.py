@@ -175,9 +175,10 @@ class ModelRepository:
         async with self._change_lock:
             for folder in folders:
                 self._states.set(folder.named().key, "LOADING", "waiting for its turn")
-            await asyncio.gather(*map(self._try, folders))
+            # Those of the command line were chosen by the operator, and nothing is served yet that they could hold up.
+            await asyncio.gather(*(self._try(folder) for folder in folders if folder.name))
             for folder in folders:
-                await self._load_version(folder)
+                await self._load_tried(folder)
                 self._withdraw(folder.named().key)
             for reference in self._chain_references:
                 loaded = await self._processes.load_chain(reference)
@@ -420,10 +421,13 @@ class ModelRepository:
             self._states.withdraw(key)
 
     async def _load_version(self, folder: ModelFolder) -> None:
+        await self._try(folder)
+        await self._load_tried(folder)
+
+    async def _load_tried(self, folder: ModelFolder) -> None:
         engines = self._processes.engines
         if not engines:
             raise EngineLost(f"{RESTARTING}.")
-        await self._try(folder)
         pinned = "" if self._pins is None else str(await asyncio.to_thread(self._pins.pin, folder.bundle))
         try:
             await self._load_pinned(folder, engines, pinned)
