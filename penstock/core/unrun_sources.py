@@ -64,12 +64,20 @@ class UnrunSources:
         Args:
             recorded: SHA-256 by path relative to the declaring file.
         """
+        hashes = self.hashes(recorded)
+        return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
+
+    def hashes(self, further: Iterable[str]) -> dict[str, str]:
+        """Return the SHA-256 of each file, by its path relative to the declaring file.
+
+        Args:
+            further: Files that only the imported application names, which are hashed too where they exist.
+        """
         folder = self.home.parent
         now = {_relative(file, folder): file for file in self._files() if file.is_relative_to(folder)}
-        # Files that only the imported application names: of its model, say, or a vocabulary.
-        now |= {name: file for name in recorded if (file := (folder / name).resolve()).is_relative_to(folder)}
-        hashes = {name: digest for name, file in now.items() if (digest := _digest(file))}
-        return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
+        # Of its model, say, or a vocabulary.
+        now |= {name: file for name in further if (file := (folder / name).resolve()).is_relative_to(folder)}
+        return {name: digest for name, file in now.items() if (digest := _digest(file))}
 
     def declares(self) -> bool:
         """Tell whether the declaring file, or one that it imports from its folder, imports penstock."""

@@ -5,7 +5,8 @@ files on disk were edited, replaced or removed.
 
     ROOT/lock                held by the server; a folder whose lock is free was left by one that was killed
     ROOT/0/bundle/...        the files of the bundle
-    ROOT/0/sources.json      the reference of the application, and the places of its sources
+    ROOT/0/sources.json      the reference of the application, and the places of its sources; of one in an installed
+                             package, which is not copied, the hashes of its sources
     ROOT/0/sources/0, 1 ...  their content
 """
 
@@ -17,16 +18,17 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from penstock.core.app_sources import local_modules
 from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, Manifest, read_manifest
 from penstock.core.bundle_application import compare_sources
-from penstock.core.errors import BundleCorrupt, ServeError
+from penstock.core.errors import ApplicationError, BundleCorrupt, ServeError, SourcesChanged
 from penstock.core.find_application import file_reference
 from penstock.core.pinned_sources import pin_sources
+from penstock.core.unrun_sources import UnrunSources
 
 PREFIX = "penstock-models-"
 BUNDLE, SOURCES, SOURCES_JSON = "bundle", "sources", "sources.json"
@@ -79,16 +81,19 @@ class PinnedModels:
     def _pin_sources(self, bundle: Path, manifest: Manifest, folder: Path) -> None:
         reference = self._app or (compare_sources(bundle, manifest)[0] if manifest.reference else "")
         place = None if not reference else file_reference(reference, None if self._app else bundle)
-        # Modules of installed packages are not copied: whoever installs others restarts the server.
-        found, files = "", {}
+        about: dict[str, Any] = {"reference": "", "files": {}}
         if place is not None:
-            home, found = place
+            home, about["reference"] = place
             sources = {home, *local_modules(home, "", ()).values()}
             sources |= {(home.parent / name).resolve() for name in manifest.sources}
             for number, source in enumerate(sorted(sources)):
                 if source.is_relative_to(home.parent) and _copy(source, folder / SOURCES / str(number)):
-                    files[str(source)] = str(number)
-        (folder / SOURCES_JSON).write_text(json.dumps({"reference": found, "files": files}))
+                    about["files"][str(source)] = str(number)
+        elif reference:
+            # Found by name, among the modules of its package: others are refused later, see `pinned_reference`.
+            with suppress(ApplicationError):
+                about |= {"installed": reference, "hashes": UnrunSources.of(reference).hashes(manifest.sources)}
+        (folder / SOURCES_JSON).write_text(json.dumps(about))
 
 
 def _copy(source: Path, target: Path) -> bool:
@@ -137,10 +142,21 @@ def pinned_bundle(pinned: str, bundle: str) -> Path:
 
 
 def pinned_reference(pinned: str) -> str:
-    """Import the copied sources in this process from now on; returns the application's reference, empty without any."""
+    """Import the copied sources in this process from now on; returns the application's reference, empty without any.
+
+    Raises:
+        SourcesChanged: An application of an installed package has other sources now.
+    """
     if not pinned:
         return ""
     folder = Path(pinned)
     about = json.loads((folder / SOURCES_JSON).read_text())
+    if "installed" in about:
+        changed = UnrunSources.of(about["installed"]).changed(about["hashes"])
+        if changed:
+            raise SourcesChanged(
+                f"{', '.join(changed)} of application {about['installed']!r} changed since the server loaded it; load "
+                f"the model again, or restart the server."
+            )
     pin_sources({Path(file): (folder / SOURCES / name).read_bytes() for file, name in about["files"].items()})
     return about["reference"]

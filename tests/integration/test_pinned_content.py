@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shutil
 import threading
 import time
@@ -97,6 +98,47 @@ def test_replaced_processes_run_what_was_loaded(server: RunningServer, folder: P
     later, answers = answers_of(server, "front-end 0", count=2)
     assert set(map(repr, answers)) == {repr(RIGHT)}
     assert later == versions
+
+
+def test_a_replaced_front_end_refuses_other_sources_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "pinned_installed"
+    package.mkdir()
+    write_doubler(package)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    from penstock import Bundle
+    from penstock.core.find_application import find_application
+
+    found = find_application("pinned_installed.app")
+    Bundle.write(found, found.model(), np.ones((2, 4), np.float32), to=tmp_path / "bundle")
+    with RunningServer(tmp_path / "bundle", "--frontends", "2") as server:
+        edit(package)
+        replaced(server, "front-end 0")
+
+        def answered_and_ready() -> tuple[int, object, int]:
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+            connection.request("POST", ASK, b"[1, 2, 3, 4]", JSON)
+            answer = connection.getresponse()
+            body = json.loads(answer.read())
+            connection.request("GET", "/v2/health/ready")
+            ready = connection.getresponse().status
+            connection.close()
+            return answer.status, body, ready
+
+        seen: dict[int, tuple[object, int]] = {}
+        end_s = time.monotonic() + 60
+        while seen.keys() != {200, 503}:
+            assert time.monotonic() < end_s, seen
+            status, body, ready = answered_and_ready()
+            assert status in (200, 503), body
+            assert status != 200 or body == RIGHT[1]
+            seen[status] = body, ready
+    assert seen[200] == (RIGHT[1], 200)
+    assert seen[503][1] == 503
+    assert "app.py of application 'pinned_installed.app' changed since the server loaded it" in str(seen[503][0])
 
 
 def test_other_content_has_another_version(tmp_path: Path) -> None:

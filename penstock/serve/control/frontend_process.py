@@ -171,6 +171,9 @@ class FrontendProcess:
             # Attaching imports the application, which may raise anything; the other models go on.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be attached", loaded.command.bundle)
+            # A failure at the server's own start ends it: this process replaces another one, which served the model.
+            if self._front.models.starting:
+                self._front.models.set_state(_not_attached(loaded.command, str(error)))
             self._channel.send(messages.CommandFailed(key=key, error=str(error)))
         else:
             self._channel.send(messages.CommandDone(key=key))
@@ -210,6 +213,11 @@ class FrontendProcess:
     async def _drain(self) -> None:
         await self._front.drain(lambda: False)
         self._drained.set()
+
+
+def _not_attached(command: messages.LoadModel, error: str) -> messages.ModelState:
+    reason = f"{messages.NOT_ATTACHED}: {error}"
+    return messages.ModelState(name=command.name, version=command.version, state="UNAVAILABLE", reason=reason)
 
 
 def _request_error(failed: messages.CommandFailed) -> RequestError:

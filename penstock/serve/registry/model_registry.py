@@ -8,7 +8,7 @@ from typing import Any, final
 from penstock.core.application import MAX_NAME
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.messages import ON_DEMAND, RESTARTING, WITHDRAWN, ModelState
+from penstock.serve.messages import NOT_ATTACHED, ON_DEMAND, RESTARTING, WITHDRAWN, ModelState
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 
@@ -132,6 +132,8 @@ class ModelRegistry:
             for state in states:
                 if state.state == "LOADING" and version in ("", state.version):
                     raise Overloaded(f"Model {name!r} is being loaded{_step_of(state)}; come back later.", RETRY_S)
+                if state.reason.startswith(NOT_ATTACHED) and version in ("", state.version):
+                    raise Overloaded(f"Model {name!r} is unavailable: {state.reason}", RETRY_S)
                 if state.on_demand_ns is not None and version in ("", state.version):
                     raise self._demanded(state, state.on_demand_ns, first_use)
         if not versions:
@@ -170,6 +172,9 @@ class ModelRegistry:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         if self.starting:
             raise self._not_started()
+        for state in self.states.values():
+            if state.reason.startswith(NOT_ATTACHED):
+                raise Overloaded(f"Model {state.name!r} is unavailable: {state.reason}", RETRY_S)
         lost = {served.name for served in self if served.engine_lost}
         # A front-end that started after the engine died never had the table.
         lost |= {state.name for state in self.states.values() if state.reason.startswith(RESTARTING)}
