@@ -15,7 +15,7 @@ from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import RUN_FILE
 from penstock.train.report.throughput import Rate
 from penstock.train.run_folder import RunFolder, described, finished_fields, started
-from penstock.train.run_owner import Attempt
+from penstock.train.run_owner import RunAttempt
 from penstock.train.same_data import check_data, fingerprints
 from penstock.train.trainer import Trainer
 
@@ -51,7 +51,7 @@ class FitRecords(Callback):
         trainer: Trainer,
         train: Examples,
         initial: StartedFrom | None = None,
-        attempt: Attempt | None = None,
+        attempt: RunAttempt | None = None,
     ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.history = History()

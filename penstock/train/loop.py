@@ -28,7 +28,7 @@ from penstock.train.report.feed_report import FeedFigures, feed_figures, feed_se
 from penstock.train.report.progress import Progress
 from penstock.train.report.run_log import RUN_FILE
 from penstock.train.report.throughput import Pace, Rate, WarmSteps
-from penstock.train.run_owner import Attempt
+from penstock.train.run_owner import RunAttempt
 from penstock.train.step.host_sync import HostSync, SharedStatus
 from penstock.train.step.schedules import check_schedule
 from penstock.train.trainer import Trainer
@@ -74,7 +74,7 @@ class Loop:
         watchdog: Watchdog,
         *,
         checkpoints: Path | None,
-        attempt: Attempt | None = None,
+        attempt: RunAttempt | None = None,
         callbacks: Callbacks,
         start_event: Started,
         resume_hint: str,

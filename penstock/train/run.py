@@ -43,7 +43,7 @@ from penstock.train.run_folder import (
     started,
     write_bundle,
 )
-from penstock.train.run_owner import Attempt, owned
+from penstock.train.run_owner import RunAttempt, owned
 from penstock.train.run_place import RunPlace
 from penstock.train.run_uploads import RunUploads, check_shared
 from penstock.train.same_data import check_data, fingerprints
@@ -144,7 +144,7 @@ def _trained(
     profiled_steps: int | None,
     accept_changed_data: bool,
     uploads: RunUploads | None,
-    attempt: Attempt | None,
+    attempt: RunAttempt | None,
 ) -> RunResult:
     folder = place.folder
     check_raw_examples(found, recipe)

@@ -29,7 +29,7 @@ from penstock.train.overrides import declared_settings
 from penstock.train.recipe import Data, Recipe
 from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, draw_runs, read_metrics, replace_text, writing
 from penstock.train.report.throughput import Rate
-from penstock.train.run_owner import Attempt
+from penstock.train.run_owner import RunAttempt
 from penstock.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class RunFolder(Callback):
     """
 
     def __init__(
-        self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int, attempt: Attempt
+        self, folder: Path, trainer: Trainer, identity: dict[str, Any], from_step: int, attempt: RunAttempt
     ) -> None:
         self._attempt = attempt
         attempt.check()

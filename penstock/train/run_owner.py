@@ -111,7 +111,7 @@ class Owner:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class RunAttempt:
     """An attempt to train a run. The newest one owns the run.
 
     Args:
@@ -184,7 +184,7 @@ def clear_unnamed(checkpoints: Path) -> None:
 
 
 @contextmanager
-def owned(folder: Path, parent: int | None = None) -> Generator[Attempt]:
+def owned(folder: Path, parent: int | None = None) -> Generator[RunAttempt]:
     """Own a run's folder while the context is open, so that no other command trains in it.
 
     Args:
@@ -202,7 +202,7 @@ def owned(folder: Path, parent: int | None = None) -> Generator[Attempt]:
     try:
         _take(descriptor, folder)
         owner = Owner.here(parent=parent)
-        attempt = Attempt.claim(folder, owner)
+        attempt = RunAttempt.claim(folder, owner)
         with _writing(folder):
             _write_record(descriptor, json.dumps({**owner.fields(), "attempt": attempt.number}).encode())
         yield attempt

@@ -30,7 +30,12 @@ def registry(refusals: list[RequestError]) -> ModelRegistry:
             max_body_bytes=limit, input=SPEC, output=SPEC, accepts=(), decode=None, generate=None
         )
         served = SimpleNamespace(
-            name=name, version="1", application=application, streams=streams, count_rejection=refusals.append
+            name=name,
+            version="1",
+            application=application,
+            streams=streams,
+            count_rejection=refusals.append,
+            version_headers=(),
         )
         models.put(cast(Any, served))
     return models

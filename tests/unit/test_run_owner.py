@@ -23,7 +23,7 @@ from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.fit import fit
 from penstock.train.parallel.world import World
-from penstock.train.run_owner import Attempt, Owner, RunTakenOver, clear_unnamed, newest_attempt, owned, refuse_owned
+from penstock.train.run_owner import Owner, RunAttempt, RunTakenOver, clear_unnamed, newest_attempt, owned, refuse_owned
 
 HOLD = """
 import os, sys, time
@@ -144,7 +144,7 @@ def test_in_every_order_a_late_checkpoint_is_found_by_the_newer_attempt_or_is_no
 ) -> None:
     monkeypatch.setattr(run_owner, "clear_unnamed", lambda checkpoints: None)
 
-    def older(run: Path, attempt: Attempt) -> Iterator[None]:
+    def older(run: Path, attempt: RunAttempt) -> Iterator[None]:
         beside, place = run / "checkpoints/.step-00000001-5eed", run / "checkpoints/step-00000001"
         try:
             beside.mkdir()
@@ -160,7 +160,7 @@ def test_in_every_order_a_late_checkpoint_is_found_by_the_newer_attempt_or_is_no
             return
 
     def newer(run: Path, seen: list[bool]) -> Iterator[None]:
-        Attempt.claim(run, Owner.here())
+        RunAttempt.claim(run, Owner.here())
         yield
         clear_unnamed(run / "checkpoints")
         yield
@@ -170,7 +170,7 @@ def test_in_every_order_a_late_checkpoint_is_found_by_the_newer_attempt_or_is_no
     for number, turns in enumerate(itertools.combinations(range(8), 3)):
         run, seen = tmp_path / str(number), list[bool]()
         (run / "checkpoints").mkdir(parents=True)
-        one, other = older(run, Attempt.claim(run, Owner.here())), newer(run, seen)
+        one, other = older(run, RunAttempt.claim(run, Owner.here())), newer(run, seen)
         for turn in range(8):
             next(other if turn in turns else one, None)
         named = (run / "checkpoints/step-00000001").exists()
@@ -181,8 +181,8 @@ def test_in_every_order_a_late_checkpoint_is_found_by_the_newer_attempt_or_is_no
 
 def test_numbers_are_exclusive_and_a_folder_that_was_removed_begins_again(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from penstock.train.run_owner import Attempt, Owner\n"
-        "for _ in range(20): print(Attempt.claim(Path(sys.argv[1]), Owner.here()).number)"
+        "import sys; from pathlib import Path; from penstock.train.run_owner import RunAttempt, Owner\n"
+        "for _ in range(20): print(RunAttempt.claim(Path(sys.argv[1]), Owner.here()).number)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     claiming = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -190,7 +190,7 @@ def test_numbers_are_exclusive_and_a_folder_that_was_removed_begins_again(tmp_pa
     assert sorted(numbers) == list(range(1, 41))
     for number in (1, 40):
         assert json.loads((tmp_path / f".attempts/{number:08d}").read_bytes())["attempt"] == number
-    last = Attempt.claim(tmp_path, Owner.here())
+    last = RunAttempt.claim(tmp_path, Owner.here())
     last.check()
     (tmp_path / ".attempts/00000041").rename(tmp_path / ".attempts/00000042")
     last.check()
@@ -198,7 +198,7 @@ def test_numbers_are_exclusive_and_a_folder_that_was_removed_begins_again(tmp_pa
     with pytest.raises(RunTakenOver, match="its record is gone"):
         last.check()
     (tmp_path / ".attempts/00000200").write_text("{}")
-    assert Attempt.claim(tmp_path, Owner.here()).number == 201
+    assert RunAttempt.claim(tmp_path, Owner.here()).number == 201
     assert len(list((tmp_path / ".attempts").iterdir())) == 2
 
 
@@ -222,7 +222,7 @@ def test_a_run_that_was_taken_over_writes_no_metrics(tmp_path: Path) -> None:
     inputs, targets = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
 
     def take_over(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        Attempt.claim(tmp_path, Owner.here())
+        RunAttempt.claim(tmp_path, Owner.here())
         return outputs.sum()
 
     with pytest.raises(RunTakenOver):

@@ -23,7 +23,7 @@ from penstock.train.checkpoint.format import (
 )
 from penstock.train.checkpoint.snapshot import HostCopy, SlicedTensor, split, writers_of
 from penstock.train.parallel.world import World
-from penstock.train.run_owner import Attempt, RunTakenOver, clear_unnamed
+from penstock.train.run_owner import RunAttempt, RunTakenOver, clear_unnamed
 
 STATE = "state"
 # Limit of the wait for a checkpoint in progress after an error that ends the run.
@@ -42,7 +42,7 @@ class Saver(AbstractContextManager["Saver"]):
         attempt: This attempt of the run, in the first process: once a newer one has begun, no checkpoint is named.
     """
 
-    def __init__(self, folder: Path, world: World, attempt: Attempt | None = None) -> None:
+    def __init__(self, folder: Path, world: World, attempt: RunAttempt | None = None) -> None:
         self._folder, self._world, self._attempt = folder, world, attempt
         folder.mkdir(parents=True, exist_ok=True)
         if world.is_rank_zero:
