@@ -13,9 +13,7 @@ files on disk were edited, replaced or removed.
 import fcntl
 import itertools
 import json
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,6 +26,7 @@ from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ApplicationError, BundleCorrupt, ServeError, SourcesChanged
 from penstock.core.find_application import file_reference
 from penstock.core.pinned_sources import pin_sources
+from penstock.core.regular_file import NotRegular, open_regular
 from penstock.core.unrun_sources import UnrunSources
 
 PREFIX = "penstock-models-"
@@ -99,15 +98,13 @@ class PinnedModels:
 def _copy(source: Path, target: Path) -> bool:
     """Copy a regular file; returns whether there is one."""
     try:
-        # Without waiting for the writer of a FIFO.
-        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened, _ = open_regular(source)
     except FileNotFoundError:
         return False
-    with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BundleCorrupt(f"{source} is no regular file; copy the bundle again.")
-        with target.open("wb") as copy:
-            shutil.copyfileobj(opened, copy, 1 << 20)
+    except NotRegular as error:
+        raise BundleCorrupt(f"{source.name} cannot be read ({error.strerror}); copy the bundle again.") from None
+    with opened, target.open("wb") as copy:
+        shutil.copyfileobj(opened, copy, 1 << 20)
     return True
 
 

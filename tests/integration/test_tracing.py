@@ -175,9 +175,8 @@ def test_the_log_has_a_line_for_each_request_with_its_clients_name(bundle: Path,
     with RunningServer(bundle, *options) as server:
         assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {**JSON, "X-Api-Key": KEY})[0] == 200
         assert server.ask("GET", "/v1/apps")[0] == 401
-        assert server.raw(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n").startswith(
-            b"HTTP/1.1 413 "
-        )
+        head = f"POST {ASK} HTTP/1.1\r\nHost: a\r\nX-Api-Key: {KEY}\r\nContent-Length: 99999999\r\n\r\n"
+        assert server.raw(head.encode()).startswith(b"HTTP/1.1 413 ")
         assert server.raw(b"\x00\x00").startswith(b"HTTP/1.1 400 ")
         log = server.log()
     lines = [line for line in map(json.loads, log.splitlines()) if line["logger"] == "penstock.requests"]
@@ -185,7 +184,7 @@ def test_the_log_has_a_line_for_each_request_with_its_clients_name(bundle: Path,
     assert seen == [
         ("POST", ASK, 200, "anna"),
         ("GET", "/v1/apps", 401, None),
-        ("POST", "/", 413, None),
+        ("POST", ASK, 413, "anna"),
         ("", "", 400, None),
     ]
     assert lines[0]["bytes"] == len('{"doubled":[2.0,4.0,6.0,8.0]}')

@@ -514,7 +514,7 @@ def _written(folder: Path, model: bytes, golden: dict[str, Array], step: bytes |
         folder=folder,
         description="made by a test",
         licence="",
-        made={"penstock": "0"},
+        made={"penstock": "0", "when": "2026-01-01T00:00:00+00:00"},
         tolerance=1e-5,
         models={"fp32": PackModel(file=file, agreement=1.0, ms=1.0, step=next(iter(others), None))},
         files={name: digest((folder / name).read_bytes()) for name in (*graphs, GOLDEN)},

@@ -92,7 +92,9 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     bundle = bundled(write_app(tmp_path / "app"))
     (bundle / "golden.safetensors").unlink()
     os.mkfifo(bundle / "golden.safetensors")
-    with pytest.raises(BundleCorrupt, match=r"golden\.safetensors is no regular file; copy the bundle again"):
+    with pytest.raises(
+        BundleCorrupt, match=r"golden\.safetensors cannot be read \(it is no regular file\); copy the bundle again"
+    ):
         PinnedModels(tmp_path, None).pin(bundle)
     assert not (tmp_path / "0").exists()
 
