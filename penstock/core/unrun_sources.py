@@ -80,8 +80,13 @@ class UnrunSources:
         return {name: digest for name, file in now.items() if (digest := _digest(file))}
 
     def declares(self) -> bool:
-        """Tell whether the declaring file, or one that it imports from its folder, imports penstock."""
-        return any(map(_imports_penstock, self._files()))
+        """Tell whether penstock is imported by the declaring file, one beside it, or a module that these import."""
+        imported = {name for file in self._files() for name in _imported(file)}
+        if any(map(_is_penstock, imported)):
+            return True
+        # The record may be one of a library.
+        homes = (_home(name) for name in imported if name.partition(".")[0] not in sys.stdlib_module_names)
+        return any(_is_penstock(name) for home in homes if home is not None for name in _imported(home))
 
     def _files(self) -> Iterable[Path]:
         return {self.home, *local_modules(self.home, self.package, ()).values()}
@@ -122,16 +127,29 @@ def _read(file: Path) -> bytes:
     return read_regular(file, MAX_TEXT_BYTES) if pinned is None else pinned
 
 
-def _imports_penstock(file: Path) -> bool:
+def _imported(file: Path) -> set[str]:
+    """List the modules that a file imports by absolute names."""
     try:
         tree = ast.parse(_read(file))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    names: list[str] = []
+        return set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.append(node.module)
+            names.add(node.module)
+    return names
+
+
+def _is_penstock(name: str) -> bool:
     # An application within penstock imports its parts by relative names too.
-    return "penstock" in {name.partition(".")[0] for name in names}
+    return name.partition(".")[0] == "penstock"
+
+
+def _home(name: str) -> Path | None:
+    try:
+        spec = _spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return None if spec is None or not (spec.origin or "").endswith(".py") else Path(str(spec.origin))
