@@ -37,7 +37,7 @@ def made(network: nn.Module) -> GenerationExecutor | AheadExecutor:
 @pytest.fixture(scope="module")
 def executor() -> AheadExecutor:
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
     executor = made(Translator())
     assert isinstance(executor, AheadExecutor), "its steps are captured"
     return executor

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,13 +11,17 @@ import torch
 
 from penstock.runtime.gpu.capture import capturing, stream_aside, stream_of_graphs
 from penstock.runtime.gpu.precision import computing, libraries_in
+from penstock.train.numerics import numerics
+from penstock.train.recipe import Recipe
 
 
 @pytest.fixture(autouse=True)
 def restored_flags() -> Generator[None]:
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    products = torch.get_float32_matmul_precision()
     yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = before
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+    torch.set_float32_matmul_precision(products)
 
 
 def test_a_network_keeps_its_precision_while_another_thread_compiles() -> None:
@@ -39,6 +43,18 @@ def test_a_network_keeps_its_precision_while_another_thread_compiles() -> None:
         assert not torch.backends.cudnn.benchmark
     thread.join()
     assert seen == [True]
+
+
+def test_a_training_may_follow_what_a_network_computed_in() -> None:
+    """torch raises when it reads a precision that was set both for all backends and for CUDA's products alone."""
+    recipe = Recipe(data=lambda: None, loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD, epochs=1)
+    for precision in ("bf16", "fp32", "tf32", "fp32"):
+        with libraries_in(precision):
+            pass
+        for trained in ("fp32", "tf32"):
+            with numerics(replace(recipe, precision=trained)), libraries_in(precision):
+                torch.get_float32_matmul_precision()
+            assert torch.get_float32_matmul_precision() == ("highest" if precision == "fp32" else "high")
 
 
 def test_two_threads_do_not_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def sameness(device: str | None = None) -> list[float]:
 
 def _executor(device: str, requests: Array) -> Executor:
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
     network = Translator().eval().to(device)
     if device == "cpu":
         return GenerationExecutor(network, app)

@@ -108,7 +108,9 @@ def libraries_in(precision: str, *, tuned: bool = False) -> Generator[None]:
         tuned: cuDNN measures its algorithms, which takes seconds for each new shape, and takes the fastest.
     """
     with ONE_AT_A_TIME:
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        # Not `cuda.matmul.allow_tf32`, after which torch may find its settings contradictory and raise when one is read.
+        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         torch.backends.cudnn.benchmark = tuned
         yield
 
