@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHILD = b"penstock.serve.control.child_main"
+_CHILD, _FORKS = b"penstock.serve.control.child_main", b"penstock.serve.control.fork_server_main"
 SUPERVISOR = "supervisor"
 # A line of the kernel's list may be missing when connections come and go during the read.
 READS = 3
@@ -35,11 +35,16 @@ def worker_pids(supervisor: int) -> dict[str, int]:
             continue
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            name = (entry / "comm").read_text()
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(parent) == supervisor and state != "Z" and _CHILD in words:
+        if int(parent) != supervisor or state == "Z":
+            continue
+        if _CHILD in words:
             found[json.loads(words[words.index(_CHILD) + 1])[0]] = int(entry.name)
+        elif _FORKS in words and name.startswith("front-end"):
+            found[name.strip()] = int(entry.name)
     return found
 
 
