@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.serve.control.child import BUDGETS_BLOCKED
+from penstock.serve.control.child import BUDGETS_BLOCKED, STALLED_S, WATCH_INTERVAL_S
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import LATENCY_S, RunningServer, write_doubler
 
@@ -189,6 +189,28 @@ def test_front_ends_that_are_killed_together_are_forked_anew(server: RunningServ
     killed_s = time.monotonic()
     eventually(lambda: server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200, within_s=15)
     assert time.monotonic() - killed_s < 5
+    assert_counts_add_up(server)
+
+
+@pytest.mark.alone
+def test_whoever_connects_while_a_front_end_hangs_is_answered_by_another(server: RunningServer) -> None:
+    eventually(lambda: worker_pids(server.process.pid).keys() == ROLES and ready(server), within_s=60)
+    hanging = worker_pids(server.process.pid)["front-end 0"]
+    os.kill(hanging, signal.SIGSTOP)
+    connections: list[socket.socket] = []
+    try:
+        connections += [socket.create_connection((server.host, server.port), timeout=SILENT_S) for _ in range(12)]
+        for connection in connections:
+            connection.sendall(request(ONE.tobytes()))
+        stopped_s = time.monotonic()
+        for connection in connections:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        assert time.monotonic() - stopped_s < STALLED_S + 2 * WATCH_INTERVAL_S + 1
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+        for connection in connections:
+            connection.close()
+    assert worker_pids(server.process.pid)["front-end 0"] == hanging
     assert_counts_add_up(server)
 
 

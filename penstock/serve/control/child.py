@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 # Time for a start, until the process serves.
 START_TIMEOUT_S = 300.0
 WATCH_INTERVAL_S = 1.0
+# A process without a heartbeat for this time is stalled; it sends one each second.
+STALLED_S = 2.5
 # A batch blocks the engine's loop, and the first run of a batch size may take the whole budget.
 BUDGETS_BLOCKED = 2
 # A process that dies within this time of its start, or before its first heartbeat, is restarted with backoff.
@@ -89,6 +91,7 @@ class ChildProcess:
         on_exit: Called when the process is gone.
         on_restart: Called when a new process was started in its place; None for an engine.
         forks: Forks the process if it can; None to start a Python each time.
+        on_stall: Called when `stalled` changes while the process serves; None for an engine.
 
     Attributes:
         keep_running: Restart the process when it dies.
@@ -96,6 +99,7 @@ class ChildProcess:
         ready: The current process has sent a heartbeat.
         serving: The start of the current process is over: for a front-end, it has attached every table.
         start_error: The process's own reason why it could not start; empty otherwise.
+        stalled: It has sent no heartbeat for a while. It may go on, or be killed by the watchdog.
     """
 
     name: str
@@ -106,11 +110,13 @@ class ChildProcess:
     on_exit: "Callable[[ChildProcess], None]"
     on_restart: "Callable[[ChildProcess], None] | None"
     forks: ForkServer | None = None
+    on_stall: "Callable[[ChildProcess], None] | None" = None
     keep_running: bool = field(init=False, default=True)
     starts: int = field(init=False, default=0)
     ready: bool = field(init=False, default=False)
     serving: bool = field(init=False, default=False)
     start_error: str = field(init=False, default="")
+    stalled: bool = field(init=False, default=False)
     _process: "subprocess.Popen[bytes] | ForkedProcess | None" = field(init=False, default=None)
     _channel: Channel | None = field(init=False, default=None)
     _started_s: float = field(init=False, default=0.0)
@@ -151,6 +157,7 @@ class ChildProcess:
         self._gone.clear()
         self.starts += 1
         self.start_error = ""
+        self.stalled = False
         self._started_s = self._watched_s = self._heartbeat_s = time.monotonic()
         self._heartbeat_cpu_s = 0.0
         loop = asyncio.get_running_loop()
@@ -190,8 +197,15 @@ class ChildProcess:
         """Restart the watchdog."""
         self.ready = True
         self._heartbeat_s = time.monotonic()
+        self._set_stalled(False)
         if not self.serving and self._process is not None:
             self._heartbeat_cpu_s = cpu_s(self._process.pid)
+
+    def _set_stalled(self, stalled: bool) -> None:
+        if stalled != self.stalled:
+            self.stalled = stalled
+            if self.on_stall is not None and self.serving:
+                self.on_stall(self)
 
     def close(self) -> None:
         """Close the channel, after which the process ends itself."""
@@ -259,6 +273,7 @@ class ChildProcess:
         self._heartbeat_s += max(0.0, now_s - self._watched_s - 2 * WATCH_INTERVAL_S)
         self._watched_s = now_s
         silent_s = now_s - self._heartbeat_s
+        self._set_stalled(silent_s > STALLED_S)
         silent_cpu_s = 0.0 if self.serving else cpu_s(process.pid) - self._heartbeat_cpu_s
         # Nothing tells the time that a process takes to import what it needs before its first heartbeat.
         limit_s = self._watchdog_s if self.ready else START_TIMEOUT_S

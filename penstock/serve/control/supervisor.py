@@ -78,7 +78,7 @@ class _Supervisor:
         self._reports = itertools.count()
         # Whether every model of the start is loaded.
         self._started = False
-        # The front-end that accepts the connections of a dead one, by the index of the dead one.
+        # The front-end that accepts the connections of a dead or stalled one, by the index of that one.
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
         # References of chains, and the descriptors of their counts.
@@ -93,7 +93,11 @@ class _Supervisor:
             for index, name in enumerate(engine_names(devices))
         ]
         frontend = partial(
-            engine, on_exit=self._frontend_exited, on_restart=self._frontend_restarted, forks=self._frontend_forks
+            engine,
+            on_exit=self._frontend_exited,
+            on_restart=self._frontend_restarted,
+            forks=self._frontend_forks,
+            on_stall=self._frontend_stalled,
         )
         self._frontends = [
             frontend(f"front-end {index}", index, descriptors=[*engine_wakes, wake, listener.fileno()])
@@ -309,7 +313,7 @@ class _Supervisor:
         for key, future in self._take_pending(child):
             future.set_result((messages.CommandDone(key=key), []))
         self._fail_start(child)
-        self._takeovers = {index: other for index, other in self._takeovers.items() if other is not child}
+        self._end_takeovers(child)
         self._arrange_takeovers()
 
     def _engine_exited(self, child: ChildProcess) -> None:
@@ -336,18 +340,30 @@ class _Supervisor:
             self._start_error = self._start_error or (ServeError(child.start_error) if child.start_error else ended)
             self._stop.set()
 
+    def _frontend_stalled(self, child: ChildProcess) -> None:
+        # The connections in its listener's queue would wait for it, until the watchdog kills it.
+        if child.stalled:
+            self._end_takeovers(child)
+        self._arrange_takeovers()
+
+    def _end_takeovers(self, child: ChildProcess) -> None:
+        for index, acting in list(self._takeovers.items()):
+            if acting is child:
+                del self._takeovers[index]
+                child.send(messages.ReleaseListener(index=index))
+
     def _arrange_takeovers(self) -> None:
-        serving = [child for child in self._frontends if child.serving]
-        if not self._started or self._stop.is_set() or not serving:
+        accepting = [child for child in self._frontends if child.serving and not child.stalled]
+        if not self._started or self._stop.is_set() or not accepting:
             return
         for index, child in enumerate(self._frontends):
             acting = self._takeovers.get(index)
-            if child.serving and acting is not None:
+            if child in accepting and acting is not None:
                 acting.send(messages.ReleaseListener(index=index))
                 del self._takeovers[index]
-            elif not child.serving and acting is None:
-                serving[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
-                self._takeovers[index] = serving[0]
+            elif child not in accepting and acting is None:
+                accepting[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
+                self._takeovers[index] = accepting[0]
 
     def _frontend_restarted(self, child: ChildProcess) -> None:
         # Sent at once, before any later event: a child must receive messages in the order of events.
