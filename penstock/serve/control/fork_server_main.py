@@ -49,9 +49,6 @@ def _serve(end: socket.socket) -> Callable[[], None] | None:
             thread = threading.Thread(target=_import, args=(Preload(**request["preload"]),))
             thread.start()
             thread.join()
-            gc.collect()
-            # Pages of what lives on are not written to by a collection in the forks.
-            gc.freeze()
             end.send(b"imported")
             continue
         pid = _fork() if _threads() == 1 else 0
@@ -75,6 +72,10 @@ def _import(preload: Preload) -> None:
 
             import_module("penstock.serve.control.frontend_process")
             import_application(preload.application, preload.pinned)
+    # The modules of a version before are garbage; what lives on is not written to by a collection in the forks.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _threads() -> int:
