@@ -194,14 +194,14 @@ class ChildProcess:
         process, self._process = self._process, None
         assert process is not None, self.name
         status = process.wait()
-        ready, self.ready = self.ready, False
         # Whatever its last messages and its end lead to, another process is started.
         try:
             if self._channel is not None:
                 self._channel.drain()
         finally:
             self.close()
-            self.serving = False
+            # After its last messages: a heartbeat among them must not count for the next process.
+            ready, self.ready, self.serving = self.ready, False, False
             self._gone.set()
             try:
                 self.on_exit(self)
