@@ -1,6 +1,7 @@
 """Restarts of a process that died: the backoff, and the load of its models."""
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
@@ -185,3 +186,24 @@ def test_a_heartbeat_that_is_read_after_the_end_does_not_count_for_the_next_proc
     asyncio.run(asyncio.wait_for(scene(), 30))
     assert received == [Heartbeat()]
     assert seen == [False]
+
+
+def test_a_process_whose_end_cannot_be_watched_is_not_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def no_descriptor(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scene() -> None:
+        settings = Settings(models=ModelSettings(bundles=(Path("bundle"),)))
+        child = ChildProcess(
+            "engine", 0, settings, [], on_message=lambda *_: None, on_exit=lambda _: None, on_restart=None
+        )
+        monkeypatch.setattr(os, "pidfd_open", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            child.start()
+        assert (child.alive, child.starts) == (False, 0)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert not Path(f"/proc/{started[0]}").exists()

@@ -144,6 +144,14 @@ class ChildProcess:
             raise
         finally:
             theirs.close()
+        try:
+            exit_fd = os.pidfd_open(self._process.pid)
+        except OSError:
+            # Nothing would notice its end, and it would run on beside the next one.
+            self.kill()
+            self._process = None
+            ours.close()
+            raise
         self._gone.clear()
         self.starts += 1
         self.start_error = ""
@@ -153,7 +161,6 @@ class ChildProcess:
         self._channel = Channel(
             ours, lambda message, descriptors: self.on_message(self, message, descriptors), lambda: None
         )
-        exit_fd = os.pidfd_open(self._process.pid)
         loop.add_reader(exit_fd, self._exited, exit_fd)
         loop.call_later(WATCH_INTERVAL_S, self._watch, self._process)
         log.info("%s started as process %d", self.name, self._process.pid)
