@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import InvalidInput, ServeError
+from penstock.core.errors import InvalidInput, Overloaded, ServeError
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.messages import ON_DEMAND
+from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import ModelSettings
 from tests.unit.test_repository import Sides, models, run, short_pauses
 
@@ -30,6 +31,30 @@ def test_a_version_that_cannot_be_given_its_name_back_leaves_no_table_of_the_new
         with pytest.raises(InvalidInput, match="replaced while it was loaded"):
             await repository.load("first")
         assert sides.tables == tables
+
+    run(scene)
+
+
+def test_a_server_is_ready_after_a_load_that_was_refused_while_the_engine_was_gone(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        repository = ModelRepository(ModelSettings(directory=models), sides)
+        registry = ModelRegistry(repository.change, loading=True)
+        await repository.load_all()
+        (models / "third" / "1").mkdir(parents=True)
+        sides.die(0, repository)
+        sides.engines = ()
+        with pytest.raises(Overloaded, match="the engine is being started again"):
+            await repository.load("third")
+        sides.engines = (0,)
+        for state in sides.states.values():
+            registry.set_state(state)
+        with pytest.raises(Overloaded, match="The engine of first, second is being started again"):
+            registry.reject_unready()
+        await repository.restore(0)
+        for state in sides.states.values():
+            registry.set_state(state)
+        registry.reject_unready()
 
     run(scene)
 

@@ -197,8 +197,13 @@ class ModelRegistry:
         for (name, _), reason in self._not_attached.items():
             raise Overloaded(f"Model {name!r} is unavailable: {reason}", RETRY_S)
         lost = {served.name for served in self if served.engine_lost}
-        # A front-end that started after the engine died never had the table.
-        lost |= {state.name for state in self.states.values() if state.reason.startswith(RESTARTING)}
+        # A front-end that started after the engine died never had the table. A load that was refused meanwhile has left
+        # the same reason, for a model that nothing serves.
+        lost |= {
+            state.name
+            for state in self.states.values()
+            if state.state == "LOADING" and state.reason.startswith(RESTARTING)
+        }
         if lost:
             raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
