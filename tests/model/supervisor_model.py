@@ -154,6 +154,7 @@ def _arrange_takeovers(rules: Rules, state: State) -> None:
 
 def signalled(rules: Rules, state: State) -> State:
     """Stop: drain what serves, end what starts."""
+    state.seen.append(("signal",))
     if not state.started:
         return end(rules, state, "stopped")
     state.stopping = "front-ends"
@@ -226,9 +227,12 @@ def step(rules: Rules, state: State, task: Task) -> State:
     # What was not replied to has nobody who waits for it any more.
     task = task._replace(waits=())
     match task.at:
-        case "new" if task.name[0] == "retire":
-            _retire(state, task, "retiring")
+        case "retire" | "undo":
+            _retire(state, task)
+        case "new" if task.name[0] == "restore" and not _is_missing(state):
+            _finish(rules, state, task)
         case "new":
+            state.seen.append(("queue", *task.name) if task.name[0] != "restore" else ("queue", "restore"))
             state.lock += (task.name,)
             _put(state, task, task._replace(at="lock"))
         case "lock":
@@ -242,18 +246,28 @@ def step(rules: Rules, state: State, task: Task) -> State:
             else:
                 _put(state, task, task._replace(at="pinned"))
         case "pinned":
-            _load(rules, state, task)
+            _load(state, task)
         case "loading":
             _loaded(rules, state, task)
+        case "loaded" if task.key in state.keys:
+            _attach(rules, state, task, task.key, "attaching")
+        case "loaded":
+            _undo(rules, state, task._replace(error="lost"))
         case "attaching":
             _attached(rules, state, task)
         case "giving-back":
             if task.error == "failed" and not rules.undoes_whatever_fails:
                 _fail(rules, state, task)
             else:
-                _retire(state, task, "undoing")
+                _put(state, task, task._replace(at="undo"))
         case "retiring" | "undoing":
-            _retired(rules, state, task)
+            _retired(state, task)
+        case "retired":
+            if task.name[0] == "unload":
+                publish(state, UNAVAILABLE)
+            _finish(rules, state, task, "done" if task.name[0] == "unload" else "")
+        case "undone":
+            _fail(rules, state, task)
         case "starting":
             state.started = True
             _finish(rules, state, task)
@@ -262,13 +276,18 @@ def step(rules: Rules, state: State, task: Task) -> State:
     return state
 
 
+def _is_missing(state: State) -> bool:
+    """Whether the model is to be served, and its engine does not have it."""
+    return state.model is not None and state.model[0] is None
+
+
 def _locked(rules: Rules, state: State, task: Task) -> None:
     kind = task.name[0]
     if kind == "restore":
-        if state.model is None or state.model[0] is not None:
-            _finish(rules, state, task)
+        if _is_missing(state):
+            _load(state, task)
         else:
-            _load(rules, state, task)
+            _finish(rules, state, task)
     elif kind == "load":
         _publish_loading(state, task._replace(new=state.model is None))
     elif state.model is None:
@@ -278,7 +297,7 @@ def _locked(rules: Rules, state: State, task: Task) -> None:
         state.model = None
         if rules.unloading_before_retire:
             publish(state, UNLOADING)
-        _retire(state, task, "retiring")
+        _put(state, task, task._replace(at="retire"))
 
 
 def _publish_loading(state: State, task: Task) -> None:
@@ -287,15 +306,15 @@ def _publish_loading(state: State, task: Task) -> None:
     _put(state, task, task._replace(at="choosing"))
 
 
-def _load(rules: Rules, state: State, task: Task) -> None:
+def _load(state: State, task: Task) -> None:
     """Order a load; the content is pinned, and the engine may have ended meanwhile."""
     key, state.next_key = state.next_key, state.next_key + 1
     task = task._replace(key=key, at="loading", error="", why="", starts=state.starts[ENGINE])
     if state.life[ENGINE] == OFF:
-        _fail(rules, state, task._replace(error="lost"))
-        return
-    send(state, ENGINE, "load", key)
-    _put(state, task, task._replace(waits=((ENGINE, "load", key),)))
+        _put(state, task, task._replace(error="lost"))
+    else:
+        send(state, ENGINE, "load", key)
+        _put(state, task, task._replace(waits=((ENGINE, "load", key),)))
 
 
 def _loaded(rules: Rules, state: State, task: Task) -> None:
@@ -308,7 +327,7 @@ def _loaded(rules: Rules, state: State, task: Task) -> None:
     state.tables += ((task.key, task.starts),)
     if not rules.ready_after_attach:
         publish(state, READY)
-    _attach(rules, state, task, task.key, "attaching")
+    _put(state, task, task._replace(at="loaded"))
 
 
 def _attach(rules: Rules, state: State, task: Task, key: int, at: str) -> None:
@@ -324,16 +343,10 @@ def _attach(rules: Rules, state: State, task: Task, key: int, at: str) -> None:
 def _attached(rules: Rules, state: State, task: Task) -> None:
     if not task.error and task.key not in state.keys and rules.checks_table_after_attach:
         task = task._replace(error="lost")
-    before = state.model
     if task.error:
-        task = task._replace(why=task.error)
-        keys = state.keys if rules.gives_name_back else ()
-        # The version before may have died with its engine meanwhile.
-        if task.name[0] == "load" and before is not None and before[0] in keys and before[0] is not None:
-            _attach(rules, state, task, before[0], "giving-back")
-        else:
-            _retire(state, task, "undoing")
+        _undo(rules, state, task)
         return
+    before = state.model
     if task.key not in state.attached and task.key in state.keys:
         state.attached += (task.key,)
     state.model = (task.key, task.key)
@@ -346,32 +359,38 @@ def _attached(rules: Rules, state: State, task: Task) -> None:
         _put(state, task, task._replace(at="starting", waits=tuple((front, "started", 0) for front in fronts)))
         return
     if before is not None and before[0] is not None and task.name[0] == "load" and rules.retires_replaced:
-        _start_task(state, Task(("retire", before[0]), key=before[0]))
+        _start_task(state, Task(("retire", before[0]), at="retire", key=before[0]))
     _finish(rules, state, task, "done" if task.name[0] == "load" else "")
     if task.name[0] == "restore":
         # It looks again whether anything is missing.
         _start_task(state, Task(task.name))
 
 
-def _retire(state: State, task: Task, at: str) -> None:
+def _undo(rules: Rules, state: State, task: Task) -> None:
+    """Give the name back to the version before, unless its engine is lost too, and then retire the new one."""
+    before = None if state.model is None else state.model[0]
+    task = task._replace(why=task.error)
+    if task.name[0] == "load" and before in state.keys and rules.gives_name_back:
+        _attach(rules, state, task, before, "giving-back")
+    else:
+        _put(state, task, task._replace(at="undo", error=""))
+
+
+def _retire(state: State, task: Task) -> None:
     state.attached = tuple(key for key in state.attached if key != task.key)
     fronts = [front for front in FRONTENDS if state.life[front] != OFF]
     for front in fronts:
         send(state, front, "retire", task.key)
+    at = {"retire": "retiring", "undo": "undoing"}[task.at]
     _put(state, task, task._replace(at=at, error="", waits=tuple((front, "retire", task.key) for front in fronts)))
 
 
-def _retired(rules: Rules, state: State, task: Task) -> None:
+def _retired(state: State, task: Task) -> None:
     state.attached = tuple(key for key in state.attached if key != task.key)
     if task.key in state.keys:
         send(state, ENGINE, "unload", task.key)
         state.tables = tuple(table for table in state.tables if table[0] != task.key)
-    if task.at == "undoing":
-        _fail(rules, state, task)
-        return
-    if task.name[0] == "unload":
-        publish(state, UNAVAILABLE)
-    _finish(rules, state, task, "done" if task.name[0] == "unload" else "")
+    _put(state, task, task._replace(at={"retiring": "retired", "undoing": "undone"}[task.at]))
 
 
 def _fail(rules: Rules, state: State, task: Task) -> None:
@@ -408,6 +427,7 @@ def _finish(rules: Rules, state: State, task: Task, answer: str = "") -> None:
 
 def deadline(rules: Rules, state: State, key: int) -> State:
     """Give up the load of which a step takes too long; the engine may still finish it."""
+    state.seen.append(("deadline", key))
     state.late = tuple(late for late in state.late if late != key)
     if not _resolve(state, (ENGINE, "load", key), "failed"):
         raise Violation("a deadline belongs to a load", key)

@@ -78,7 +78,9 @@ def outside(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
     """Yield everything that may befall the server."""
     for name, process in (("kill-engine", ENGINE), *(("kill-front-end", process) for process in FRONTENDS)):
         if state.budget[name] and state.life[process] == UP:
-            yield f"{name} {process}", killed(_spend(state, name), process)
+            made = killed(_spend(state, name), process)
+            made.seen.append(("kill", process))
+            yield f"{name} {process}", made
     for process, life in enumerate(state.life):
         if state.budget["hang"] and life == UP:
             made = _spend(state, "hang")
@@ -88,7 +90,7 @@ def outside(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
             yield f"fail-start {process}", failed_start(rules, _spend(state, "fail-start"), process)
     if state.budget["heartbeat"] and state.life[ENGINE] == UP and state.engine_said:
         made = _spend(state, "heartbeat")
-        made.back[ENGINE] += (("heartbeat",),)
+        say(made, ENGINE, "heartbeat")
         yield "heartbeat", made
     for what in ("load", "unload"):
         for process in FRONTENDS:
@@ -109,7 +111,7 @@ def _failures(state: State) -> Iterator[tuple[str, State]]:
         if state.budget["fail-load"]:
             made = _spend(state, "fail-load")
             made.loading = _without(made.loading, key)
-            made.back[ENGINE] += (("failed", key),)
+            say(made, ENGINE, "failed", key)
             yield f"fail-load {key}", made
         if state.budget["late"] and key not in state.late and supervisor.awaits_load(state, key):
             made = _spend(state, "late")
@@ -126,11 +128,17 @@ def _spend(state: State, name: str) -> State:
     return made
 
 
+def say(state: State, process: int, *message: Any) -> None:
+    """Send a message to the supervisor."""
+    state.seen.append(("says", process, *message))
+    state.back[process] += (message,)
+
+
 def ask(state: State, process: int, what: str) -> State:
     """Ask a front-end to load or unload the model."""
     front = state.fronts[process]
     state.fronts[process] = front._replace(asked=front.asked + 1, open=(*front.open, front.asked))
-    state.back[process] += (("change", front.asked, what),)
+    say(state, process, "change", front.asked, what)
     return state
 
 
@@ -161,7 +169,7 @@ def _engine(state: State) -> Iterator[tuple[str, State]]:
     if not state.engine_said:
         made = state.copy()
         made.engine_said = True
-        made.back[ENGINE] += (("heartbeat",),)
+        say(made, ENGINE, "heartbeat")
         yield "e:heartbeat", made
         return
     if state.to[ENGINE]:
@@ -177,7 +185,7 @@ def _engine(state: State) -> Iterator[tuple[str, State]]:
             made = state.copy()
             made.loading = _without(made.loading, key)
             made.engine_tables += (key,)
-            made.back[ENGINE] += (("loaded", key),)
+            say(made, ENGINE, "loaded", key)
             yield f"e:loaded {key}", made
 
 
@@ -197,10 +205,15 @@ def _frontend(rules: Rules, state: State, process: int) -> Iterator[tuple[str, S
         yield f"f:{message[0]} {process}", made
     if front.importing is not None:
         yield f"f:imported {process}", imported(rules, state.copy(), process, fails=False)
+    if front.becoming:
+        made = state.copy()
+        made.fronts[process] = front._replace(starting=False, becoming=False)
+        say(made, process, "ready")
+        yield f"f:ready {process}", made
     for key in front.retiring:
         made = state.copy()
         _detach(made, process, key)
-        made.back[process] += (("retired", key),)
+        say(made, process, "retired", key)
         yield f"f:retired {process}", made
     if front.draining:
         yield f"f:end {process}", killed(state.copy(), process)
@@ -235,8 +248,7 @@ def frontend_receives(rules: Rules, state: State, process: int, message: tuple[A
         case ["listen"]:
             made = front._replace(listening=True)
         case ["started"]:
-            made = front._replace(starting=False)
-            state.back[process] += (("ready",),)
+            made = front._replace(becoming=True)
         case ["take-over", index]:
             made = front._replace(accepts=(*front.accepts, index))
         case ["release", index]:
@@ -259,9 +271,9 @@ def imported(rules: Rules, state: State, process: int, *, fails: bool) -> State:
     assert key is not None
     state.fronts[process] = front._replace(importing=None, gone=_without(front.gone, key))
     if key in front.gone:
-        state.back[process] += (("attached", key),)
+        say(state, process, "attached", key)
     elif fails:
-        state.back[process] += (("failed", key),)
+        say(state, process, "failed", key)
         if front.starting:
             state.fronts[process] = state.fronts[process]._replace(not_attached=True)
     else:
@@ -277,7 +289,7 @@ def _served(state: State, process: int, key: int) -> None:
     front = state.fronts[process]
     tables = front.tables if key in front.tables else (*front.tables, key)
     state.fronts[process] = front._replace(tables=tables, served=key, lost=None, not_attached=False)
-    state.back[process] += (("attached", key),)
+    say(state, process, "attached", key)
 
 
 def _detach(state: State, process: int, key: int) -> None:

@@ -88,7 +88,8 @@ class Front(NamedTuple):
     """A front-end process.
 
     Args:
-        starting: It has not had `ServerStarted`.
+        starting: It has not become ready.
+        becoming: It has had `ServerStarted`, and becomes ready.
         listening: It accepts from its own socket.
         accepts: Front-ends whose sockets it accepts from.
         state: State of the model as the supervisor said last.
@@ -106,6 +107,7 @@ class Front(NamedTuple):
     """
 
     starting: bool = True
+    becoming: bool = False
     listening: bool = False
     accepts: tuple[int, ...] = ()
     state: str = ""
