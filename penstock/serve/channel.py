@@ -132,6 +132,9 @@ class Channel:
             packet, descriptors, _, _ = socket.recv_fds(self._end, PACKET_BYTES + 1, MAX_DESCRIPTORS)
         except (BlockingIOError, InterruptedError):
             return False
+        except ConnectionResetError:
+            # It has ended without having read everything; what it sent comes after this error.
+            return True
         except ConnectionError:
             packet, descriptors = b"", []
         self._descriptors += descriptors

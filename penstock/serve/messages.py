@@ -11,7 +11,7 @@ from penstock.core.json_record import read_record
 
 # `ModelState.reason` of a model whose engine died.
 RESTARTING = "the engine is being started again"
-# Begins the reason of a model that a restarted front-end could not attach.
+# Begins the reason for a model that a restarted front-end could not attach.
 NOT_ATTACHED = "a front-end that was started again cannot serve it"
 # `ModelState.reason` of a model that a request loads.
 ON_DEMAND = "loaded on first use"

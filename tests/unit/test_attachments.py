@@ -17,7 +17,7 @@ from penstock.core.spec import Array
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.grpc.thread import GrpcThread
 from penstock.serve.http.listener import OWN
-from penstock.serve.messages import LoadModel, ModelLoaded
+from penstock.serve.messages import LoadModel, ModelLoaded, ModelState
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
@@ -85,6 +85,28 @@ def test_an_engine_that_loaded_another_bundle_than_the_one_that_is_served_says_s
     _, anew = attachments()
     with pytest.raises(BundleError, match="was replaced while it was loaded"):
         anew.attach(other, table(bundle))
+
+
+def test_a_model_that_a_replaced_front_end_cannot_attach_is_refused_whatever_the_others_say(bundle: Path) -> None:
+    """The front-ends beside it attach the model, after which the repository says to all that it is ready."""
+    models, attached = attachments()
+    ready = ModelState(name="doubler", version="1", state="READY")
+    models.set_state(replace(ready, state="LOADING"))
+    models.set_not_attached("doubler", "1", "it cannot be served here")
+    for said in (ready, replace(ready, state="LOADING"), ready):
+        models.set_state(said)
+        with pytest.raises(Overloaded, match="it cannot be served here"):
+            models.reject_unready()
+    with pytest.raises(Overloaded, match="it cannot be served here"):
+        models.named("doubler")
+    assert [(each["state"], each["reason"]) for each in models.index()] == [("UNAVAILABLE", "it cannot be served here")]
+    # The version before was given the name back, which the repository does not say again.
+    attached.attach(loaded(bundle), table(bundle))
+    models.reject_unready()
+    assert models.index()[0]["state"] == "READY"
+    models.set_not_attached("doubler", "1", "it cannot be served here")
+    models.set_state(replace(ready, state="UNAVAILABLE", reason="unloaded"))
+    models.reject_unready()
 
 
 def test_who_waits_for_one_of_several_engines_is_told_to_ask_again(bundle: Path) -> None:

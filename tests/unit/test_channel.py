@@ -225,3 +225,21 @@ def test_messages_sent_before_the_end_of_a_process_are_received() -> None:
 async def until(what: Callable[[], bool]) -> None:
     while not what():
         await asyncio.sleep(0.001)
+
+
+def test_the_last_messages_of_a_process_that_had_not_read_everything_are_received() -> None:
+    received: list[Message] = []
+    closed: list[bool] = []
+
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        channel = Channel(ours, lambda message, _: received.append(message), lambda: closed.append(True))
+        channel.send(Heartbeat())
+        for packet in packets_of(StartFailed(error="the port is taken")):
+            theirs.send(packet)
+        theirs.close()
+        channel.drain()
+
+    asyncio.run(scene())
+    assert received == [StartFailed(error="the port is taken")]
+    assert closed == [True]

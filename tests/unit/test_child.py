@@ -1,12 +1,15 @@
 """Restarts of a process that died: the backoff, and the load of its models."""
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from penstock.serve.channel import channel_pair, packets_of
+from penstock.serve.control import child as module
 from penstock.serve.control.child import (
     EARLY_DEATH_S,
     MAX_BACKOFF_S,
@@ -175,3 +178,72 @@ def test_a_process_is_restarted_whatever_its_last_message_leads_to(monkeypatch: 
 
     asyncio.run(asyncio.wait_for(scene(), 30))
     assert any(isinstance(error, AssertionError) for error in told)
+
+
+def test_a_heartbeat_that_is_read_after_the_end_does_not_count_for_the_next_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first heartbeat of the next engine has its models loaded: it must be known as the first."""
+    monkeypatch.setattr(ChildProcess, "_restart", lambda child: None)
+    monkeypatch.setattr(ChildProcess, "_watch", lambda child, process: None)
+    seen: list[bool] = []
+    received: list[Message] = []
+
+    async def scene() -> None:
+        settings = Settings(models=ModelSettings(bundles=(Path("bundle"),)))
+
+        def receive(child: ChildProcess, message: Message, descriptors: list[int]) -> None:
+            received.append(message)
+            child.record_heartbeat()
+
+        child = ChildProcess(
+            "engine",
+            0,
+            settings,
+            [],
+            on_message=receive,
+            on_exit=lambda child: seen.append(child.ready),
+            on_restart=None,
+        )
+        ends: list[socket.socket] = []
+
+        def kept_pair() -> tuple[socket.socket, socket.socket]:
+            ours, theirs = channel_pair()
+            ends.append(theirs.dup())
+            return ours, theirs
+
+        monkeypatch.setattr(module, "channel_pair", kept_pair)
+        child.start()
+        child.record_heartbeat()
+        assert child._channel is not None
+        # Its last heartbeat is read when it has ended.
+        asyncio.get_running_loop().remove_reader(child._channel._end)
+        ends[0].send(packets_of(Heartbeat())[0])
+        await child.wait_exit()
+        ends[0].close()
+        assert not child.ready
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert received == [Heartbeat()]
+    assert seen == [False]
+
+
+def test_a_process_whose_end_cannot_be_watched_is_not_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def no_descriptor(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scene() -> None:
+        settings = Settings(models=ModelSettings(bundles=(Path("bundle"),)))
+        child = ChildProcess(
+            "engine", 0, settings, [], on_message=lambda *_: None, on_exit=lambda _: None, on_restart=None
+        )
+        monkeypatch.setattr(os, "pidfd_open", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            child.start()
+        assert (child.alive, child.starts) == (False, 0)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert not Path(f"/proc/{started[0]}").exists()

@@ -154,6 +154,14 @@ class ChildProcess:
             raise
         finally:
             theirs.close()
+        try:
+            exit_fd = os.pidfd_open(self._process.pid)
+        except OSError:
+            # Nothing would notice its end, and it would run on beside the next one.
+            self.kill()
+            self._process = None
+            ours.close()
+            raise
         self._gone.clear()
         self.starts += 1
         self.start_error = ""
@@ -164,7 +172,6 @@ class ChildProcess:
         self._channel = Channel(
             ours, lambda message, descriptors: self.on_message(self, message, descriptors), lambda: None
         )
-        exit_fd = os.pidfd_open(self._process.pid)
         loop.add_reader(exit_fd, self._exited, exit_fd)
         loop.call_later(WATCH_INTERVAL_S, self._watch, self._process)
         how = " by a fork" if isinstance(self._process, ForkedProcess) else ""
@@ -231,14 +238,14 @@ class ChildProcess:
         process, self._process = self._process, None
         assert process is not None, self.name
         status = process.wait()
-        ready, self.ready = self.ready, False
         # Whatever its last messages and its end lead to, another process is started.
         try:
             if self._channel is not None:
                 self._channel.drain()
         finally:
             self.close()
-            self.serving = False
+            # After its last messages: a heartbeat among them must not count for the next process.
+            ready, self.ready, self.serving = self.ready, False, False
             self._gone.set()
             try:
                 self.on_exit(self)

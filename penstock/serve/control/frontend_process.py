@@ -173,7 +173,8 @@ class FrontendProcess:
                 log.exception("%s cannot be attached", loaded.command.bundle)
             # A failure at the server's own start ends it: this process replaces another one, which served the model.
             if self._front.models.starting:
-                self._front.models.set_state(_not_attached(loaded.command, str(error)))
+                reason = f"{messages.NOT_ATTACHED}: {error}"
+                self._front.models.set_not_attached(loaded.command.name, loaded.command.version, reason)
             self._channel.send(messages.CommandFailed(key=key, error=str(error)))
         else:
             self._channel.send(messages.CommandDone(key=key))
@@ -213,11 +214,6 @@ class FrontendProcess:
     async def _drain(self) -> None:
         await self._front.drain(lambda: False)
         self._drained.set()
-
-
-def _not_attached(command: messages.LoadModel, error: str) -> messages.ModelState:
-    reason = f"{messages.NOT_ATTACHED}: {error}"
-    return messages.ModelState(name=command.name, version=command.version, state="UNAVAILABLE", reason=reason)
 
 
 def _request_error(failed: messages.CommandFailed) -> RequestError:

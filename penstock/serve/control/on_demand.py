@@ -155,7 +155,7 @@ class OnDemand:
         except Overloaded as error:
             # The engine or other models, which are no fault of this one.
             log.info("%s is not loaded yet: %s", name, error)
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             log.warning("%s is not loaded: %s", name, error)
         finally:
             self._demanded.discard(name)
@@ -170,7 +170,7 @@ class OnDemand:
             if name not in self.loaded():
                 await self._make_room(name)
             await self.load_found(name)
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             self._postpone(name, error)
             raise
         self._pauses_s.pop(name, None)
@@ -242,7 +242,7 @@ class OnDemand:
                 )
         return ""
 
-    def _postpone(self, name: str, error: PenstockError) -> None:
+    def _postpone(self, name: str, error: Exception) -> None:
         """Let a request try again after a pause."""
         if isinstance(error, Overloaded):
             pause_s = error.retry_after_s

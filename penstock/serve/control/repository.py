@@ -303,13 +303,16 @@ class ModelRepository:
 
         A failure is reported by the load, which gets the same one.
         """
-        with suppress(PenstockError):
+        with suppress(PenstockError, OSError):
             for folder in await self._found(name):
                 await self._try(folder)
 
     async def _try(self, folder: ModelFolder) -> None:
         if self._trial is not None:
-            await self._trial(folder.bundle)
+            try:
+                await self._trial(folder.bundle)
+            except OSError as error:
+                raise ServeError(f"{folder.bundle} cannot be tried ({error.strerror or error}); try again.") from error
 
     async def _load_found(self, name: str) -> None:
         try:
@@ -496,7 +499,8 @@ class ModelRepository:
         except PenstockError:
             # Some front-ends may have attached it already: give the name back to the version before.
             for replica in [] if before is None else list(before.replicas.values()):
-                with suppress(EngineLost):
+                # A front-end that was started meanwhile may not be able to attach that one either; it says so itself.
+                with suppress(PenstockError):
                     await self._processes.attach(*replica)
             await self._retire(_keys_of(replicas))
             raise

@@ -83,8 +83,8 @@ class _Supervisor:
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
         # References of chains, and the descriptors of their counts.
         self._chains: list[tuple[str, int]] = []
-        # Keys of the tables that front-ends attach.
-        self._attached: set[int] = set()
+        # Keys of the tables that front-ends attach, in the order of the commands: a name has the last of its tables.
+        self._attached: dict[int, None] = {}
         engine = partial(
             ChildProcess, settings=settings, on_message=self._receive, on_exit=self._engine_exited, on_restart=None
         )
@@ -187,7 +187,7 @@ class _Supervisor:
         return use
 
     async def unload(self, key: int) -> None:
-        self._attached.discard(key)
+        self._attached.pop(key, None)
         if key in self._tables:
             loaded, memory = self._tables.pop(key)
             self._engines[loaded.engine].send(messages.UnloadModel(key=key))
@@ -197,7 +197,8 @@ class _Supervisor:
         assert isinstance(memory, int), memory
         key = loaded.command.key
         if key in self._tables:
-            self._attached.add(key)
+            self._attached.pop(key, None)
+            self._attached[key] = None
             self._frontend_forks.preload(_preload_of(loaded))
             replies = [self._command(child, loaded, key, (memory,)) for child in self._frontends if child.alive]
             await asyncio.gather(*replies)
@@ -205,7 +206,7 @@ class _Supervisor:
             raise EngineLost(DIED_AFTER_LOAD)
 
     async def retire(self, key: int) -> None:
-        self._attached.discard(key)
+        self._attached.pop(key, None)
         retire = messages.RetireTable(key=key)
         await asyncio.gather(*(self._command(child, retire, key) for child in self._frontends if child.alive))
 
@@ -317,16 +318,17 @@ class _Supervisor:
         self._arrange_takeovers()
 
     def _engine_exited(self, child: ChildProcess) -> None:
-        for frontend in self._frontends:
-            frontend.send(messages.DropEngine(engine=child.index))
         for _, future in self._take_pending(child):
             future.set_exception(EngineLost("the engine's process ended while it loaded; its log says why."))
         for key, (loaded, memory) in list(self._tables.items()):
             if loaded.engine == child.index:
                 os.close(memory)
                 del self._tables[key]
-                self._attached.discard(key)
+                self._attached.pop(key, None)
         self._repository.drop_engine(child.index)
+        # After the states: a front-end that was never to have the table must not be ready without it.
+        for frontend in self._frontends:
+            frontend.send(messages.DropEngine(engine=child.index))
         self._fail_start(child)
 
     def _take_pending(self, child: ChildProcess) -> list[tuple[int, asyncio.Future[Reply]]]:
@@ -369,9 +371,9 @@ class _Supervisor:
         # Sent at once, before any later event: a child must receive messages in the order of events.
         for state in self._repository.states:
             child.send(state)
-        for key, (loaded, memory) in self._tables.items():
-            if key in self._attached:
-                child.send(loaded, (memory,))
+        for key in self._attached:
+            loaded, memory = self._tables[key]
+            child.send(loaded, (memory,))
         for key, (reference, memory) in enumerate(self._chains):
             child.send(messages.LoadChain(key=key, reference=reference, again=True), (memory,))
         child.send(messages.StartListening())

@@ -192,7 +192,7 @@ class GrpcServer:
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         ready = any(
             model.name == request.name and request.version in ("", model.version) and model.state == "READY"
-            for model in self.models.states.values()
+            for model in self.models.states_here
         )
         return pb.ModelReadyResponse(ready=ready and not self.models.draining)
 
@@ -207,7 +207,7 @@ class GrpcServer:
     async def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
         wanted = [(request.name, request.version)]
         if not request.name:
-            wanted = [(model.name, model.version) for model in self.models.states.values() if model.state == "READY"]
+            wanted = [(model.name, model.version) for model in self.models.states_here if model.state == "READY"]
         entries = [statistics_of(self.models.named(*model, first_use=False)) for model in wanted]
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
 

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, final
 
 from penstock.core.application import MAX_NAME
 from penstock.core.errors import Forbidden, Overloaded, UnknownRoute
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.messages import NOT_ATTACHED, ON_DEMAND, RESTARTING, WITHDRAWN, ModelState
+from penstock.serve.messages import ON_DEMAND, RESTARTING, WITHDRAWN, ModelState
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 
@@ -46,6 +47,8 @@ class ModelRegistry:
         self._loading = loading
         self.epoch = 0
         self.states: dict[tuple[str, str], ModelState] = {}
+        # Why this front-end, which replaces another one, cannot serve a model, by name and version.
+        self._not_attached: dict[tuple[str, str], str] = {}
         self.starting = False
         self.draining = False
         # By name, then by version.
@@ -65,15 +68,33 @@ class ModelRegistry:
     def put(self, served: Served) -> None:
         """Serve a model under its name and version, instead of the one that had them before."""
         self._served.setdefault(served.name, {})[served.version] = served
+        self._not_attached.pop((served.name, served.version), None)
         self.epoch += 1
 
     def set_state(self, state: ModelState) -> None:
         """Set the state of one of the repository's models."""
+        if state.state not in ("READY", "LOADING"):
+            self._not_attached.pop((state.name, state.version), None)
         if state.state == WITHDRAWN:
             self.states.pop((state.name, state.version), None)
         else:
             self.states[state.name, state.version] = state
         self.epoch += 1
+
+    def set_not_attached(self, name: str, version: str, reason: str) -> None:
+        """Refuse requests for a model that others serve, until it is attached or unloaded, whatever its state."""
+        self._not_attached[name, version] = reason
+        self.epoch += 1
+
+    @property
+    def states_here(self) -> list[ModelState]:
+        """State of every model, unavailable where this front-end alone cannot serve it."""
+        return [
+            state
+            if (reason := self._not_attached.get(key)) is None
+            else replace(state, state="UNAVAILABLE", reason=reason)
+            for key, state in self.states.items()
+        ]
 
     def take_out(self, served: Served) -> None:
         """Remove a model, unless another one has its name and version already."""
@@ -132,8 +153,9 @@ class ModelRegistry:
             for state in states:
                 if state.state == "LOADING" and version in ("", state.version):
                     raise Overloaded(f"Model {name!r} is being loaded{_step_of(state)}; come back later.", RETRY_S)
-                if state.reason.startswith(NOT_ATTACHED) and version in ("", state.version):
-                    raise Overloaded(f"Model {name!r} is unavailable: {state.reason}", RETRY_S)
+                if (name, state.version) in self._not_attached and version in ("", state.version):
+                    reason = self._not_attached[name, state.version]
+                    raise Overloaded(f"Model {name!r} is unavailable: {reason}", RETRY_S)
                 if state.on_demand_ns is not None and version in ("", state.version):
                     raise self._demanded(state, state.on_demand_ns, first_use)
         if not versions:
@@ -172,12 +194,16 @@ class ModelRegistry:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         if self.starting:
             raise self._not_started()
-        for state in self.states.values():
-            if state.reason.startswith(NOT_ATTACHED):
-                raise Overloaded(f"Model {state.name!r} is unavailable: {state.reason}", RETRY_S)
+        for (name, _), reason in self._not_attached.items():
+            raise Overloaded(f"Model {name!r} is unavailable: {reason}", RETRY_S)
         lost = {served.name for served in self if served.engine_lost}
-        # A front-end that started after the engine died never had the table.
-        lost |= {state.name for state in self.states.values() if state.reason.startswith(RESTARTING)}
+        # A front-end that started after the engine died never had the table. A load that was refused meanwhile has left
+        # the same reason, for a model that nothing serves.
+        lost |= {
+            state.name
+            for state in self.states.values()
+            if state.state == "LOADING" and state.reason.startswith(RESTARTING)
+        }
         if lost:
             raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
@@ -189,7 +215,7 @@ class ModelRegistry:
         """Name, version, state and reason of every model of the repository."""
         return [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
-            for each in self.states.values()
+            for each in self.states_here
         ]
 
     async def change(self, name: str, *, unload: bool) -> None:
