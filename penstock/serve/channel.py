@@ -129,16 +129,18 @@ class Channel:
 
     def _receive(self) -> bool:
         try:
-            packet, descriptors, _, _ = socket.recv_fds(self._end, PACKET_BYTES + 1, MAX_DESCRIPTORS)
+            packet, descriptors, flags, _ = socket.recv_fds(self._end, PACKET_BYTES + 1, MAX_DESCRIPTORS)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionResetError:
             # It has ended without having read everything; what it sent comes after this error.
             return True
         except ConnectionError:
-            packet, descriptors = b"", []
+            packet, descriptors, flags = b"", [], 0
         self._descriptors += descriptors
-        if not packet or len(self._parts) + len(packet) > MAX_MESSAGE_BYTES:
+        if flags & socket.MSG_CTRUNC:
+            log.error("a descriptor of a message was lost, because this process may open no more; its channel ends")
+        if not packet or flags & socket.MSG_CTRUNC or len(self._parts) + len(packet) > MAX_MESSAGE_BYTES:
             self.close()
             self._on_close()
             return False

@@ -174,6 +174,27 @@ def test_a_channel_without_descriptors_left_ends_and_raises_nothing(monkeypatch:
     asyncio.run(scene())
 
 
+def test_a_channel_whose_descriptors_were_cut_off_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel cuts them off where the receiver may open no more."""
+    received: list[Message] = []
+    ended: list[bool] = []
+
+    def cut_off(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int], int, None]:
+        return end.recv(size), [], socket.MSG_CTRUNC, None
+
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        Channel(ours, lambda message, given: received.append(message), lambda: ended.append(True))
+        monkeypatch.setattr(socket, "recv_fds", cut_off)
+        sender = Channel(theirs, lambda message, given: None, lambda: None)
+        sender.send(LOADED, (0,))
+        await asyncio.sleep(0.05)
+        assert (received, ended, ours.fileno()) == ([], [True], -1)
+        sender.close()
+
+    asyncio.run(scene())
+
+
 def test_messages_to_a_stopped_process_are_queued_and_sent_when_it_reads_again() -> None:
     async def scene() -> None:
         ours, theirs = channel_pair()

@@ -42,7 +42,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """What a fork server imports.
+    """Something that a fork server imports.
 
     Args:
         module: A module; empty if none.
