@@ -28,11 +28,14 @@ MOST_OF_ALL = 0.8
 IDLE_NS = 50_000
 # Share of the time that heavy connections have at least, together: for what is short, and for what is long.
 SHORT_SHARE, LONG_SHARE = 1 / 8, 1 / 32
+MOST_OWED_NS = 30_000_000
 # The load of the loop's thread is measured over so many nanoseconds at least. At this load nothing is left for what
 # takes long.
 LOAD_NS, FULL_LOAD = 20_000_000, 0.5
 # Time that each row of a request of several takes beside the reading of its body: its slot, its result, its reply.
 ROW_NS = 40_000
+# Of the requests that cost what most do, one in so many is measured.
+SAMPLED = 8
 # Least time that is expected of a job in a thread.
 JOB_NS = 1_000_000
 
@@ -51,6 +54,7 @@ class Usage:
         heavy: Whether it is several times the average.
         long: Whether it is heavy by what took long at once.
         young: Whether it is new; it is heavy too, then, where all new ones together are.
+        unusual: Whether it is heavy or young.
     """
 
     turns: "FairTurns"
@@ -59,6 +63,8 @@ class Usage:
     heavy: bool = field(init=False, default=False)
     long: bool = field(init=False, default=False)
     young: bool = field(init=False, default=True)
+    unusual: bool = field(init=False, default=True)
+    _until_charged: int = field(init=False, default=0)
     _windows: int = field(init=False, default=0)
     _counted: int = field(init=False, default=0)
 
@@ -74,6 +80,17 @@ class Usage:
         self._windows += 1
         if self._windows > YOUNG:
             self.young = False
+            self.unusual = self.heavy
+
+    def charge(self, begin_ns: int) -> None:
+        """Charge the time from `begin_ns` to now for one request of many: of most connections, one in `SAMPLED`."""
+        if self.unusual:
+            self.turns.charge(self, begin_ns)
+        elif self._until_charged:
+            self._until_charged -= 1
+        else:
+            self._until_charged = SAMPLED - 1
+            self.turns.charge_ns(self, SAMPLED * (self.turns.clock_ns() - begin_ns), begin_ns)
 
     def add_rows(self, rows: int) -> None:
         """Note that a request of several rows is submitted."""
@@ -143,7 +160,7 @@ class FairTurns:
 
     def __post_init__(self) -> None:
         self.newcomers = Usage(self)
-        self.newcomers.young = False
+        self.newcomers.young = self.newcomers.unusual = False
         self._paid_ns = self._load_at_ns = self.clock_ns()
         self._load_cpu_ns = self.cpu_ns()
 
@@ -161,7 +178,7 @@ class FairTurns:
             self._active += 1
         used_ns = usage.used_ns = usage.used_ns + spent_ns
         self._used_ns += spent_ns
-        if usage.heavy or usage.young:
+        if usage.unusual:
             self._charge_unusual(usage, spent_ns, window, in_loop=in_loop)
         elif used_ns > self._limit_ns:
             self._judge(usage)
@@ -188,8 +205,9 @@ class FairTurns:
     def judge_long(self, usage: Usage, spent_ns: int) -> None:
         """Note what a connection took at once, if others come before it."""
         if spent_ns > MAX_NS and usage.waits:
-            self._owed_long_ns += spent_ns
-            (usage if usage.heavy else self.newcomers).long = True
+            # At most: several may have begun before it was known that they take long, and new clients wait with them.
+            self._owed_long_ns = min(self._owed_long_ns + spent_ns, MOST_OWED_NS)
+            usage.long = True
 
     def _judge(self, usage: Usage) -> None:
         used_ns = usage.used_ns
@@ -199,13 +217,13 @@ class FairTurns:
             usage.heavy = usage.long = False
         elif used_ns > max(LEAST_NS, HEAVY * average_ns):
             usage.heavy = True
+        usage.unusual = usage.heavy or usage.young
 
     def add(self, function: Callable[[], None], usage: Usage) -> None:
         """Call a function of a connection in a later iteration of the running loop; its time must be bounded."""
         waiting = self._light
         if usage.waits:
-            is_long = usage.long or (usage.young and self.newcomers.long)
-            waiting = self._long if is_long else self._heavy
+            waiting = self._long if usage.long else self._heavy
         waiting.append(function)
         self._schedule()
 

@@ -16,6 +16,7 @@ from penstock.bench.isolation.isolation_run import (
     IsolationSettings,
     carried,
     chosen_inputs,
+    median,
     placement,
     summed,
 )
@@ -91,6 +92,12 @@ def test_a_request_without_an_answer_is_refused_and_slower_than_any() -> None:
     assert (quiet.requests, quiet.refused, quiet.p99_ms) == (600, 0, pytest.approx(4.0))
     with pytest.raises(BenchError, match="only 10 requests"):
         summed("x", [observed([0.002] * 10)])
+
+
+def test_of_several_times_the_median_counts_and_every_refusal() -> None:
+    times = [summed("x", [observed([ms / 1e3] * 500 + [np.inf] * gone)]) for ms, gone in ((50, 0), (4, 1), (5, 2))]
+    seen = median(times)
+    assert (seen.name, seen.p99_ms, seen.refused, seen.requests) == ("x", pytest.approx(5.0), 3, 1503)
 
 
 def test_the_server_and_the_clients_have_their_own_cores() -> None:

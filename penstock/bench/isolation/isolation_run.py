@@ -33,7 +33,10 @@ LEAST_REQUESTS = 500
 # An attack begins so long after its order, for the two processes to be ready.
 AHEAD_S = 0.05
 # A time in which the clients themselves were later than this is measured again, so many times.
-LATE_P99_MS, AGAIN = 1.0, 3
+LATE_P99_MS, AGAIN = 1.0, 2
+# An input above this ratio is measured twice more, and the median counts, for so many of the worst: a pause of the machine
+# hits any one of them.
+CHECKED_RATIO, MORE, CHECKED = 2.0, 2, 12
 # Between two inputs: loads of this duration until the p99 is quiet again, for so long at most.
 SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 15.0
 
@@ -251,6 +254,7 @@ class _Run:
                         "a smaller --load."
                     )
             found.append(self._beside(each))
+        self._check_again(found, inputs)
         quiet = summed("quiet", self._quiet)
         self.say(f"Without an attacker: p99 {', '.join(f'{each.p99_ms:.1f}' for each in self._quiet)} ms")
         return IsolationResult(
@@ -270,6 +274,12 @@ class _Run:
     def _beside(self, sent: ExpensiveInput) -> Beside:
         observed, count = self._in_time(lambda: self._attacked(sent))
         return summed(sent.name, [observed], attacker_bytes=count, settled_s=self._settle())
+
+    def _check_again(self, found: list[Beside], inputs: Sequence[ExpensiveInput]) -> None:
+        worst = sorted(range(len(found)), key=lambda at: -found[at].p99_ms)[:CHECKED]
+        for at in worst:
+            if found[at].p99_ms > CHECKED_RATIO * self._quiet_p99_ms:
+                found[at] = median([found[at], *(self._beside(inputs[at]) for _ in range(MORE))])
 
     def _in_time(self, measured: Callable[[], tuple[Observed, int]]) -> tuple[Observed, int]:
         """Repeat a measurement in which the clients' own process was held up, as by another one of this machine."""
@@ -298,6 +308,19 @@ class _Run:
             seen = self.clients.send(self.rate, SETTLE_S)
             if passed_s > MAX_SETTLE_S or seen.p99_ms <= SETTLED_RATIO * self._quiet_p99_ms:
                 return passed_s
+
+
+def median(times: Sequence[Beside]) -> Beside:
+    """Return an input's median p99 over several times, and the sums of what was counted."""
+    return Beside(
+        name=times[0].name,
+        requests=sum(each.requests for each in times),
+        p99_ms=statistics.median(each.p99_ms for each in times),
+        refused=sum(each.refused for each in times),
+        late_p99_ms=max(each.late_p99_ms for each in times),
+        attacker_bytes=sum(each.attacker_bytes for each in times),
+        settled_s=max(each.settled_s for each in times),
+    )
 
 
 def summed(name: str, seen: Sequence[Observed], *, attacker_bytes: int = 0, settled_s: float = 0.0) -> Beside:

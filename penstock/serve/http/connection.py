@@ -107,7 +107,8 @@ class Connection(asyncio.Protocol):
             now_ns = self.clock_ns()
         if self._rejection is not None:
             return  # drop what follows a rejection; the client still has to read it
-        if self.usage.waits:
+        usage = self.usage
+        if usage.unusual and usage.waits:
             # Others come first.
             self.parser.keep(data)
             self._pause()
@@ -127,9 +128,10 @@ class Connection(asyncio.Protocol):
             self._start(Request(head, data[head.nbytes :], arrival_ns))
             if self._current is None:
                 self._proceed()
+            usage.charge(now_ns)
         else:
             self._parse(data)
-        self._turns.charge(self.usage, now_ns)
+            self._turns.charge(usage, now_ns)
 
     def _parse(self, data: bytes, began_ns: int = 0) -> None:
         parser = self.parser

@@ -99,7 +99,7 @@ class StreamConnection(asyncio.Protocol):
         self._arrival_ns = self._batch_loop.arrival_ns(now_ns)
         begin_ns = self._turns.clock_ns()
         self._take_in(data)
-        self._turns.charge(self._usage, begin_ns)
+        self._usage.charge(begin_ns)
 
     def _take_in(self, data: bytes) -> None:
         if self._usage.waits and not self._yielded and not self._full:
