@@ -26,14 +26,17 @@ HEAVY, LEAST_NS, LIGHT = 3, 1_000_000, 1.5
 MOST_OF_ALL = 0.8
 # An iteration of the loop in which nothing else happened takes less.
 IDLE_NS = 50_000
-# Share of the time that heavy connections have at least, together: for what is short, and for what is long.
-SHORT_SHARE, LONG_SHARE = 1 / 8, 1 / 32
+# Share of the time that heavy connections have at least, together: for what is short, and for what is long. New ones
+# have more, since one that behaves well waits among them.
+SHORT_SHARE, LONG_SHARE, NEW_SHARE = 1 / 8, 1 / 32, 1 / 8
 MOST_OWED_NS = 30_000_000
 # The load of the loop's thread is measured over so many nanoseconds at least. At this load nothing is left for what
 # takes long.
 LOAD_NS, FULL_LOAD = 20_000_000, 0.5
 # Time that each row of a request of several takes beside the reading of its body: its slot, its result, its reply.
 ROW_NS = 40_000
+# Likewise a chunk of a stream; and its batch, of the network.
+CHUNK_NS, CHUNK_BATCH_NS = 100_000, 250_000
 # Of the requests that cost what most do, one in so many is measured.
 SAMPLED = 8
 # Least time that is expected of a job in a thread.
@@ -98,6 +101,10 @@ class Usage:
             self.turns.charge_ns(self, rows * ROW_NS)
             self.turns.judge_long(self, rows * ROW_NS)
 
+    def add_chunks(self, count: int) -> None:
+        """Note that chunks of a stream are submitted."""
+        self.turns.charge_ns(self, count * CHUNK_NS)
+
     def begin_thread(self, expected_ns: float = 0.0) -> int:
         """Note that a thread begins to work for it; return the time that is charged now."""
         if self.waits:
@@ -115,6 +122,34 @@ class Usage:
         if self._counted:
             self._counted -= 1
             self.turns.thread_ended()
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _LongTurns:
+    """Turns that may take long: the next comes when the time of the last is paid back.
+
+    Args:
+        least_share: Share of the clock's time that pays, at least.
+        paid_ns: Until when it was paid.
+    """
+
+    least_share: float
+    paid_ns: int
+    waiting: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
+    owed_ns: float = field(default=0.0, init=False)
+
+    def owe(self, spent_ns: int) -> None:
+        """Note what was long."""
+        # At most: several may have begun before it was known that they take long.
+        self.owed_ns = min(self.owed_ns + spent_ns, MOST_OWED_NS)
+
+    def wait_ns(self, now_ns: int, share: float) -> int:
+        """Pay from the time that has passed; return the time until all is paid, 0 if it is."""
+        share = max(share, self.least_share)
+        self.owed_ns = max(0.0, self.owed_ns - (now_ns - self.paid_ns) * share)
+        self.paid_ns = now_ns
+        return min(max(int(self.owed_ns / share), MAX_NS), LOAD_NS) if self.owed_ns else 0
 
 
 @final
@@ -137,7 +172,8 @@ class FairTurns:
     newcomers: Usage = field(init=False)
     _light: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
     _heavy: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
-    _long: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
+    _long: _LongTurns = field(init=False)
+    _new: _LongTurns = field(init=False)
     _scheduled: bool = field(default=False, init=False)
     _timed: bool = field(default=False, init=False)
     # Use of all connections, in the present window and before; those that had any.
@@ -146,12 +182,10 @@ class FairTurns:
     _active: int = field(default=0, init=False)
     _average_ns: int = field(default=0, init=False)
     _limit_ns: int = field(default=LEAST_NS, init=False)
-    # When the last turn ended, and what heavy connections have had beyond their share by then: of what was short, which
-    # an idle loop forgives, and of what was long.
+    # When the last turn ended, and what heavy connections have had by then of what is short, beyond their share; an
+    # idle loop forgives that.
     _ended_ns: int = field(default=0, init=False)
     _owed_ns: float = field(default=0.0, init=False)
-    _owed_long_ns: float = field(default=0.0, init=False)
-    _paid_ns: int = field(default=0, init=False)
     # Load by the others: clock and processor time when it was measured last, and the heavy ones' time since then.
     _load: float = field(default=0.0, init=False)
     _load_at_ns: int = field(default=0, init=False)
@@ -161,7 +195,8 @@ class FairTurns:
     def __post_init__(self) -> None:
         self.newcomers = Usage(self)
         self.newcomers.young = self.newcomers.unusual = False
-        self._paid_ns = self._load_at_ns = self.clock_ns()
+        now_ns = self._load_at_ns = self.clock_ns()
+        self._long, self._new = _LongTurns(LONG_SHARE, now_ns), _LongTurns(NEW_SHARE, now_ns)
         self._load_cpu_ns = self.cpu_ns()
 
     def charge(self, usage: Usage, begin_ns: int) -> None:
@@ -196,18 +231,28 @@ class FairTurns:
             self._heavy_ns += spent_ns if in_loop else 0
         self._judge(usage)
 
-    def charge_turn(self, usage: Usage, begin_ns: int, begin_cpu_ns: int) -> None:
-        """Charge a turn, by the processor time: other threads may have had the core meanwhile."""
+    def charge_turn(self, usage: Usage, begin_ns: int, begin_cpu_ns: int, later_ns: int = 0) -> None:
+        """Charge a turn, by the processor time: other threads may have had the core meanwhile.
+
+        Args:
+            usage: Of its connection.
+            begin_ns: When it began.
+            begin_cpu_ns: Processor time then.
+            later_ns: Time that will be spent on what it has submitted.
+        """
         spent_ns = self.cpu_ns() - begin_cpu_ns
         self.charge_ns(usage, spent_ns, begin_ns)
-        self.judge_long(usage, spent_ns)
+        self.judge_long(usage, spent_ns + later_ns)
 
     def judge_long(self, usage: Usage, spent_ns: int) -> None:
         """Note what a connection took at once, if others come before it."""
         if spent_ns > MAX_NS and usage.waits:
-            # At most: several may have begun before it was known that they take long, and new clients wait with them.
-            self._owed_long_ns = min(self._owed_long_ns + spent_ns, MOST_OWED_NS)
             usage.long = True
+            if usage.young:
+                self.newcomers.long = True
+                self._new.owe(spent_ns)
+            else:
+                self._long.owe(spent_ns)
 
     def _judge(self, usage: Usage) -> None:
         used_ns = usage.used_ns
@@ -223,14 +268,23 @@ class FairTurns:
         """Call a function of a connection in a later iteration of the running loop; its time must be bounded."""
         waiting = self._light
         if usage.waits:
-            waiting = self._long if usage.long else self._heavy
+            waiting = self._heavy
+            if usage.young and (usage.long or self.newcomers.long):
+                waiting = self._new.waiting
+            elif usage.long:
+                waiting = self._long.waiting
         waiting.append(function)
+        self._schedule()
+
+    def add_new(self, function: Callable[[], None]) -> None:
+        """Call a function that accepts new connections likewise; it is short."""
+        (self._heavy if self.newcomers.heavy else self._light).append(function)
         self._schedule()
 
     def thread_ended(self) -> None:
         """Note that a job of a heavy connection has left its thread."""
         self.threads -= 1
-        if self._long:
+        if self._long.waiting or self._new.waiting:
             self._schedule()
 
     def _schedule(self) -> None:
@@ -250,15 +304,17 @@ class FairTurns:
         gap_ns = begin_ns - self._ended_ns
         self._call(self._light)
         self._owed_ns = 0.0 if gap_ns <= IDLE_NS else max(0.0, self._owed_ns - gap_ns * SHORT_SHARE)
-        wait_ns = 0
         if self._heavy and not self._owed_ns:
             self._owed_ns += self._call(self._heavy)
-        if self._long and not self.threads:
-            wait_ns = self._run_long(begin_ns)
+        wait_ns = -1
+        for turns in (self._new, self._long):
+            if turns.waiting and not self.threads:
+                turn_ns = self._run_long(turns, begin_ns)
+                wait_ns = turn_ns if wait_ns < 0 else min(wait_ns, turn_ns)
         self._ended_ns = self.clock_ns()
-        if self._light or self._heavy or (self._long and not wait_ns and not self.threads):
+        if self._light or self._heavy or (wait_ns == 0 and not self.threads):
             self._schedule()
-        elif wait_ns and not self._timed:
+        elif wait_ns > 0 and not self._timed:
             self._timed = True
             asyncio.get_running_loop().call_later(wait_ns / 1e9, self._in_time)
 
@@ -266,15 +322,12 @@ class FairTurns:
         self._timed = False
         self._schedule()
 
-    def _run_long(self, now_ns: int) -> int:
+    def _run_long(self, turns: _LongTurns, now_ns: int) -> int:
         """Call what may take long, if nothing is owed; return the time until the next attempt, 0 for an iteration."""
-        share = self._share(now_ns)
-        self._owed_long_ns = max(0.0, self._owed_long_ns - (now_ns - self._paid_ns) * share)
-        self._paid_ns = now_ns
-        if self._owed_long_ns:
-            return min(max(int(self._owed_long_ns / share), MAX_NS), LOAD_NS)
+        if wait_ns := turns.wait_ns(now_ns, self._share(now_ns)):
+            return wait_ns
         if not self._owed_ns:
-            self._owed_ns += self._call(self._long)
+            self._owed_ns += self._call(turns.waiting)
         return 0
 
     def _share(self, now_ns: int) -> float:
@@ -284,14 +337,16 @@ class FairTurns:
             cpu_ns = self.cpu_ns()
             self._load = (cpu_ns - self._load_cpu_ns - self._heavy_ns) / passed_ns
             self._load_at_ns, self._load_cpu_ns, self._heavy_ns = now_ns, cpu_ns, 0
-        return min(1.0, max(LONG_SHARE, 1 - self._load / FULL_LOAD))
+        return min(1.0, 1 - self._load / FULL_LOAD)
 
     def _call(self, waiting: deque[Callable[[], None]]) -> int:
-        """Call what waits, but not what is added meanwhile, for a bounded time; return the time."""
+        """Call what waits, but not what is added meanwhile, until something took long; return the time."""
         begin_ns = now_ns = self.clock_ns()
+        owed_ns, threads = self._new.owed_ns + self._long.owed_ns, self.threads
         for _ in range(len(waiting)):
             waiting.popleft()()
             now_ns = self.clock_ns()
-            if now_ns - begin_ns >= MAX_NS or (waiting is self._long and (self.threads or self._owed_long_ns)):
+            took_long = self.threads > threads or self._new.owed_ns + self._long.owed_ns > owed_ns
+            if now_ns - begin_ns >= MAX_NS or took_long:
                 break
         return now_ns - begin_ns

@@ -34,8 +34,8 @@ LEAST_REQUESTS = 500
 AHEAD_S = 0.05
 # A time in which the clients themselves were later than this is measured again, so many times.
 LATE_P99_MS, AGAIN = 1.0, 2
-# An input above this ratio is measured twice more, and the median counts, for so many of the worst: a pause of the machine
-# hits any one of them.
+# An input above this ratio is measured twice more, and the median counts, for so many of the worst: a pause of the
+# machine hits any one of them.
 CHECKED_RATIO, MORE, CHECKED = 2.0, 2, 12
 # Between two inputs: loads of this duration until the p99 is quiet again, for so long at most.
 SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 15.0

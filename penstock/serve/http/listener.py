@@ -157,7 +157,7 @@ class Listener:
         else:
             loop = asyncio.get_running_loop()
             loop.remove_reader(listener)
-            self._turns.add(partial(self._accept_in_turn, listener), self._turns.newcomers)
+            self._turns.add_new(partial(self._accept_in_turn, listener))
 
     def _accept_in_turn(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:

@@ -12,7 +12,7 @@ from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.segments import SegmentFinder
 from penstock.core.spec import Array
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
-from penstock.serve.fair_turns import Usage
+from penstock.serve.fair_turns import CHUNK_BATCH_NS, SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
@@ -56,6 +56,7 @@ class StreamConnection(asyncio.Protocol):
         self._batch_loop, self._now_ns = streams.batch_loop, streams.now_ns
         self._turns = streams.batch_loop.turns
         self._usage = Usage(self._turns)
+        self._pushed = 0  # chunks
         self._arrival_ns = 0  # of the bytes that were read last
         self._budget_ns = streams.budget_ns
         self._feed = SlotFeed(streams.writer, self._on_result, drained=self._on_room)
@@ -98,10 +99,13 @@ class StreamConnection(asyncio.Protocol):
         self._batch_loop.run_if_overdue(now_ns)
         self._arrival_ns = self._batch_loop.arrival_ns(now_ns)
         begin_ns = self._turns.clock_ns()
-        self._take_in(data)
-        self._usage.charge(begin_ns)
+        if self._take_in(data):
+            self._usage.charge(begin_ns)
+        else:
+            self._turns.charge(self._usage, begin_ns)
 
-    def _take_in(self, data: bytes) -> None:
+    def _take_in(self, data: bytes) -> bool:
+        """Take bytes; True for one whole message of samples."""
         if self._usage.waits and not self._yielded and not self._full:
             self._yield()
             self._pause()
@@ -109,7 +113,7 @@ class StreamConnection(asyncio.Protocol):
             if not self._closed_by_client:
                 self._reader.feed(data)
                 self._pull()
-            return
+            return False
         # The common case: one whole message of samples, and room for it.
         try:
             self._execute(self._receive_binary(payload))
@@ -117,6 +121,7 @@ class StreamConnection(asyncio.Protocol):
             self._fail(error)
         if self._full:
             self._pause()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave: what waits need not run."""
@@ -175,6 +180,9 @@ class StreamConnection(asyncio.Protocol):
         for action in actions:
             if type(action) is PushChunk:
                 self._full = not self._put(action, self._arrival_ns, self._arrival_ns + self._budget_ns)
+                self._pushed += 1
+                if self._usage.unusual or not self._pushed % SAMPLED:
+                    self._usage.add_chunks(1 if self._usage.unusual else SAMPLED)
             elif type(action) is Send:
                 self._write(frame(BINARY if action.binary else TEXT, action.payload))
             elif type(action) is Close:
@@ -252,11 +260,12 @@ class StreamConnection(asyncio.Protocol):
         self._turns.add(self._go_on, self._usage)
 
     def _go_on(self) -> None:
-        begin_ns, begin_cpu_ns = self._turns.clock_ns(), self._turns.cpu_ns()
+        begin_ns, begin_cpu_ns, pushed = self._turns.clock_ns(), self._turns.cpu_ns(), self._pushed
         self._yielded = False
         self._stamp()
         self._pull()
-        self._turns.charge_turn(self._usage, begin_ns, begin_cpu_ns)
+        later_ns = (self._pushed - pushed) * CHUNK_BATCH_NS
+        self._turns.charge_turn(self._usage, begin_ns, begin_cpu_ns, later_ns)
 
     def _stamp(self) -> None:
         # A message that waited arrives, for its deadline, when it is taken.
