@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 # Time that is given away in one iteration of the event loop, beside what comes from sockets.
 MAX_NS = 500_000
@@ -85,15 +85,25 @@ class Usage:
             self.young = False
             self.unusual = self.heavy
 
-    def charge(self, begin_ns: int) -> None:
-        """Charge the time from `begin_ns` to now for one request of many: of most connections, one in `SAMPLED`."""
-        if self.unusual:
-            self.turns.charge(self, begin_ns)
-        elif self._until_charged:
+    def begin(self) -> int:
+        """Begin with bytes of the connection; return the processor time, or 0 where they are not measured.
+
+        Of connections that cost what most do, one read in `SAMPLED` is. It is the time of the processor, because
+        another thread may have the core meanwhile.
+        """
+        if not self.unusual and self._until_charged:
             self._until_charged -= 1
+            return 0
+        return self.turns.cpu_ns()
+
+    def end(self, begin_cpu_ns: int) -> None:
+        """Charge the time since `begin`."""
+        spent_ns = self.turns.cpu_ns() - begin_cpu_ns
+        if self.unusual:
+            self.turns.charge_ns(self, spent_ns)
         else:
             self._until_charged = SAMPLED - 1
-            self.turns.charge_ns(self, SAMPLED * (self.turns.clock_ns() - begin_ns), begin_ns)
+            self.turns.charge_ns(self, SAMPLED * spent_ns)
 
     def add_rows(self, rows: int) -> None:
         """Note that a request of several rows is submitted."""
@@ -160,6 +170,7 @@ class FairTurns:
     Args:
         clock_ns: A monotonic clock.
         cpu_ns: Processor time of the loop's thread.
+        loop: Returns the loop.
 
     Attributes:
         threads: Jobs in threads for heavy connections.
@@ -168,6 +179,7 @@ class FairTurns:
 
     clock_ns: Callable[[], int] = time.monotonic_ns
     cpu_ns: Callable[[], int] = time.thread_time_ns
+    loop: Callable[[], Any] = asyncio.get_running_loop
     threads: int = field(default=0, init=False)
     newcomers: Usage = field(init=False)
     _light: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
@@ -199,13 +211,9 @@ class FairTurns:
         self._long, self._new = _LongTurns(LONG_SHARE, now_ns), _LongTurns(NEW_SHARE, now_ns)
         self._load_cpu_ns = self.cpu_ns()
 
-    def charge(self, usage: Usage, begin_ns: int) -> None:
-        """Charge the time from `begin_ns` to now to a connection."""
-        self.charge_ns(usage, self.clock_ns() - begin_ns, begin_ns)
-
-    def charge_ns(self, usage: Usage, spent_ns: int, now_ns: int = 0, *, in_loop: bool = True) -> None:
+    def charge_ns(self, usage: Usage, spent_ns: int, *, in_loop: bool = True) -> None:
         """Charge a time to a connection: one of the loop's thread, or of another."""
-        window = (now_ns or self.clock_ns()) >> WINDOW_BITS
+        window = self.clock_ns() >> WINDOW_BITS
         if window != self._window:
             self._begin_window(window)
         if window != usage.window:
@@ -231,17 +239,16 @@ class FairTurns:
             self._heavy_ns += spent_ns if in_loop else 0
         self._judge(usage)
 
-    def charge_turn(self, usage: Usage, begin_ns: int, begin_cpu_ns: int, later_ns: int = 0) -> None:
-        """Charge a turn, by the processor time: other threads may have had the core meanwhile.
+    def charge_turn(self, usage: Usage, begin_cpu_ns: int, later_ns: int = 0) -> None:
+        """Charge a turn.
 
         Args:
             usage: Of its connection.
-            begin_ns: When it began.
-            begin_cpu_ns: Processor time then.
+            begin_cpu_ns: Processor time when it began.
             later_ns: Time that will be spent on what it has submitted.
         """
         spent_ns = self.cpu_ns() - begin_cpu_ns
-        self.charge_ns(usage, spent_ns, begin_ns)
+        self.charge_ns(usage, spent_ns)
         self.judge_long(usage, spent_ns + later_ns)
 
     def judge_long(self, usage: Usage, spent_ns: int) -> None:
@@ -290,7 +297,7 @@ class FairTurns:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
+            self.loop().call_soon(self._run)
 
     def _begin_window(self, window: int) -> None:
         self._average_ns = self._used_ns // max(1, self._active)
@@ -316,7 +323,7 @@ class FairTurns:
             self._schedule()
         elif wait_ns > 0 and not self._timed:
             self._timed = True
-            asyncio.get_running_loop().call_later(wait_ns / 1e9, self._in_time)
+            self.loop().call_later(wait_ns / 1e9, self._in_time)
 
     def _in_time(self) -> None:
         self._timed = False

@@ -1,11 +1,8 @@
 """Who has the time of an event loop: with a clock of the test and a loop that it runs by hand."""
 
-import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from unittest.mock import patch
 
 from penstock.serve.fair_turns import HEAVY, IDLE_NS, LONG_SHARE, MAX_NS, FairTurns, Usage
 
@@ -23,7 +20,7 @@ class Loop:
     later: list[tuple[float, Callable[[], None]]] = field(default_factory=list[tuple[float, Callable[[], None]]])
 
     def __post_init__(self) -> None:
-        self.turns = FairTurns(lambda: self.now_ns, lambda: self.cpu_ns)
+        self.turns = FairTurns(lambda: self.now_ns, lambda: self.cpu_ns, lambda: self)
 
     def call_soon(self, call: Callable[[], None]) -> None:
         self.soon.append(call)
@@ -42,11 +39,6 @@ class Loop:
         calls, self.soon = self.soon + due, []
         for call in calls:
             call()
-
-    @contextmanager
-    def running(self) -> Generator[None]:
-        with patch.object(asyncio, "get_running_loop", lambda: self):
-            yield
 
     def greedy(self) -> Usage:
         """A connection that others precede."""
@@ -127,15 +119,14 @@ def test_heavy_turns_run_while_the_loop_is_idle_and_have_their_share_beside_a_bu
         loop.work(MS // 5)
         loop.turns.add(turn, greedy)
 
-    with loop.running():
-        loop.turns.add(turn, greedy)
+    loop.turns.add(turn, greedy)
+    loop.iterate()
+    for _ in range(100):
         loop.iterate()
-        for _ in range(100):
-            loop.iterate()
-        idle = ran
-        assert idle >= 100
-        for _ in range(100):
-            loop.iterate(others_ns=max(MS, 2 * IDLE_NS))
+    idle = ran
+    assert idle >= 100
+    for _ in range(100):
+        loop.iterate(others_ns=max(MS, 2 * IDLE_NS))
     # An eighth of some 100 ms, of 0.2 ms each.
     assert 30 <= ran - idle <= 100
 
@@ -153,16 +144,15 @@ def test_a_turn_ends_after_its_time_and_the_light_ones_are_not_held_up() -> None
 
         return run
 
-    with loop.running():
-        for _ in range(20):
-            loop.turns.add(turn("heavy"), greedy)
-        loop.turns.add(turn("light"), modest)
-        before_ns = loop.now_ns
+    for _ in range(20):
+        loop.turns.add(turn("heavy"), greedy)
+    loop.turns.add(turn("light"), modest)
+    before_ns = loop.now_ns
+    loop.iterate()
+    assert ran[0] == "light"
+    assert loop.now_ns - before_ns <= 2 * (MAX_NS + MS // 5) + MS
+    for _ in range(20):
         loop.iterate()
-        assert ran[0] == "light"
-        assert loop.now_ns - before_ns <= 2 * (MAX_NS + MS // 5) + MS
-        for _ in range(20):
-            loop.iterate()
     assert ran.count("heavy") == 20
 
 
@@ -180,14 +170,13 @@ def test_what_took_long_is_paid_back_beside_a_busy_loop_and_holds_up_no_short_tu
         loop.iterate(others_ns=MS)
         greedy.end_thread(5 * MS, charged_ns)
 
-    with loop.running():
-        greedy.end_thread(5 * MS, 0)
-        for _ in range(3):
-            loop.turns.add(turn, greedy)
-        # The load is known after two measurements of it.
-        loop.work(30 * MS)
-        for _ in range(3_000):
-            loop.iterate(others_ns=MS)
+    greedy.end_thread(5 * MS, 0)
+    for _ in range(3):
+        loop.turns.add(turn, greedy)
+    # The load is known after two measurements of it.
+    loop.work(30 * MS)
+    for _ in range(3_000):
+        loop.iterate(others_ns=MS)
     assert len(begun) == 3
     gaps_ns = [later - earlier for earlier, later in pairwise(begun)]
     assert min(gaps_ns) >= 0.5 * 5 * MS / LONG_SHARE

@@ -115,6 +115,7 @@ class Connection(asyncio.Protocol):
             self._schedule()
             self._hold_unfinished()
             return
+        begin_cpu_ns = usage.begin()
         free = self._current is None and not self._waiting and not self._unread
         if free and (head := self.parser.known(data)) is not None:
             # The common case: one whole request on its own, with a head that was parsed before.
@@ -124,14 +125,16 @@ class Connection(asyncio.Protocol):
                 cached = reject_early(head, arrival_ns)
                 if cached is not None:
                     self._write(cached)
+                    if begin_cpu_ns:
+                        usage.end(begin_cpu_ns)
                     return
             self._start(Request(head, data[head.nbytes :], arrival_ns))
             if self._current is None:
                 self._proceed()
-            usage.charge(now_ns)
         else:
             self._parse(data)
-            self._turns.charge(usage, now_ns)
+        if begin_cpu_ns:
+            usage.end(begin_cpu_ns)
 
     def _parse(self, data: bytes, began_ns: int = 0) -> None:
         parser = self.parser
@@ -177,7 +180,7 @@ class Connection(asyncio.Protocol):
             self._parse(b"", began_ns=begin_ns)
         else:
             self._proceed(begin_ns)
-        self._turns.charge_turn(self.usage, begin_ns, begin_cpu_ns)
+        self._turns.charge_turn(self.usage, begin_cpu_ns)
 
     def eof_received(self) -> bool:
         """Close once all is answered; until then the client can read."""

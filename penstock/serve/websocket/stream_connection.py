@@ -98,14 +98,12 @@ class StreamConnection(asyncio.Protocol):
         now_ns = self._now_ns()
         self._batch_loop.run_if_overdue(now_ns)
         self._arrival_ns = self._batch_loop.arrival_ns(now_ns)
-        begin_ns = self._turns.clock_ns()
-        if self._take_in(data):
-            self._usage.charge(begin_ns)
-        else:
-            self._turns.charge(self._usage, begin_ns)
+        begin_cpu_ns = self._usage.begin()
+        self._take_in(data)
+        if begin_cpu_ns:
+            self._usage.end(begin_cpu_ns)
 
-    def _take_in(self, data: bytes) -> bool:
-        """Take bytes; True for one whole message of samples."""
+    def _take_in(self, data: bytes) -> None:
         if self._usage.waits and not self._yielded and not self._full:
             self._yield()
             self._pause()
@@ -113,7 +111,7 @@ class StreamConnection(asyncio.Protocol):
             if not self._closed_by_client:
                 self._reader.feed(data)
                 self._pull()
-            return False
+            return
         # The common case: one whole message of samples, and room for it.
         try:
             self._execute(self._receive_binary(payload))
@@ -121,7 +119,6 @@ class StreamConnection(asyncio.Protocol):
             self._fail(error)
         if self._full:
             self._pause()
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave: what waits need not run."""
@@ -260,12 +257,12 @@ class StreamConnection(asyncio.Protocol):
         self._turns.add(self._go_on, self._usage)
 
     def _go_on(self) -> None:
-        begin_ns, begin_cpu_ns, pushed = self._turns.clock_ns(), self._turns.cpu_ns(), self._pushed
+        begin_cpu_ns, pushed = self._turns.cpu_ns(), self._pushed
         self._yielded = False
         self._stamp()
         self._pull()
         later_ns = (self._pushed - pushed) * CHUNK_BATCH_NS
-        self._turns.charge_turn(self._usage, begin_ns, begin_cpu_ns, later_ns)
+        self._turns.charge_turn(self._usage, begin_cpu_ns, later_ns)
 
     def _stamp(self) -> None:
         # A message that waited arrives, for its deadline, when it is taken.
