@@ -7,7 +7,7 @@ from penstock.bench.chaos.chaos_run import ChaosResult, ChaosSettings, measured_
 from penstock.bench.chaos.fault_schedule import HITLESS
 from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSettings, run_isolation
 
-INPUT_S = 0.5
+INPUT_S = 0.35
 CONNECTIONS, LOAD = 200, 0.7
 SEEDS, CHAOS_S = 5, 300.0
 HITLESS_LOAD = 0.8
