@@ -2,10 +2,11 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHILD = b"penstock.serve.control.child_main"
+_CHILD, _FORKS = b"penstock.serve.control.child_main", b"penstock.serve.control.fork_server_main"
 SUPERVISOR = "supervisor"
 # A line of the kernel's list may be missing when connections come and go during the read.
 READS = 3
@@ -30,16 +31,30 @@ class ProcessUsage:
 def worker_pids(supervisor: int) -> dict[str, int]:
     """Return the process of each role: `engine`, `engine N on DEVICE` or `front-end N`, without those that ended."""
     found: dict[str, int] = {}
+    for process in child_pids(supervisor):
+        folder = Path(f"/proc/{process}")
+        try:
+            name = (folder / "comm").read_text()
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if _CHILD in words:
+            found[json.loads(words[words.index(_CHILD) + 1])[0]] = process
+        elif _FORKS in words and name.startswith("front-end"):
+            found[name.strip()] = process
+    return found
+
+
+def child_pids(parent: int) -> list[int]:
+    """Return the children of a process, without those that ended."""
+    found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if int(parent) == supervisor and state != "Z" and _CHILD in words:
-            found[json.loads(words[words.index(_CHILD) + 1])[0]] = int(entry.name)
+        with suppress(OSError):
+            state, its_parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(its_parent) == parent and state != "Z":
+                found.append(int(entry.name))
     return found
 
 
@@ -57,8 +72,12 @@ def read_usage(process: int) -> ProcessUsage | None:
 
 
 def client_ports(process: int, server_port: int) -> frozenset[int]:
-    """Return the client ports of the connections that a stopped process has accepted."""
-    held = {os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()}
+    """Return the client ports of the connections that a process has accepted; exact for one that is stopped."""
+    held: set[str] = set()
+    with suppress(OSError):
+        for entry in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                held.add(os.readlink(entry))
     ports: set[int] = set()
     for _ in range(READS):
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

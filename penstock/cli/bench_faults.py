@@ -88,7 +88,7 @@ def chaos(
         seed: Seed of the faults and of the load; the same seed brings about the same faults.
         seconds: No fault begins after this time.
         events: Most faults.
-        hitless: Only loads, unloads and kills of front-ends, with the lateness past the budget.
+        hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept; and the lateness.
         rate: Requests a second.
         load: Instead of --rate: a share of what the server can carry, which is measured first.
         frontends: Front-end processes.
@@ -114,6 +114,7 @@ def chaos(
         server_cpus=parse_cores(server_cpu),
         client_cpus=parse_cores(cpu),
         measure_lateness=hitless,
+        from_whole=hitless,
     )
     if load is not None:
         settings = measured_rate(settings, load)

@@ -53,12 +53,15 @@ def _make_network(found: FoundApplication) -> None:
         found.model()
 
 
-def main() -> None:
+def main(text: str) -> None:
     """Run the trial, write the verdict to standard output, and end at once: no thread may delay the end.
 
     The verdict is a text in JSON, empty if the bundle passed.
+
+    Args:
+        text: The order in JSON.
     """
-    order = TrialOrder.from_json(sys.argv[1])
+    order = TrialOrder.from_json(text)
     os.nice(NICE)
     # What the application prints is no verdict.
     output = os.dup(1)
@@ -79,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

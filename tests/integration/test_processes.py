@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.serve.control.child import BUDGETS_BLOCKED
+from penstock.serve.control.child import BUDGETS_BLOCKED, STALLED_S, WATCH_INTERVAL_S
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import LATENCY_S, RunningServer, write_doubler
 
@@ -170,6 +171,50 @@ def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: Run
 
 
 @pytest.mark.alone
+def test_front_ends_that_are_killed_together_are_forked_anew(server: RunningServer) -> None:
+    def forked() -> bool:
+        before = worker_pids(server.process.pid)
+        for role in ("front-end 0", "front-end 1"):
+            with suppress(KeyError):
+                os.kill(before[role], signal.SIGKILL)
+        eventually(lambda: not exists(before["front-end 0"]) and not exists(before["front-end 1"]), within_s=5)
+        eventually(lambda: worker_pids(server.process.pid).keys() == ROLES, within_s=15)
+        return all(
+            Path(f"/proc/{worker_pids(server.process.pid)[role]}/comm").read_text().strip() == role
+            for role in ("front-end 0", "front-end 1")
+        )
+
+    # The first time, the process that forks may still import.
+    eventually(forked, within_s=60)
+    killed_s = time.monotonic()
+    eventually(lambda: server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200, within_s=15)
+    assert time.monotonic() - killed_s < 5
+    assert_counts_add_up(server)
+
+
+@pytest.mark.alone
+def test_whoever_connects_while_a_front_end_hangs_is_answered_by_another(server: RunningServer) -> None:
+    eventually(lambda: worker_pids(server.process.pid).keys() == ROLES and ready(server), within_s=60)
+    hanging = worker_pids(server.process.pid)["front-end 0"]
+    os.kill(hanging, signal.SIGSTOP)
+    connections: list[socket.socket] = []
+    try:
+        connections += [socket.create_connection((server.host, server.port), timeout=SILENT_S) for _ in range(12)]
+        for connection in connections:
+            connection.sendall(request(ONE.tobytes()))
+        stopped_s = time.monotonic()
+        for connection in connections:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        assert time.monotonic() - stopped_s < STALLED_S + 2 * WATCH_INTERVAL_S + 1
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+        for connection in connections:
+            connection.close()
+    assert worker_pids(server.process.pid)["front-end 0"] == hanging
+    assert_counts_add_up(server)
+
+
+@pytest.mark.alone
 def test_nobody_says_ready_before_everybody_answers(server: RunningServer) -> None:
     eventually(lambda: ready(server), within_s=60)
     kill(server, "front-end 1")
@@ -227,6 +272,10 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) ->
         crowd.until_right(50)
         processes = list(worker_pids(server.process.pid).values())
         assert all(tables_of([process]) for process in processes)
+        processes += [
+            int(pid)
+            for pid in Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        ]
         server.process.kill()
         eventually(lambda: not any(map(exists, processes)), within_s=5)
         # A process has ended before its last thread has, which holds its files until then.

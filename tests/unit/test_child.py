@@ -82,6 +82,46 @@ def test_a_listener_is_handed_back_only_to_a_front_end_that_has_attached_every_t
     asyncio.run(asyncio.wait_for(scene(), 5))
 
 
+def test_another_front_end_accepts_the_connections_of_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, Message]] = []
+    monkeypatch.setattr(ChildProcess, "send", lambda child, message, _=(): sent.append((child.name, message)))
+
+    def taken() -> list[tuple[str, Message]]:
+        now = list(sent)
+        sent.clear()
+        return now
+
+    async def scene() -> None:
+        sockets = [socket.socket() for _ in range(3)]
+        supervisor = _Supervisor(Settings(models=ModelSettings(bundles=(Path("bundle"),))), sockets)
+        first, second, third = supervisor._frontends
+        supervisor._started = first.serving = second.serving = third.serving = True
+        first._set_stalled(True)
+        assert taken() == [("front-end 1", TakeOverListener(index=0))]
+        # The one that stands in stalls too: a third stands in for both.
+        second._set_stalled(True)
+        assert taken() == [
+            ("front-end 1", ReleaseListener(index=0)),
+            ("front-end 2", TakeOverListener(index=0)),
+            ("front-end 2", TakeOverListener(index=1)),
+        ]
+        supervisor._receive(second, Heartbeat(), [])
+        assert taken() == [("front-end 2", ReleaseListener(index=1))]
+        third._set_stalled(True)
+        second._set_stalled(True)
+        sent.clear()
+        # Nobody is left to stand in, until one goes on.
+        supervisor._receive(first, Heartbeat(), [])
+        assert ("front-end 0", TakeOverListener(index=1)) in sent
+        assert ("front-end 0", TakeOverListener(index=2)) in sent
+        for each in sockets:
+            each.close()
+        for wake in {descriptor for child in supervisor._engines for descriptor in child.descriptors}:
+            os.close(wake)
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
 def test_a_restarted_engine_loads_models_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     restored: list[int] = []
 

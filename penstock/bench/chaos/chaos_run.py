@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.bench.chaos.chaos_history import ChaosHistory, Event
-from penstock.bench.chaos.checker import Violation, check, failures, recoveries
+from penstock.bench.chaos.checker import Violation, check, excused, failures, recoveries
 from penstock.bench.chaos.clients import Clients, ClientsJob
 from penstock.bench.chaos.control_process import Control
 from penstock.bench.chaos.fault_schedule import KINDS, Planned, schedule
@@ -50,6 +50,7 @@ class ChaosSettings:
         server_cpus: Cores of the server; None for any.
         client_cpus: Cores of the clients; None for any.
         measure_lateness: Run a control process on the cores of the server and of the clients.
+        from_whole: Each fault waits until every front-end accepts connections.
     """
 
     seed: int = 0
@@ -65,6 +66,7 @@ class ChaosSettings:
     server_cpus: frozenset[int] | None = None
     client_cpus: frozenset[int] | None = None
     measure_lateness: bool = False
+    from_whole: bool = False
 
     def __post_init__(self) -> None:
         for name in ("events", "seconds", "rate", "connections", "frontends", "latency_ms", "watchdog_s", "limit_s"):
@@ -114,8 +116,12 @@ class ChaosResult:
 
     @property
     def resets(self) -> int:
-        """Connections that ended without an answer, those of killed front-ends included."""
-        return sum(answer.end == "reset" for history in self.histories for answer in history.answers)
+        """Connections that ended without an answer, but for those that a killed front-end held."""
+        return sum(
+            answer.end == "reset" and not excused(answer, history.events)
+            for history in self.histories
+            for answer in history.answers
+        )
 
     def events_before(self, violation: Violation) -> int:
         """Return how many faults a schedule must have to reach the violation."""
@@ -207,7 +213,10 @@ def _serve(
     ):
         if not subject.wait_back(START_LIMIT_S):
             raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
+        subject.wait_settled(START_LIMIT_S)
         history = _begin(subject, models)
+        subject.wait_settled(START_LIMIT_S)
+        history.began_s = time.monotonic()
         job = ClientsJob(
             host=subject.host,
             port=subject.port,
@@ -269,7 +278,7 @@ def _bring_about(
         done += 1
         say(f"{event.number}: {event.kind}: {(event.skipped and f'skipped, {event.skipped}') or event.detail}")
         is_stuck = any(one.status == 0 for one in subject.operations)
-        if is_stuck or not subject.wait_back(BACK_LIMIT_S):
+        if is_stuck or not subject.wait_back(BACK_LIMIT_S, whole=settings.from_whole):
             say("The server is stuck; another one is started." if is_stuck else "The server did not come back.")
             return done
     # The seconds are over: nothing is left.

@@ -12,8 +12,8 @@ from typing import final
 from penstock.bench.chaos.chaos_history import Operation, Readiness
 from penstock.bench.chaos.numbered_input import doubles_of, input_of
 from penstock.bench.chaos.small_disk import Disk
-from penstock.bench.process_usage import worker_pids
-from penstock.bench.server_process import ServerProcess
+from penstock.bench.process_usage import child_pids, client_ports, worker_pids
+from penstock.bench.server_process import ServerProcess, cpu_seconds
 from penstock.bench.versioned_app import edit_source, remove, write_version
 
 STEADY, GUEST, HOSTILE = "steady", "guest", "hostile"
@@ -22,6 +22,8 @@ GOOD_ANSWERS = 8
 LOOK_S = 0.02
 READINESS_S = 0.05
 ASK_LIMIT_S = 5.0
+# The server rests when its processes use less than this share of a core for a second.
+SETTLED_S, SETTLED_SHARE = 1.0, 0.1
 
 
 @final
@@ -132,9 +134,35 @@ class Subject:
         finally:
             connection.close()
 
-    def wait_back(self, limit_s: float) -> bool:
-        """Wait until all processes run and both models answer several times in a row; return whether they did."""
-        return self._wait(lambda: len(self.workers) >= self._roles and self._is_back(), limit_s)
+    def wait_back(self, limit_s: float, *, whole: bool = False) -> bool:
+        """Wait until all processes run and both models answer several times in a row; return whether they did.
+
+        Args:
+            limit_s: Longest wait.
+            whole: Wait also until every front-end has accepted a connection.
+        """
+        return self._wait(
+            lambda: len(self.workers) >= self._roles and self._is_back() and (not whole or self._is_whole()), limit_s
+        )
+
+    def wait_settled(self, limit_s: float) -> None:
+        """Wait until its processes have nothing to do, such as imports for later restarts."""
+        before_s, at_s = self._cpu_s(), time.monotonic()
+
+        def settled() -> bool:
+            nonlocal before_s, at_s
+            if time.monotonic() < at_s + SETTLED_S:
+                return False
+            used_s, before_s, at_s = self._cpu_s() - before_s, self._cpu_s(), time.monotonic()
+            return used_s < SETTLED_SHARE * SETTLED_S
+
+        self._wait(settled, limit_s)
+
+    def _cpu_s(self) -> float:
+        return sum(map(cpu_seconds, child_pids(self.pid)))
+
+    def _is_whole(self) -> bool:
+        return all(client_ports(pid, self.port) for role, pid in self.workers.items() if role.startswith("front-end"))
 
     def _wait(self, is_so: Callable[[], bool], limit_s: float) -> bool:
         end_s = time.monotonic() + limit_s

@@ -109,7 +109,7 @@ def libraries_in(precision: str, *, tuned: bool = False) -> Generator[None]:
     """
     with ONE_AT_A_TIME:
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        # Not `cuda.matmul.allow_tf32`, after which torch may find its settings contradictory and raise when one is read.
+        # Not `cuda.matmul.allow_tf32`, after which torch may find its settings contradictory, and raise.
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         torch.backends.cudnn.benchmark = tuned
         yield

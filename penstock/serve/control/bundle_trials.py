@@ -23,6 +23,7 @@ from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ServeError
 from penstock.core.find_application import application_names
 from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
+from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload
 from penstock.serve.settings import Settings
 
 # Trials at a time; further ones wait.
@@ -30,7 +31,11 @@ MAX_TRIALS = 16
 # A failure is remembered for so many times the time that it took, and at least for so long: a load that waits for its
 # turn gets it without another trial.
 REMEMBERED_TIMES = 2.0
+# The process that trials are forked from ends this long after the last one.
+FORKED_FOR_S = 60.0
 MIN_REMEMBERED_S = 5.0
+# What a process needs that trials are forked from.
+PRELOADS = (Preload("torch"), Preload("penstock.runtime.trial"))
 _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
 
 
@@ -46,15 +51,25 @@ class BundleTrials:
 
     Args:
         settings: Settings of the server.
+        forks: Forks the processes of trials from the second one on, as long as they are frequent; None to start a
+            Python each time.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, forks: ForkServer | None = None) -> None:
+        self._forks = forks
+        self._pause: asyncio.TimerHandle | None = None
+        self._processes: set[int] = set()
         self._models, self._execution = settings.models, settings.execution
         self._timeout_s = settings.limits.load_timeout_s
         self._places = asyncio.Semaphore(MAX_TRIALS)
         self._passed: set[str] = set()
         self._failed: dict[str, _Failure] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """The processes of trials that run."""
+        return frozenset(self._processes)
 
     async def check(self, bundle: Path) -> None:
         """Try a bundle, unless it has passed before; callers for the same one share a trial.
@@ -156,12 +171,29 @@ class BundleTrials:
         Raises:
             TimeoutError: It took too long, and was killed.
         """
-        command = [sys.executable, "-m", "penstock.runtime.trial", order.to_json()]
-        pipe = subprocess.PIPE
-        # A session of its own, to be killed with all that the application started. It ends when its input ends.
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0
-        )
+        # Its standard input ends with this process, and then it ends itself.
+        (their_input, our_input), (our_output, their_output) = os.pipe(), os.pipe()
+        try:
+            process = self._start_process(order.to_json(), their_input, their_output)
+            self._processes.add(process.pid)
+            try:
+                await self._ended(process)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                status = process.wait()
+                self._processes.discard(process.pid)
+            # A process of another session may hold the other end open.
+            os.set_blocking(our_output, False)
+            said = b""
+            with suppress(BlockingIOError):
+                said = os.read(our_output, MAX_VERDICT_BYTES)
+            return status, said
+        finally:
+            for descriptor in (their_input, our_input, our_output, their_output):
+                os.close(descriptor)
+
+    async def _ended(self, process: "subprocess.Popen[bytes] | ForkedProcess") -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         exit_fd = os.pidfd_open(process.pid)
         loop.add_reader(exit_fd, ended.set)
@@ -170,15 +202,24 @@ class BundleTrials:
         finally:
             loop.remove_reader(exit_fd)
             os.close(exit_fd)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            said = b""
-            with process, suppress(BlockingIOError):
-                assert process.stdout is not None
-                # A process of another session may hold the other end open.
-                os.set_blocking(process.stdout.fileno(), False)
-                said = os.read(process.stdout.fileno(), MAX_VERDICT_BYTES)
-        return process.wait(), said
+
+    def _start_process(self, order: str, their_input: int, output: int) -> "subprocess.Popen[bytes] | ForkedProcess":
+        """Start the process of a trial, in a session of its own, to be killed with all that the application started."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            forked = None if self._forks is None else self._forks.fork("trial", order, (their_input, output, nowhere))
+            if self._forks is not None:
+                # A model seldom comes alone: the next ones are forked.
+                self._forks.start()
+                if self._pause is not None:
+                    self._pause.cancel()
+                self._pause = asyncio.get_running_loop().call_later(FORKED_FOR_S, self._forks.pause)
+            if forked is not None:
+                return forked
+            command = [sys.executable, "-m", "penstock.runtime.trial", order]
+            return subprocess.Popen(command, stdin=their_input, stdout=output, stderr=nowhere, start_new_session=True)
+        finally:
+            os.close(nowhere)
 
 
 def _version(package: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.serve.channel import Channel, channel_pair
+from penstock.serve.control.fork_server import ONE_THREAD, ForkedProcess, ForkServer
 from penstock.serve.messages import Message
 from penstock.serve.settings import Settings
 
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 # Time for a start, until the process serves.
 START_TIMEOUT_S = 300.0
 WATCH_INTERVAL_S = 1.0
+# A process without a heartbeat for this time is stalled; it sends one each second.
+STALLED_S = 2.5
 # A batch blocks the engine's loop, and the first run of a batch size may take the whole budget.
 BUDGETS_BLOCKED = 2
 # A process that dies within this time of its start, or before its first heartbeat, is restarted with backoff.
@@ -86,6 +90,8 @@ class ChildProcess:
         on_message: Called with each message of the process and its descriptors.
         on_exit: Called when the process is gone.
         on_restart: Called when a new process was started in its place; None for an engine.
+        forks: Forks the process if it can; None to start a Python each time.
+        on_stall: Called when `stalled` changes while the process serves; None for an engine.
 
     Attributes:
         keep_running: Restart the process when it dies.
@@ -93,6 +99,7 @@ class ChildProcess:
         ready: The current process has sent a heartbeat.
         serving: The start of the current process is over: for a front-end, it has attached every table.
         start_error: The process's own reason why it could not start; empty otherwise.
+        stalled: It has sent no heartbeat for a while. It may go on, or be killed by the watchdog.
     """
 
     name: str
@@ -102,12 +109,15 @@ class ChildProcess:
     on_message: "Callable[[ChildProcess, Message, list[int]], None]"
     on_exit: "Callable[[ChildProcess], None]"
     on_restart: "Callable[[ChildProcess], None] | None"
+    forks: ForkServer | None = None
+    on_stall: "Callable[[ChildProcess], None] | None" = None
     keep_running: bool = field(init=False, default=True)
     starts: int = field(init=False, default=0)
     ready: bool = field(init=False, default=False)
     serving: bool = field(init=False, default=False)
     start_error: str = field(init=False, default="")
-    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    stalled: bool = field(init=False, default=False)
+    _process: "subprocess.Popen[bytes] | ForkedProcess | None" = field(init=False, default=None)
     _channel: Channel | None = field(init=False, default=None)
     _started_s: float = field(init=False, default=0.0)
     _heartbeat_s: float = field(init=False, default=0.0)
@@ -121,6 +131,11 @@ class ChildProcess:
         return self.settings.limits.watchdog_s + BUDGETS_BLOCKED * self.settings.batching.budget_ns / 1e9
 
     @property
+    def pid(self) -> int | None:
+        """The current process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def alive(self) -> bool:
         """True while there is a process."""
         return self._process is not None
@@ -132,13 +147,8 @@ class ChildProcess:
             OSError: The machine has no process, memory or descriptor left.
         """
         ours, theirs = channel_pair()
-        start = json.dumps([self.name, self.index, os.getpid(), theirs.fileno(), self.descriptors])
-        command = [sys.executable, "-m", "penstock.serve.control.child_main", start, self.settings.to_json()]
-        # A process group of its own: Ctrl-C in a terminal reaches the supervisor alone, which drains the children.
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(), *self.descriptors), process_group=0, stdin=subprocess.DEVNULL
-            )
+            self._process = self._forked(theirs) or self._started(theirs)
         except OSError:
             ours.close()
             raise
@@ -147,6 +157,7 @@ class ChildProcess:
         self._gone.clear()
         self.starts += 1
         self.start_error = ""
+        self.stalled = False
         self._started_s = self._watched_s = self._heartbeat_s = time.monotonic()
         self._heartbeat_cpu_s = 0.0
         loop = asyncio.get_running_loop()
@@ -156,7 +167,26 @@ class ChildProcess:
         exit_fd = os.pidfd_open(self._process.pid)
         loop.add_reader(exit_fd, self._exited, exit_fd)
         loop.call_later(WATCH_INTERVAL_S, self._watch, self._process)
-        log.info("%s started as process %d", self.name, self._process.pid)
+        how = " by a fork" if isinstance(self._process, ForkedProcess) else ""
+        log.info("%s started as process %d%s", self.name, self._process.pid, how)
+
+    def _forked(self, channel: socket.socket) -> ForkedProcess | None:
+        if self.forks is None:
+            return None
+        argument = json.dumps([self.name, self.index, self.settings.to_json()])
+        return self.forks.fork("child", argument, (channel.fileno(), *self.descriptors))
+
+    def _started(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
+        start = json.dumps([self.name, self.index, os.getpid(), channel.fileno(), self.descriptors])
+        command = [sys.executable, "-m", "penstock.serve.control.child_main", start, self.settings.to_json()]
+        # A process group of its own: Ctrl-C in a terminal reaches the supervisor alone, which drains the children.
+        return subprocess.Popen(
+            command,
+            pass_fds=(channel.fileno(), *self.descriptors),
+            process_group=0,
+            stdin=subprocess.DEVNULL,
+            env=os.environ if self.forks is None else ONE_THREAD | os.environ,
+        )
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message; it is dropped where there is no process."""
@@ -167,8 +197,15 @@ class ChildProcess:
         """Restart the watchdog."""
         self.ready = True
         self._heartbeat_s = time.monotonic()
+        self._set_stalled(False)
         if not self.serving and self._process is not None:
             self._heartbeat_cpu_s = cpu_s(self._process.pid)
+
+    def _set_stalled(self, stalled: bool) -> None:
+        if stalled != self.stalled:
+            self.stalled = stalled
+            if self.on_stall is not None and self.serving:
+                self.on_stall(self)
 
     def close(self) -> None:
         """Close the channel, after which the process ends itself."""
@@ -228,7 +265,7 @@ class ChildProcess:
             if self.on_restart is not None:
                 self.on_restart(self)
 
-    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+    def _watch(self, process: "subprocess.Popen[bytes] | ForkedProcess") -> None:
         if process is not self._process:
             return
         now_s = time.monotonic()
@@ -236,6 +273,7 @@ class ChildProcess:
         self._heartbeat_s += max(0.0, now_s - self._watched_s - 2 * WATCH_INTERVAL_S)
         self._watched_s = now_s
         silent_s = now_s - self._heartbeat_s
+        self._set_stalled(silent_s > STALLED_S)
         silent_cpu_s = 0.0 if self.serving else cpu_s(process.pid) - self._heartbeat_cpu_s
         # Nothing tells the time that a process takes to import what it needs before its first heartbeat.
         limit_s = self._watchdog_s if self.ready else START_TIMEOUT_S

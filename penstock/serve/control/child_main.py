@@ -17,20 +17,26 @@ from penstock.serve.messages import StartFailed
 from penstock.serve.observe.logs import set_up_logging
 from penstock.serve.settings import Settings
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
-def main() -> None:
-    """Run the engine or front-end that the command line names."""
-    name, index, parent, channel, descriptors = json.loads(sys.argv[1])
-    # The kernel kills this process when the supervisor ends, however it ends.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+def main(name: str, index: int, parent: int, channel: int, descriptors: list[int], settings_json: str) -> None:
+    """Run an engine or front-end.
+
+    Args:
+        name: `engine`, of several `engine N on DEVICE`, or `front-end N`.
+        index: Index among the engines or the front-ends.
+        parent: The supervisor's process.
+        channel: Descriptor of the channel to it.
+        descriptors: Those of the eventfds, and for a front-end of its listening socket.
+        settings_json: Settings of the server.
+    """
+    if not end_with(parent):
         return
     # A signal to the whole group or control group must still drain: the supervisor decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = Settings.from_json(sys.argv[2])
+    settings = Settings.from_json(settings_json)
     set_up_logging(settings.telemetry, name)
     end = socket.socket(fileno=channel)
     run = _run_engine if name.startswith("engine") else _run_frontend
@@ -41,6 +47,17 @@ def main() -> None:
             for packet in packets_of(StartFailed(error=str(error))):
                 end.send(packet)
             sys.exit(2)
+
+
+def end_with(parent: int) -> bool:
+    """Have the kernel kill this process when its parent ends, however that ends; returns whether it is still there."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def name_process(name: str) -> None:
+    """Name this process in process lists; the kernel keeps 15 characters."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 async def _run_engine(settings: Settings, end: socket.socket, index: int, descriptors: list[int]) -> None:
@@ -60,4 +77,5 @@ async def _run_frontend(settings: Settings, end: socket.socket, index: int, desc
 
 
 if __name__ == "__main__":
-    main()
+    own_name, own_index, supervisor, to_supervisor, given = json.loads(sys.argv[1])
+    main(own_name, own_index, supervisor, to_supervisor, given, sys.argv[2])

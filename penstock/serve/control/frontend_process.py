@@ -154,7 +154,7 @@ class FrontendProcess:
     async def _import(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
         # What cannot be imported fails again when it is attached, where that is reported.
         with suppress(Exception):
-            await asyncio.to_thread(import_application, loaded)
+            await asyncio.to_thread(import_application, loaded.application, loaded.command.pinned)
         self._importing = None
         self._attach(loaded, descriptor)
         while self._waiting and self._importing is None:

@@ -20,8 +20,9 @@ from typing import Any, final
 from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.bundle_trials import BundleTrials
+from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
 from penstock.serve.control.child import ChildProcess
+from penstock.serve.control.fork_server import ForkServer, Preload, reap_orphans
 from penstock.serve.control.lifecycle import announce, on_stop_signal
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 # A front-end ends itself when it has drained; it is killed this long after its drain timeout.
 FRONTEND_GRACE_S = 2.0
 ENGINE_GRACE_S = 3.0
+REAP_S = 1.0
 
 Reply = tuple[Message, list[int]]
 
@@ -62,8 +64,9 @@ class _Supervisor:
         devices = settings.execution.devices
         # Made here, so that an eventfd outlives the process that it wakes.
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
-        trial = BundleTrials(settings).check
-        self._repository = ModelRepository(settings.models, self, pins=pins, trial=trial)
+        self._trial_forks, self._frontend_forks = ForkServer(lambda: PRELOADS), ForkServer(self._preloads)
+        self._trials = BundleTrials(settings, self._trial_forks)
+        self._repository = ModelRepository(settings.models, self, pins=pins, trial=self._trials.check)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._stop = asyncio.Event()
         self._start_error: ServeError | None = None
@@ -75,7 +78,7 @@ class _Supervisor:
         self._reports = itertools.count()
         # Whether every model of the start is loaded.
         self._started = False
-        # The front-end that accepts the connections of a dead one, by the index of the dead one.
+        # The front-end that accepts the connections of a dead or stalled one, by the index of that one.
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
         # References of chains, and the descriptors of their counts.
@@ -89,7 +92,13 @@ class _Supervisor:
             engine(name, index, descriptors=[engine_wakes[index], *frontend_wakes])
             for index, name in enumerate(engine_names(devices))
         ]
-        frontend = partial(engine, on_exit=self._frontend_exited, on_restart=self._frontend_restarted)
+        frontend = partial(
+            engine,
+            on_exit=self._frontend_exited,
+            on_restart=self._frontend_restarted,
+            forks=self._frontend_forks,
+            on_stall=self._frontend_stalled,
+        )
         self._frontends = [
             frontend(f"front-end {index}", index, descriptors=[*engine_wakes, wake, listener.fileno()])
             for index, (wake, listener) in enumerate(zip(frontend_wakes, sockets, strict=True))
@@ -102,6 +111,7 @@ class _Supervisor:
             child.start()
         for child in self._frontends:
             child.send(messages.StartListening())
+        self._tasks.start(self._reap())
         loading = loop.create_task(self._first_load())
         stopping = loop.create_task(self._stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -125,6 +135,8 @@ class _Supervisor:
             return
         self._started = True
         announce(self._repository.announced, self._repository.fallbacks, self._sockets[0], self._settings.network)
+        # Only now: it is for restarts, and takes time of the start.
+        self._frontend_forks.start()
 
     async def _drain(self) -> None:
         # The kernel would still queue connections at a listening socket without an accepting process.
@@ -141,6 +153,8 @@ class _Supervisor:
         await _wait_exits(self._engines, hurry, ENGINE_GRACE_S)
 
     def kill(self) -> None:
+        self._frontend_forks.close()
+        self._trial_forks.close()
         for child in (*self._frontends, *self._engines):
             child.keep_running = False
             child.kill()
@@ -184,6 +198,7 @@ class _Supervisor:
         key = loaded.command.key
         if key in self._tables:
             self._attached.add(key)
+            self._frontend_forks.preload(_preload_of(loaded))
             replies = [self._command(child, loaded, key, (memory,)) for child in self._frontends if child.alive]
             await asyncio.gather(*replies)
         if key not in self._tables:
@@ -298,7 +313,7 @@ class _Supervisor:
         for key, future in self._take_pending(child):
             future.set_result((messages.CommandDone(key=key), []))
         self._fail_start(child)
-        self._takeovers = {index: other for index, other in self._takeovers.items() if other is not child}
+        self._end_takeovers(child)
         self._arrange_takeovers()
 
     def _engine_exited(self, child: ChildProcess) -> None:
@@ -325,18 +340,30 @@ class _Supervisor:
             self._start_error = self._start_error or (ServeError(child.start_error) if child.start_error else ended)
             self._stop.set()
 
+    def _frontend_stalled(self, child: ChildProcess) -> None:
+        # The connections in its listener's queue would wait for it, until the watchdog kills it.
+        if child.stalled:
+            self._end_takeovers(child)
+        self._arrange_takeovers()
+
+    def _end_takeovers(self, child: ChildProcess) -> None:
+        for index, acting in list(self._takeovers.items()):
+            if acting is child:
+                del self._takeovers[index]
+                child.send(messages.ReleaseListener(index=index))
+
     def _arrange_takeovers(self) -> None:
-        serving = [child for child in self._frontends if child.serving]
-        if not self._started or self._stop.is_set() or not serving:
+        accepting = [child for child in self._frontends if child.serving and not child.stalled]
+        if not self._started or self._stop.is_set() or not accepting:
             return
         for index, child in enumerate(self._frontends):
             acting = self._takeovers.get(index)
-            if child.serving and acting is not None:
+            if child in accepting and acting is not None:
                 acting.send(messages.ReleaseListener(index=index))
                 del self._takeovers[index]
-            elif not child.serving and acting is None:
-                serving[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
-                self._takeovers[index] = serving[0]
+            elif child not in accepting and acting is None:
+                accepting[0].send(messages.TakeOverListener(index=index), (self._sockets[index].fileno(),))
+                self._takeovers[index] = accepting[0]
 
     def _frontend_restarted(self, child: ChildProcess) -> None:
         # Sent at once, before any later event: a child must receive messages in the order of events.
@@ -351,6 +378,16 @@ class _Supervisor:
         if self._started:
             child.send(messages.ServerStarted())
 
+    def _preloads(self) -> list[Preload]:
+        loaded = (loaded for key, (loaded, _) in self._tables.items() if key in self._attached)
+        return [Preload("penstock.serve.control.frontend_process"), *dict.fromkeys(map(_preload_of, loaded))]
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            children = (*self._engines, *self._frontends, self._frontend_forks, self._trial_forks)
+            reap_orphans({child.pid for child in children if child.pid is not None} | self._trials.processes)
+
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
@@ -358,6 +395,10 @@ class _Supervisor:
 async def _wait_exits(children: list[ChildProcess], hurry: asyncio.Task[Any], timeout_s: float) -> None:
     exits = asyncio.gather(*(child.wait_exit() for child in children))
     await asyncio.wait((exits, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _preload_of(loaded: ModelLoaded) -> Preload:
+    return Preload(application=loaded.application, pinned=loaded.command.pinned)
 
 
 def engine_names(devices: tuple[str, ...]) -> list[str]:

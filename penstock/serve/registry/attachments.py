@@ -272,13 +272,17 @@ class Attachments:
         self._writers = [replica.writer for _, replica in self._attached.values()]
 
 
-def import_application(loaded: ModelLoaded) -> None:
+def import_application(reference: str, pinned: str) -> None:
     """Import what `Attachments.attach` needs, which may take seconds; in a thread, so that others are answered.
+
+    Args:
+        reference: The application.
+        pinned: Folder of the copies of its sources, which are imported instead; empty if there are none.
 
     Raises:
         ApplicationError: It does not import.
     """
-    application = find_application(pinned_reference(loaded.command.pinned) or loaded.application).application
+    application = find_application(pinned_reference(pinned) or reference).application
     if application.prepare is not None:
         importlib.import_module("penstock.runtime.prepare_session")
 
