@@ -1,4 +1,4 @@
-"""Who has the time of an event loop when one connection costs more than the others.
+"""Turns in an event loop, when one connection costs more than the others.
 
 Each connection has a `Usage`: the time that its bytes and requests took lately. One that took several times what a
 connection takes on average is heavy: its requests wait until the loop has nothing else to do. What took long for it, in
@@ -46,7 +46,7 @@ JOB_NS = 1_000_000
 @final
 @dataclass(slots=True, eq=False)
 class Usage:
-    """What one connection took lately.
+    """Recent use of the loop by one connection.
 
     Args:
         turns: The loop's turns.
